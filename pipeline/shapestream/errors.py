@@ -1,0 +1,168 @@
+"""Every error of the product, split by whose fault it is.
+
+    ShapestreamError
+    ├── RequestError            one request failed; it carries the code that travels on the wire
+    │   ├── InvalidRequest      invalid            the caller must change the request
+    │   ├── TooLarge            too_large          the caller must send less at once
+    │   ├── Overloaded          overloaded         nobody's fault; try again later
+    │   ├── Draining            draining           the server is going away; try another, or later
+    │   ├── Unavailable         unavailable        no server, or no worker for this model, can be reached
+    │   ├── DeadlineExceeded    deadline_exceeded  the time that the caller gave has passed
+    │   ├── Cancelled           cancelled          the caller withdrew the request
+    │   ├── WorkerLost          worker_lost        the workers that ran it died
+    │   ├── ModelError          model_error        the engine refused this input; its own words follow
+    │   └── InternalError       internal           our fault
+    ├── ProtocolError           the peer does not speak protocol version 1
+    └── ConfigurationError      the YAML, or a file that it names, is wrong
+
+Errors of libraries are turned into these at the edges only: the codec, the executor, the settings loader.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "Cancelled",
+    "ConfigurationError",
+    "DeadlineExceeded",
+    "Draining",
+    "InternalError",
+    "InvalidRequest",
+    "ModelError",
+    "Overloaded",
+    "ProtocolError",
+    "RequestError",
+    "ShapestreamError",
+    "TooLarge",
+    "Unavailable",
+    "WorkerLost",
+    "error_from_code",
+]
+
+
+class ShapestreamError(Exception):
+    """The base of every error that this project raises on purpose."""
+
+
+class RequestError(ShapestreamError):
+    """One request ended without a result.
+
+    `code` is stable and travels on the wire; `retryable` says whether the same request may succeed
+    later, unchanged; `retry_after_s` is the server's estimate of when, in seconds, where it has one.
+    """
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class InvalidRequest(RequestError):
+    """The request can never be served as it is: unknown model, wrong names, types, shapes or lengths."""
+
+    code = "invalid"
+
+
+class TooLarge(RequestError):
+    """The request exceeds a limit of the server or of the model; send fewer rows or fewer bytes."""
+
+    code = "too_large"
+
+
+class Overloaded(RequestError):
+    """The server's queue, or this client's share of it, is full."""
+
+    code = "overloaded"
+    retryable = True
+
+
+class Draining(RequestError):
+    """The server finishes what it has and takes nothing new."""
+
+    code = "draining"
+    retryable = True
+
+
+class Unavailable(RequestError):
+    """No server answers, or no worker serves this model at the moment."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class DeadlineExceeded(RequestError):
+    """The request's time had passed before its result was ready."""
+
+    code = "deadline_exceeded"
+
+
+class Cancelled(RequestError):
+    """The caller withdrew the request."""
+
+    code = "cancelled"
+
+
+class WorkerLost(RequestError):
+    """The workers that ran this request died, more often than is retried."""
+
+    code = "worker_lost"
+    retryable = True
+
+
+class ModelError(RequestError):
+    """The engine could not run the model on this input; the message holds the engine's own words."""
+
+    code = "model_error"
+
+
+class InternalError(RequestError):
+    """A defect of the server."""
+
+    code = "internal"
+
+
+class ProtocolError(ShapestreamError):
+    """A message could not be read as protocol version 1 (docs/protocol.md)."""
+
+
+class ConfigurationError(ShapestreamError):
+    """A configuration, or a file that it names, cannot be used.
+
+    `problems` holds every problem found, each a line that starts with `file:line:column:` where known.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+_BY_CODE: dict[str, type[RequestError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequest,
+        TooLarge,
+        Overloaded,
+        Draining,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+        WorkerLost,
+        ModelError,
+        InternalError,
+    )
+}
+
+
+def error_from_code(code: str, message: str, *, retry_after_s: float | None = None) -> RequestError:
+    """The error that `code` stands for; an unknown code, from a newer server, becomes `InternalError`."""
+    kind = _BY_CODE.get(code)
+    if kind is None:
+        return InternalError(f"{message} (unknown code {code!r})", retry_after_s=retry_after_s)
+    return kind(message, retry_after_s=retry_after_s)

@@ -1,0 +1,54 @@
+"""What to do about it: the only outputs of `Scheduler.handle`. The caller carries them out, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartBatch:
+    """Run these requests in one call of this shape on this slot."""
+
+    batch: int
+    slot: int
+    model: str
+    requests: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """The call's size of each of the model's `dimensions`: rows add up along `batch`, padded ones take the largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverResults:
+    """A batch's results go to these members; the others were cancelled, gone or too late and have their own action."""
+
+    batch: int
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailRequest:
+    """This request ends without a result. The terminal reply carries `code` (see errors.py)."""
+
+    id: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetRequest:
+    """This request ends without any reply: its client is gone."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelBatch:
+    """Nobody waits for this running batch any more."""
+
+    batch: int
+    slot: int
+
+
+Action: TypeAlias = StartBatch | DeliverResults | FailRequest | ForgetRequest | CancelBatch
