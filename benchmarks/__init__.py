@@ -1,0 +1,1 @@
+"""Measurements as ratios: everything that is compared runs in one process's rounds, interleaved, and medians are printed."""
