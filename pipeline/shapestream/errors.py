@@ -13,6 +13,10 @@
     │   ├── ModelError          model_error        the engine refused this input; its own words follow
     │   └── InternalError       internal           our fault
     ├── ProtocolError           the peer does not speak protocol version 1
+    ├── TransportError          the way to a peer is closed
+    │   ├── AddressInUse        another process listens there already
+    │   ├── PeerGone            the peer has disconnected, or was never there
+    │   └── OutboxFull          the peer does not read what it asked for; it must be cut off
     └── ConfigurationError      the YAML, or a file that it names, is wrong
 
 Errors of libraries are turned into these at the edges only: the codec, the executor, the settings loader.
@@ -23,6 +27,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AddressInUse",
     "Cancelled",
     "ConfigurationError",
     "DeadlineExceeded",
@@ -30,11 +35,14 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "ModelError",
+    "OutboxFull",
     "Overloaded",
+    "PeerGone",
     "ProtocolError",
     "RequestError",
     "ShapestreamError",
     "TooLarge",
+    "TransportError",
     "Unavailable",
     "WorkerLost",
     "error_from_code",
@@ -130,6 +138,22 @@ class InternalError(RequestError):
 
 class ProtocolError(ShapestreamError):
     """A message could not be read as protocol version 1 (docs/protocol.md)."""
+
+
+class TransportError(ShapestreamError):
+    """The base of what a socket refuses; no message was sent."""
+
+
+class AddressInUse(TransportError):
+    """Another process listens at this address already."""
+
+
+class PeerGone(TransportError):
+    """No connected peer has this id; what was queued for it is dropped."""
+
+
+class OutboxFull(TransportError):
+    """The peer reads too slowly: the bound of its outbox is reached, and the message was not taken."""
 
 
 class ConfigurationError(ShapestreamError):
