@@ -1,0 +1,254 @@
+"""What the YAML may say, as frozen models: names, types, ranges and defaults of every setting.
+
+`settings_loader.py` reads a file into `Settings`, or says what is wrong with it; docs/configuration.md is
+the page for users. A setting that one value cannot be judged by alone (two models of one name, a worker for a
+model that is not there) is checked in `settings_checks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from shapestream.settings_values import (
+    check_address,
+    check_element_type,
+    check_function,
+    check_pad_value,
+    check_shape,
+    read_auto,
+    read_bytes,
+    read_model_path,
+    read_property,
+    read_rule_argument,
+)
+
+__all__ = [
+    "BatchingSettings",
+    "InProcessSettings",
+    "InputSettings",
+    "LoggingSettings",
+    "ModelSettings",
+    "OutputSettings",
+    "ProbeSettings",
+    "ServerSettings",
+    "Settings",
+    "ShapesSettings",
+    "WorkerGroupSettings",
+]
+
+_TEXT = {"type": "string"}
+_COUNT = {"type": "integer", "minimum": 1}
+
+Address: TypeAlias = Annotated[str, BeforeValidator(check_address), WithJsonSchema(_TEXT)]
+Bytes: TypeAlias = Annotated[
+    int, BeforeValidator(read_bytes), WithJsonSchema({"anyOf": [_COUNT, {**_TEXT, "examples": ["256 MiB"]}]})
+]
+AutoCount: TypeAlias = Annotated[
+    Any, BeforeValidator(read_auto), WithJsonSchema({"anyOf": [_COUNT, {"const": "auto"}]})
+]
+Shape: TypeAlias = Annotated[
+    str,
+    BeforeValidator(check_shape),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {"type": ["string", "integer"]}}]}),
+]
+ElementType: TypeAlias = Annotated[str, BeforeValidator(check_element_type), WithJsonSchema(_TEXT)]
+PadValue: TypeAlias = Annotated[
+    Any, BeforeValidator(check_pad_value), WithJsonSchema({"type": ["number", "boolean"]})
+]
+PropertyValue: TypeAlias = Annotated[
+    str, BeforeValidator(read_property), WithJsonSchema({"type": ["string", "number", "boolean"]})
+]
+
+
+class _Model(BaseModel):
+    """Strict: nothing is converted, nothing unknown is let through."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ServerSettings(_Model):
+    """The process that producers talk to."""
+
+    listen: tuple[Address, ...] = Field(("ipc://run/shapestream.sock",), strict=False, min_length=1)
+    """Where clients connect: ipc://PATH (relative to this file) or tcp://127.0.0.1:PORT."""
+    worker_listen: Address | None = None
+    """Where workers that were started elsewhere dial in. The server's own workers need no setting."""
+    max_queued_requests: int = Field(8192, ge=1)
+    """Requests that may wait, of all clients together; more are answered `overloaded`."""
+    max_queued_bytes: Bytes = 2 << 30
+    """Bytes of tensors that may wait; more are answered `overloaded`."""
+    window_requests: int = Field(1024, ge=1, le=65536)
+    """A client's credit: requests without an answer at any time."""
+    window_bytes: Bytes = 512 << 20
+    """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
+    max_clients: int = Field(1024, ge=1, le=65536)
+    """Clients at a time."""
+    heartbeat_s: float = Field(1.0, gt=0, le=3600, allow_inf_nan=False)
+    """How often the server, its clients and its workers show that they live."""
+    client_silence_s: float = Field(10.0, gt=0, le=86400, allow_inf_nan=False)
+    """A client that was silent for so long is gone; its queued requests are dropped."""
+    worker_silence_s: float = Field(3.0, gt=0, le=86400, allow_inf_nan=False)
+    """A worker that was silent for so long is lost; what it ran is run elsewhere."""
+    grace_s: float = Field(25.0, ge=0, le=86400, allow_inf_nan=False)
+    """How long SIGTERM waits for accepted requests before it gives up on them."""
+
+
+class InputSettings(_Model):
+    """What the model file does not say, or leaves open, about one input."""
+
+    shape: Shape | None = None
+    """Named dimensions and their bounds: "batch:1..64, seq:1..512, 384"."""
+    element_type: ElementType | None = None
+    """OpenVINO's name (f32, i64, boolean, ...). Functions need it; a file's must agree."""
+    pad: dict[str, PadValue] = Field(default_factory=dict)
+    """Dimensions that may be padded, each with the value to pad with."""
+    mask_of: str | None = None
+    """Make this input (1 = data, 0 = padding) from the named one where the client sends none."""
+
+
+class OutputSettings(_Model):
+    """How one output goes back to the requests that it belongs to."""
+
+    rule: Literal["rows", "index_column", "with", "whole"] | None = None
+    """Default: `rows` where the output has the batch axis, `whole` for a model without one."""
+    column: Annotated[Any, BeforeValidator(read_rule_argument)] = Field(
+        None, json_schema_extra={"type": ["integer", "null"], "minimum": 0}
+    )
+    """For `index_column`: the column that holds the index of the row in the batch."""
+    output: str | None = None
+    """For `with`: the output whose rows this one runs parallel to."""
+    shape: Shape | None = None
+    """Needed for functions only."""
+    element_type: ElementType | None = None
+    """Needed for functions only."""
+
+    def rule_arguments(self) -> dict[str, Any] | None:
+        """The rule as the engine's `rules` module reads it, or None where the default holds."""
+        if self.rule is None:
+            return None
+        given = {"rule": self.rule, "column": self.column, "output": self.output}
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class ProbeSettings(_Model):
+    """Realistic values for one input: what `check` tries the model on."""
+
+    integers: tuple[int, int] | None = Field(None, strict=False)
+    """Whole numbers between these two, both included."""
+    floats: tuple[float, float] | None = Field(None, strict=False)
+    """Numbers between these two."""
+
+
+class ShapesSettings(_Model):
+    """Which shapes the device is given."""
+
+    strategy: Literal["native"] = "native"
+    """`native`: any shape, as the requests need it."""
+
+
+class BatchingSettings(_Model):
+    """How requests are put together."""
+
+    max_batch: int | None = Field(None, ge=1, le=1 << 20)
+    """Rows in one call, at most. Default: the upper bound of `batch` in the shapes, or 64."""
+    max_delay_ms: float = Field(0.0, ge=0, le=60_000, allow_inf_nan=False)
+    """How long a free slot may wait for company. 0: never."""
+    max_padding_ratio: float = Field(0.125, ge=0, lt=1, allow_inf_nan=False)
+    """Elements computed only as padding / elements computed, at most."""
+
+
+class ModelSettings(_Model):
+    """One model: where it is, and what its file cannot know."""
+
+    name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
+    """What clients call it."""
+    path: Annotated[str, BeforeValidator(read_model_path)] | None = None
+    """IR (.xml) or ONNX (.onnx), relative to this file."""
+    function: Annotated[str, BeforeValidator(check_function)] | None = None
+    """Instead of `path`: `package.module:name` of a NumPy callable in an installed module."""
+    engine: Literal["openvino", "function"] | None = None
+    """Default: openvino for a path, function for a function."""
+    device: str = Field("CPU", min_length=1)
+    """The engine's name of the device."""
+    inputs: dict[str, InputSettings] = Field(default_factory=dict)
+    """By the name in the model file; unnamed ones are input0, input1, ..."""
+    outputs: dict[str, OutputSettings] = Field(default_factory=dict)
+    """By the name in the model file; unnamed ones are output0, output1, ..."""
+    properties: dict[str, PropertyValue] = Field(default_factory=dict)
+    """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
+    probe: dict[str, ProbeSettings] = Field(default_factory=dict)
+    """Realistic inputs, by input."""
+    trust: bool = False
+    """You vouch that rows do not depend on their batch-mates nor on padding. Padding needs it."""
+    shapes: ShapesSettings = ShapesSettings()
+    batching: BatchingSettings = BatchingSettings()
+
+    @property
+    def effective_engine(self) -> Literal["openvino", "function"]:
+        """The engine that runs it, chosen by the kind of model where the file names none."""
+        return self.engine or ("function" if self.function is not None else "openvino")
+
+
+class WorkerGroupSettings(_Model):
+    """Worker processes that are alike."""
+
+    count: int = Field(1, ge=1, le=256)
+    """Processes."""
+    models: tuple[str, ...] | None = Field(None, strict=False, min_length=1)
+    """The models that each of them serves. Default: all."""
+    slots: AutoCount = "auto"
+    """Inference calls at a time in one process."""
+    threads: AutoCount = "auto"
+    """Threads that the engine may use in one process."""
+
+
+class InProcessSettings(_Model):
+    """Slots in the server process itself: for development and trusted models (a crash ends the server)."""
+
+    slots: AutoCount = "auto"
+    """Inference calls at a time."""
+    threads: AutoCount = "auto"
+    """Threads that the engine may use."""
+
+
+def _read_in_process(value: Any) -> Any:
+    if isinstance(value, bool):
+        return InProcessSettings() if value else None
+    return value
+
+
+class LoggingSettings(_Model):
+    """Lines on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """At `debug` every request and batch can be followed by its id."""
+    format: Literal["auto", "json", "pretty"] = "auto"
+    """`auto`: pretty on a terminal, JSON elsewhere."""
+
+
+class Settings(_Model):
+    """The whole file."""
+
+    server: ServerSettings = ServerSettings()
+    models: tuple[ModelSettings, ...] = Field((), strict=False)
+    """May be empty only for a server whose workers all dial in."""
+    workers: tuple[WorkerGroupSettings, ...] | None = Field(None, strict=False)
+    """Default: one worker with all models. `[]`: none, they dial in."""
+    in_process: Annotated[InProcessSettings | None, BeforeValidator(_read_in_process)] = None
+    """`true`, or {slots, threads}: run the models in the server instead of in workers."""
+    logging: LoggingSettings = LoggingSettings()
+
+    @property
+    def worker_groups(self) -> tuple[WorkerGroupSettings, ...]:
+        """The groups of processes to start, defaults applied."""
+        if self.in_process is not None or (self.workers is None and not self.models):
+            return ()
+        return (WorkerGroupSettings(),) if self.workers is None else self.workers
+
+    def models_of(self, group: WorkerGroupSettings) -> tuple[ModelSettings, ...]:
+        """The models that a group serves."""
+        if group.models is None:
+            return self.models
+        return tuple(model for model in self.models if model.name in group.models)

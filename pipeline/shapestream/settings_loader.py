@@ -1,0 +1,146 @@
+"""From a YAML file to `Settings`, or to all that is wrong: `file:line:column: key: problem (what to do)`.
+
+Three passes feed one list: the text (yaml_source.py), the values (settings.py, through pydantic), and what
+they say about each other (settings_checks.py). What one pass found fault with is left alone by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings import Settings
+from shapestream.settings_checks import cross_check
+from shapestream.settings_messages import explain
+from shapestream.settings_values import describe
+from shapestream.yaml_source import Location, Place, YamlSource, read_yaml
+
+__all__ = ["EffectiveValue", "LoadedSettings", "load_settings", "spell_location"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveValue:
+    """One setting as it takes effect: `key` as error messages spell it, and the place that it comes from."""
+
+    key: str
+    value: Any
+    origin: str
+    """`file:line`, or `default`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSettings:
+    """Settings with their origin, so that later findings can still point into the file."""
+
+    settings: Settings
+    path: Path
+    warnings: tuple[str, ...]
+    """Things that work, but not as the user may think; each a line like those of errors."""
+    source: YamlSource
+
+    def problem(self, location: Location, message: str) -> str:
+        """A line for something found later, such as a model file that contradicts its settings."""
+        return _line(self.path, self.source.place_of(location), location, message)
+
+    def effective_values(self) -> Iterator[EffectiveValue]:
+        """Every setting, in the order of the schema, with its origin (for `shapestream check --show`)."""
+        for location, value in _leaves(self.settings, ()):
+            place = self.source.places.get(location)
+            if place is None and location[:-1] in self.source.places and isinstance(location[-1], int):
+                place = self.source.places[location[:-1]]
+            origin = "default" if place is None else f"{self.path}:{place.line}"
+            yield EffectiveValue(key=spell_location(location), value=value, origin=origin)
+
+
+def load_settings(path: str | Path, *, files_must_exist: bool = True) -> LoadedSettings:
+    """Read `path`; raises `ConfigurationError` with every problem found, in the order of the file."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigurationError([f"{path}: {reason}"]) from error
+    source = read_yaml(data)
+    findings = [(problem.place, problem.location, problem.message) for problem in source.problems]
+    faulty = {problem.location for problem in source.problems if problem.location}
+    readable = source.values is not None or not findings
+    settings: Settings | None = None
+    if readable and not isinstance(source.values, dict):
+        what = (
+            "the file is empty"
+            if source.values is None
+            else f"expected a mapping, got {describe(source.values)}"
+        )
+        findings.append((None, (), f"{what} (start with models:)"))
+    elif readable:
+        context = {"base": path.parent, "files_must_exist": files_must_exist}
+        try:
+            settings = Settings.model_validate(source.values, context=context)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                location, message = explain(detail)
+                if message and not _covered(location, faulty):
+                    findings.append((source.place_of(location), location, message))
+                    faulty.add(location)
+        for location, message in cross_check(source.values):
+            if not _covered(location, faulty):
+                findings.append((source.place_of(location), location, message))
+    if findings or settings is None:
+        findings.sort(key=lambda finding: finding[0] or Place(0, 0))
+        raise ConfigurationError([_line(path, *finding) for finding in findings])
+    loaded = LoadedSettings(settings=settings, path=path, warnings=(), source=source)
+    warnings = tuple(loaded.problem(location, message) for location, message in _doubts(settings))
+    return LoadedSettings(settings=settings, path=path, warnings=warnings, source=source)
+
+
+def spell_location(location: Location) -> str:
+    """`models[0].inputs["a.b"].shape`."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part and all(character.isalnum() or character in "_-" for character in part):
+            text += f".{part}" if text else part
+        else:
+            text += f'["{part}"]'
+    return text
+
+
+def _line(path: Path, place: Place | None, location: Location, message: str) -> str:
+    where = f"{path}:{place.line}:{place.column}" if place is not None else f"{path}"
+    key = spell_location(location)
+    return f"{where}: {key}: {message}" if key else f"{where}: {message}"
+
+
+def _covered(location: Location, faulty: set[Location]) -> bool:
+    return any(location[:length] in faulty for length in range(1, len(location) + 1))
+
+
+def _doubts(settings: Settings) -> Iterator[tuple[Location, str]]:
+    for index, model in enumerate(settings.models):
+        if model.trust:
+            continue
+        for name, port in model.inputs.items():
+            if port.pad:
+                message = "padding stays off: nothing proved it harmless (trust: true vouches for it)"
+                yield ("models", index, "inputs", name, "pad"), message
+
+
+def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
+    if isinstance(value, BaseModel):
+        fields = ((name, getattr(value, name)) for name in type(value).model_fields)
+        for name, inner in fields:
+            yield from _leaves(inner, (*location, name))
+    elif isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*location, key))
+    elif isinstance(value, tuple) and value:
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, (*location, index))
+    else:
+        yield location, value

@@ -1,0 +1,206 @@
+"""Single values of the configuration: what each may be, and the words for what it is not.
+
+Each function takes a raw value of the YAML and returns the value to keep, or raises pydantic's
+`PydanticCustomError`, whose text is "what is wrong (what to do)". The folder that relative paths start from
+comes in pydantic's validation context.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.shapes import NamedShape
+
+__all__ = [
+    "check_address",
+    "check_element_type",
+    "check_function",
+    "check_pad_value",
+    "check_shape",
+    "describe",
+    "read_auto",
+    "read_bytes",
+    "read_model_path",
+    "read_property",
+    "read_rule_argument",
+]
+
+# sun_path of sockaddr_un holds 108 bytes on Linux, the closing zero included.
+MAX_IPC_PATH_BYTES = 107
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+_SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def describe(value: Any) -> str:
+    """A value as the user wrote it, short: `"8"`, `true`, `a list`, `nothing`."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _wrong(message: str) -> PydanticCustomError:
+    # The text is a template for pydantic; braces of ours are not fields of it.
+    return PydanticCustomError("setting", "{message}", {"message": message})  # type: ignore[arg-type]  # LiteralString
+
+
+def check_address(value: Any, info: ValidationInfo) -> str:
+    """`ipc://PATH`, made absolute, or `tcp://HOST:PORT` on this machine only."""
+    if not isinstance(value, str):
+        raise _wrong(f"expected an address, got {describe(value)} (write ipc://PATH or tcp://127.0.0.1:PORT)")
+    scheme, separator, rest = value.partition("://")
+    if separator and scheme == "ipc":
+        return _ipc_address(rest, info)
+    if separator and scheme == "tcp":
+        return _tcp_address(value, rest)
+    raise _wrong(f"{describe(value)} is not an address (write ipc://PATH or tcp://127.0.0.1:PORT)")
+
+
+def _ipc_address(path: str, info: ValidationInfo) -> str:
+    if not path or path.startswith("@"):
+        raise _wrong("an ipc address needs a path (write ipc://run/shapestream.sock)")
+    absolute = str((_base(info) / path).absolute())
+    if len(absolute.encode()) > MAX_IPC_PATH_BYTES:
+        advice = f"at most {MAX_IPC_PATH_BYTES} bytes; use a shorter, absolute path such as ipc:///run/shapestream.sock"
+        raise _wrong(f"the socket's path {absolute} is too long ({advice})")
+    return f"ipc://{absolute}"
+
+
+def _tcp_address(value: str, rest: str) -> str:
+    host, _, port = rest.rpartition(":")
+    if port != "*" and not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise _wrong(f"{describe(value)} has no port between 0 and 65535 (write tcp://127.0.0.1:5555)")
+    if not _is_loopback(host):
+        raise _wrong(
+            f"{describe(value)} is open to other machines, and this version cannot tell friend from foe "
+            "(listen on tcp://127.0.0.1:PORT or ipc://PATH, and reach it through a tunnel)"
+        )
+    return value
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def read_bytes(value: Any) -> int:
+    """A number of bytes, or a text such as "256 MiB"."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())) is not None:
+        scale = _UNITS.get(match[2].upper())
+        if scale is not None and int(match[1]) > 0:
+            return int(match[1]) * scale
+    raise _wrong(f'expected a size, got {describe(value)} (write bytes, or "256 MiB")')
+
+
+def read_auto(value: Any) -> Any:
+    """A count, or `auto`."""
+    if value == "auto":
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
+        return value
+    hint = "remove the quotes" if isinstance(value, str) and value.isdigit() else "write auto, or 1 to 1024"
+    raise _wrong(f"expected auto or a count, got {describe(value)} ({hint})")
+
+
+def check_shape(value: Any) -> str:
+    """A shape in OpenVINO's spelling, with names; a list of its entries is as good."""
+    if isinstance(value, list) and all(type(entry) in (int, str) for entry in value):
+        value = ", ".join(str(entry) for entry in value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise _wrong(f'expected a shape, got {describe(value)} (write "batch:1..64, seq:1..512, 384")')
+    try:
+        NamedShape.parse(value)
+    except ShapeError as error:
+        raise _wrong(f"{describe(value)} is not a shape: {error}") from error
+    return value
+
+
+def check_element_type(value: Any) -> str:
+    """One of the engine's element types."""
+    if isinstance(value, str) and value in ELEMENT_TYPES:
+        return value
+    raise _wrong(f"unknown element type {describe(value)} (write one of: {', '.join(ELEMENT_TYPES)})")
+
+
+def check_pad_value(value: Any) -> Any:
+    """A number or a truth value."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    hint = " (remove the quotes)" if isinstance(value, str) else " (write the value to pad with, such as 0)"
+    raise _wrong(f"expected a number, got {describe(value)}{hint}")
+
+
+def read_property(value: Any) -> str:
+    """A property of the engine, which takes texts: true is YES, false is NO."""
+    if isinstance(value, bool):
+        return "YES" if value else "NO"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise _wrong(f"expected a text or a number, got {describe(value)}")
+
+
+def read_rule_argument(value: Any) -> int | None:
+    """The column of a rule: a count from 0."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise _wrong(f"expected a column, got {describe(value)} (write 0 for the first)")
+
+
+def check_function(value: Any) -> str:
+    """`package.module:name`."""
+    if isinstance(value, str) and _FUNCTION.fullmatch(value) is not None:
+        return value
+    raise _wrong(f"expected package.module:name, got {describe(value)} (the module must be installed)")
+
+
+def read_model_path(value: Any, info: ValidationInfo) -> str:
+    """A model file that exists, as an absolute path."""
+    if not isinstance(value, str) or not value:
+        raise _wrong(f"expected the path of a model file, got {describe(value)}")
+    path = (_base(info) / Path(value).expanduser()).absolute()
+    if path.suffix not in (".xml", ".onnx"):
+        raise _wrong(f"{describe(value)} is neither IR (.xml) nor ONNX (.onnx)")
+    if _must_exist(info) and not path.is_file():
+        raise _wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
+    return str(path)
+
+
+def _base(info: ValidationInfo) -> Path:
+    context = info.context or {}
+    return Path(context.get("base", "."))
+
+
+def _must_exist(info: ValidationInfo) -> bool:
+    return bool((info.context or {}).get("files_must_exist", False))

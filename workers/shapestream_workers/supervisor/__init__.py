@@ -1,0 +1,1 @@
+"""Worker processes kept alive: core.py decides (pure), processes.py acts."""
