@@ -1,1 +1,50 @@
-"""x"""
+"""shapestream's engine: runs one batch of variable-shaped requests on one device.
+
+It knows no event loop, no socket and no wire format; those are the pipeline's.
+"""
+
+from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
+from shapestream_engine.errors import (
+    ElementTypeError,
+    EngineError,
+    EngineMissing,
+    InferenceError,
+    ModelLoadError,
+    RuleError,
+    ShapeError,
+    SignatureError,
+)
+from shapestream_engine.layout import Buffer, Layout, Tensors
+from shapestream_engine.rules import IndexColumn, Rows, Rule, Whole, With, parse_rule
+from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
+from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
+
+__all__ = [
+    "ELEMENT_TYPES",
+    "Buffer",
+    "Dimension",
+    "ElementTypeError",
+    "EngineError",
+    "EngineMissing",
+    "IndexColumn",
+    "InferenceError",
+    "InputPort",
+    "Layout",
+    "ModelLoadError",
+    "ModelSignature",
+    "NamedShape",
+    "OutputPort",
+    "PartialShape",
+    "RequestShape",
+    "Rows",
+    "Rule",
+    "RuleError",
+    "ShapeError",
+    "SignatureError",
+    "Tensors",
+    "Whole",
+    "With",
+    "dtype_of",
+    "element_type_of",
+    "parse_rule",
+]

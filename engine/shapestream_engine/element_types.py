@@ -1,0 +1,74 @@
+"""Element types under OpenVINO's names, and the NumPy types that hold them; the allow-list of what may travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from shapestream_engine.errors import ElementTypeError
+
+try:
+    # NumPy has no bfloat16 of its own; ml_dtypes comes with most packages that use it, and is not required.
+    from ml_dtypes import bfloat16 as _bfloat16
+except ImportError:  # pragma: no cover - depends on the environment
+    _bfloat16 = None
+
+__all__ = ["ELEMENT_TYPES", "dtype_of", "element_type_of"]
+
+
+def _known_types() -> dict[str, np.dtype[Any]]:
+    # Little-endian everywhere, as on the wire: what arrives is used as it is.
+    codes = {
+        "boolean": "?",
+        "i8": "<i1",
+        "i16": "<i2",
+        "i32": "<i4",
+        "i64": "<i8",
+        "u8": "<u1",
+        "u16": "<u2",
+        "u32": "<u4",
+        "u64": "<u8",
+        "f16": "<f2",
+        "f32": "<f4",
+        "f64": "<f8",
+    }
+    types: dict[str, np.dtype[Any]] = {name: np.dtype(code) for name, code in codes.items()}
+    if _bfloat16 is not None:
+        types["bf16"] = np.dtype(_bfloat16)
+    return types
+
+
+ELEMENT_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(_known_types())
+"""OpenVINO's name -> NumPy type, little-endian. `bf16` is there when `ml_dtypes` is installed."""
+
+_NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in ELEMENT_TYPES.items()}
+
+
+def dtype_of(element_type: str) -> np.dtype[Any]:
+    """The NumPy type of `element_type`, such as `f32`; raises `ElementTypeError` for any other name."""
+    try:
+        return ELEMENT_TYPES[element_type]
+    except (KeyError, TypeError):
+        raise ElementTypeError(
+            f"unknown element type {element_type!r}; known are {', '.join(ELEMENT_TYPES)}"
+        ) from None
+
+
+def element_type_of(dtype: np.dtype[Any] | type) -> str:
+    """OpenVINO's name of a NumPy type; raises `ElementTypeError` for types that cannot travel.
+
+    Object, text, date and structured types are refused, since their bytes mean nothing elsewhere; so are
+    big-endian types, which the caller converts knowingly, with `array.astype(array.dtype.newbyteorder("<"))`.
+    """
+    dtype = np.dtype(dtype)
+    name = _NAMES.get(dtype)
+    if name is not None:
+        return name
+    if dtype.newbyteorder("<") in _NAMES:
+        raise ElementTypeError(
+            f'the type {dtype.str!r} is big-endian; convert with .astype(array.dtype.newbyteorder("<"))'
+        )
+    raise ElementTypeError(f"arrays of type {dtype} cannot be sent; known are {', '.join(ELEMENT_TYPES)}")

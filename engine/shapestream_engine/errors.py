@@ -1,0 +1,71 @@
+"""Every error of the engine, split by whose fault it is.
+
+    EngineError
+    ├── ShapeError          the request, or a shape that somebody wrote, cannot be or does not fit (also a ValueError)
+    │   └── ElementTypeError    the same, of an element type
+    ├── SignatureError      the configuration contradicts the model, or asks for what cannot hold
+    ├── ModelLoadError      a model file is missing, unreadable or refused by the engine
+    ├── EngineMissing       the engine is not installed; names the extra that installs it
+    └── InferenceError      a call failed on the device, in the engine's own words
+        └── RuleError           the call ran, but an output breaks the rule by which it is divided
+
+The engine knows nothing of wire codes; the executor of the pipeline maps these to them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ElementTypeError",
+    "EngineError",
+    "EngineMissing",
+    "InferenceError",
+    "ModelLoadError",
+    "RuleError",
+    "ShapeError",
+    "SignatureError",
+]
+
+
+class EngineError(Exception):
+    """The base of every error that the engine raises on purpose."""
+
+
+class ShapeError(EngineError, ValueError):
+    """A shape, a dimension or a tensor's description that cannot be, or that its port does not take."""
+
+
+class ElementTypeError(ShapeError):
+    """An element type that is unknown, cannot travel, or is not the port's."""
+
+
+class SignatureError(EngineError):
+    """The configuration contradicts the model, or itself, or states a rule that cannot hold."""
+
+
+class ModelLoadError(EngineError):
+    """A model cannot be read or compiled; the message holds the path and the engine's reason."""
+
+
+class EngineMissing(EngineError):
+    """An engine that the configuration asks for is not installed.
+
+    `extra` is the optional dependency that brings it.
+    """
+
+    def __init__(self, engine: str, *, extra: str | None = None) -> None:
+        self.engine = engine
+        self.extra = engine if extra is None else extra
+        super().__init__(
+            f"the engine {engine!r} is not installed; install it with: pip install 'shapestream[{self.extra}]'"
+        )
+
+
+class InferenceError(EngineError):
+    """A call failed while it ran; the message holds the engine's own words."""
+
+
+class RuleError(InferenceError):
+    """An output breaks its rule: an index outside the batch, counts that differ, a batch axis of another size.
+
+    The batch is refused as a whole: to divide it all the same would be to guess whose rows are whose.
+    """

@@ -1,0 +1,157 @@
+"""From a request's layout, which nobody has checked, to its sizes, which everybody relies on.
+
+This is the slow and thorough way, taken once per distinct layout; `ModelSignature.resolve` remembers the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shapestream_engine.dimension_table import DimensionTable
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import ElementTypeError, ShapeError
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import MAX_SIZE
+
+__all__ = ["RequestShape", "resolve_layout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestShape:
+    """A request's layout once it is known to fit its model's signature."""
+
+    sizes: tuple[int, ...]
+    """The request's size of each of the signature's `dimensions`."""
+    rows: int
+    """Its size along the batch axis; 1 for a model that has none."""
+    nbytes: tuple[int, ...]
+    """Bytes of each tensor, parallel to the layout."""
+    total_nbytes: int
+    positions: tuple[int | None, ...]
+    """Per input of the signature: which entry of the layout it is; None for a mask that the request leaves out."""
+
+
+def resolve_layout(inputs: Sequence[InputPort], table: DimensionTable, layout: Any) -> RequestShape:
+    """Check everything about a layout that needs no tensor bytes; raises `ShapeError` with port, dimension and remedy."""
+    positions = _positions(inputs, layout)
+    sizes: list[int | None] = [None] * len(table.names)
+    first_port: dict[int, str] = {}
+    nbytes = [0] * len(layout)
+    for number, port in enumerate(inputs):
+        position = positions[number]
+        if position is None:
+            continue
+        _, element_type, shape = layout[position]
+        _check_tensor(port, element_type, shape)
+        for axis, dimension in enumerate(table.axes[number]):
+            if dimension is None:
+                continue
+            known = sizes[dimension]
+            if known is None:
+                sizes[dimension], first_port[dimension] = shape[axis], port.name
+            elif known != shape[axis]:
+                raise ShapeError(
+                    f"input {port.name!r}: dimension {table.names[dimension]!r} is {shape[axis]}, but {known} in input "
+                    f"{first_port[dimension]!r}; dimensions of the same name have the same size"
+                )
+        nbytes[position] = _nbytes(port, shape)
+    total = sum(nbytes)
+    if total > MAX_SIZE:
+        raise ShapeError(f"the request has {total} bytes, more than any machine can address")
+    own = _within_bounds(table, sizes, first_port)
+    return RequestShape(
+        sizes=own,
+        rows=own[0] if table.has_batch else 1,
+        nbytes=tuple(nbytes),
+        total_nbytes=total,
+        positions=tuple(positions),
+    )
+
+
+def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
+    """Which entry of the layout is which input."""
+    if not isinstance(layout, tuple):
+        raise ShapeError(f"a layout is a tuple of (port, element type, shape), not {type(layout).__name__}")
+    positions: list[int | None] = [None] * len(inputs)
+    for position, entry in enumerate(layout):
+        if not isinstance(entry, tuple) or len(entry) != 3:
+            raise ShapeError(f"a layout's entry is (port, element type, shape), not {entry!r}")
+        number = entry[0]
+        if type(number) is not int or not 0 <= number < len(inputs):
+            raise ShapeError(f"there is no input number {number!r}; the model has {_listing(inputs)}")
+        if positions[number] is not None:
+            raise ShapeError(f"input {inputs[number].name!r} is given twice")
+        positions[number] = position
+    missing = [
+        port.name
+        for port, position in zip(inputs, positions, strict=True)
+        if position is None and port.mask_of is None
+    ]
+    if missing:
+        raise ShapeError(f"missing input {', '.join(map(repr, missing))}; the model has {_listing(inputs)}")
+    return positions
+
+
+def _check_tensor(port: InputPort, element_type: Any, shape: Any) -> None:
+    """Element type, rank, and each size by itself."""
+    if element_type != port.element_type:
+        raise ElementTypeError(
+            f"input {port.name!r} is of element type {port.element_type}, not {element_type!r}; convert it before sending"
+        )
+    if not isinstance(shape, tuple):
+        raise ShapeError(f"input {port.name!r}: a shape is a tuple of integers, not {shape!r}")
+    if len(shape) != port.shape.rank:
+        raise ShapeError(
+            f"input {port.name!r} has {port.shape.rank} dimensions, [{port.shape}], not {len(shape)}: {list(shape)}"
+        )
+    for axis, (size, admitted) in enumerate(zip(shape, port.shape.dimensions, strict=True)):
+        if size in admitted:
+            continue
+        where = f"input {port.name!r}: {_axis_text(port, axis)}"
+        if type(size) is not int:
+            raise ShapeError(f"{where} is {size!r}; a size is an integer")
+        if not 0 <= size <= MAX_SIZE:
+            raise ShapeError(f"{where} is {size}; a size lies within 0..{MAX_SIZE}")
+        raise ShapeError(f"{where} is {size}, the model takes {admitted}: [{port.shape}]")
+
+
+def _nbytes(port: InputPort, shape: tuple[int, ...]) -> int:
+    # Python's integers do not overflow: the product is exact however hostile the sizes are.
+    nbytes = dtype_of(port.element_type).itemsize
+    for size in shape:
+        nbytes *= size
+    if nbytes > MAX_SIZE:
+        raise ShapeError(
+            f"input {port.name!r}: shape {list(shape)} has {nbytes} bytes, more than any machine can address"
+        )
+    return nbytes
+
+
+def _within_bounds(
+    table: DimensionTable, sizes: Sequence[int | None], first_port: dict[int, str]
+) -> tuple[int, ...]:
+    """The bounds that the inputs have together may be tighter than those of the port that was looked at."""
+    own = []
+    for number, size in enumerate(sizes):
+        # Known always: a mask, which alone may be left out, has no dimension that its source has not.
+        assert size is not None
+        if size not in table.bounds[number]:
+            raise ShapeError(
+                f"input {first_port[number]!r}: dimension {table.names[number]!r} is {size}, "
+                f"the inputs together take {table.bounds[number]}"
+            )
+        own.append(size)
+    return tuple(own)
+
+
+def _axis_text(port: InputPort, axis: int) -> str:
+    name = port.shape.names[axis]
+    return f"axis {axis}" if name is None else f"dimension {name!r}"
+
+
+def _listing(inputs: Sequence[InputPort]) -> str:
+    if not inputs:
+        return "no inputs"
+    return "; ".join(f"{number} {port.name!r}" for number, port in enumerate(inputs))

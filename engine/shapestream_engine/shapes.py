@@ -1,0 +1,248 @@
+"""Shapes whose sizes may be left open: an interval per axis, with a name where sizes must agree.
+
+Written as OpenVINO writes them (`?`, `-1`, `8`, `1..10`, `..512`, `8..`), or as XLA prints a bound (`<=25`),
+and printed as OpenVINO prints them. A *static* dimension admits one size, a *dynamic* one several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from shapestream_engine.errors import ShapeError
+
+__all__ = ["MAX_SIZE", "Dimension", "DimensionLike", "NamedShape", "PartialShape"]
+
+MAX_SIZE = 2**63 - 1
+"""The largest size of an axis, and of a tensor in bytes: what a signed 64-bit integer holds, as in every engine."""
+
+# At most 19 digits: a longer number cannot be a size, and Python need not convert it to say so.
+_NUMBER = r"[0-9]{1,19}"
+_EXACT = re.compile(_NUMBER)
+_INTERVAL = re.compile(rf"(?P<low>{_NUMBER})?\s*\.\.\s*(?P<high>{_NUMBER})?")
+_AT_MOST = re.compile(rf"<=\s*(?P<high>{_NUMBER})")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+DimensionLike: TypeAlias = "Dimension | int | str | tuple[int | None, int | None] | list[int | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """The sizes that one axis may take: `minimum` to `maximum`, both included; None is no upper limit.
+
+    Raises `ShapeError` unless 0 <= minimum <= maximum < 2**63, all of them integers (a bool is none).
+    """
+
+    minimum: int = 0
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        for size in (self.minimum,) if self.maximum is None else (self.minimum, self.maximum):
+            if type(size) is not int:
+                raise ShapeError(f"a size is an integer, not {size!r}")
+            if not 0 <= size <= MAX_SIZE:
+                raise ShapeError(f"a size lies within 0..{MAX_SIZE}, {size} does not")
+        if self.maximum is not None and self.maximum < self.minimum:
+            raise ShapeError(f"no size is at least {self.minimum} and at most {self.maximum}")
+
+    @classmethod
+    def parse(cls, value: DimensionLike) -> Dimension:
+        """The dimension that `value` stands for.
+
+        A string in any of the module's spellings, a size (-1: any), or a pair of bounds (None or -1: no upper
+        limit). Raises `ShapeError`.
+        """
+        match value:
+            case Dimension():
+                return value
+            case str():
+                return cls._parse_text(value.strip())
+            case (low, high):
+                return cls(0 if low is None else _integer(low), _upper(high))
+            case -1 if type(value) is int:
+                return cls()
+            case _:
+                size = _integer(value)
+                return cls() if size == -1 else cls(size, size)
+
+    @classmethod
+    def _parse_text(cls, text: str) -> Dimension:
+        if text in ("?", "-1"):
+            return cls()
+        if _EXACT.fullmatch(text):
+            return cls(int(text), int(text))
+        match = _INTERVAL.fullmatch(text) or _AT_MOST.fullmatch(text)
+        if match is None or text == "..":
+            raise ShapeError(f"{text!r} is not a dimension; write ?, -1, 8, 1..10, ..512, 8.. or <=25")
+        groups = match.groupdict()
+        return cls(int(groups.get("low") or 0), _upper(groups["high"] and int(groups["high"])))
+
+    @property
+    def is_static(self) -> bool:
+        """Exactly one size is admitted."""
+        return self.minimum == self.maximum
+
+    @property
+    def is_dynamic(self) -> bool:
+        """More than one size is admitted."""
+        return self.minimum != self.maximum
+
+    def __contains__(self, size: object) -> bool:
+        if type(size) is not int:
+            return False
+        return self.minimum <= size and (self.maximum is None or size <= self.maximum)
+
+    def intersection(self, other: Dimension) -> Dimension:
+        """The sizes that both admit; raises `ShapeError` if there are none."""
+        uppers = [dimension.maximum for dimension in (self, other) if dimension.maximum is not None]
+        low, high = max(self.minimum, other.minimum), min(uppers, default=None)
+        if high is not None and high < low:
+            raise ShapeError(f"no size is both {self} and {other}")
+        return Dimension(low, high)
+
+    def __str__(self) -> str:
+        if self.maximum is None:
+            return f"{self.minimum}.." if self.minimum else "?"
+        if self.is_static:
+            return str(self.minimum)
+        return f"{self.minimum or ''}..{self.maximum}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartialShape:
+    """A dimension per axis: the shapes that a tensor may take. `PartialShape(())` is the shape of a scalar."""
+
+    dimensions: tuple[Dimension, ...]
+
+    @classmethod
+    def parse(cls, value: str | PartialShape | Iterable[DimensionLike]) -> PartialShape:
+        """The shape that `value` stands for: `"[?,1..10,384]"`, `"?, 3"`, `[-1, (1, 10), "8.."]`; raises `ShapeError`."""
+        if isinstance(value, PartialShape):
+            return value
+        parts = _split_text(value) if isinstance(value, str) else list(value)
+        return cls(tuple(Dimension.parse(part) for part in parts))
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.dimensions)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """More than one shape is admitted."""
+        return any(dimension.is_dynamic for dimension in self.dimensions)
+
+    @property
+    def is_static(self) -> bool:
+        """Exactly one shape is admitted."""
+        return not self.is_dynamic
+
+    def admits(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of these sizes fits: the same rank, and every size within its dimension."""
+        return len(shape) == self.rank and all(
+            size in dimension for size, dimension in zip(shape, self.dimensions, strict=True)
+        )
+
+    def __len__(self) -> int:
+        return len(self.dimensions)
+
+    def __iter__(self) -> Iterator[Dimension]:
+        return iter(self.dimensions)
+
+    def __getitem__(self, axis: int) -> Dimension:
+        return self.dimensions[axis]
+
+    def __str__(self) -> str:
+        return f"[{','.join(map(str, self.dimensions))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedShape:
+    """A `PartialShape` in which axes may have names: `batch:1..64, seq:1..512, 384`.
+
+    Axes of the same name have the same size, within one tensor and across the inputs of one request. `names` is
+    parallel to `dimensions`; None is an axis without a name. A name alone (`batch, seq`) leaves the size open.
+    """
+
+    names: tuple[str | None, ...]
+    dimensions: tuple[Dimension, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.dimensions):
+            raise ShapeError(f"{len(self.names)} names for {len(self.dimensions)} dimensions")
+        for name in self.names:
+            if name is not None and not _NAME.fullmatch(name):
+                raise ShapeError(f"{name!r} cannot name a dimension; use letters, digits and underscores")
+
+    @classmethod
+    def parse(cls, value: str | NamedShape) -> NamedShape:
+        """The shape that `value` stands for; `""` is a scalar. Raises `ShapeError`."""
+        if isinstance(value, NamedShape):
+            return value
+        entries = [_parse_named(part) for part in _split_text(value)]
+        return cls(tuple(name for name, _ in entries), tuple(dimension for _, dimension in entries))
+
+    @property
+    def partial_shape(self) -> PartialShape:
+        """The same dimensions without their names."""
+        return PartialShape(self.dimensions)
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.dimensions)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """More than one shape is admitted."""
+        return any(dimension.is_dynamic for dimension in self.dimensions)
+
+    def __len__(self) -> int:
+        return len(self.dimensions)
+
+    def __str__(self) -> str:
+        return ", ".join(map(_named_text, self.names, self.dimensions))
+
+
+def _parse_named(text: str) -> tuple[str | None, Dimension]:
+    name, colon, size = (part.strip() for part in text.partition(":"))
+    if colon:
+        if not name:
+            raise ShapeError(f"{text!r} has a colon but no name before it")
+        return name, Dimension.parse(size)
+    if _NAME.fullmatch(name):
+        return name, Dimension()
+    return None, Dimension.parse(name)
+
+
+def _named_text(name: str | None, dimension: Dimension) -> str:
+    if name is None:
+        return str(dimension)
+    return name if dimension == Dimension() else f"{name}:{dimension}"
+
+
+def _split_text(text: str) -> list[str]:
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1].strip()
+    if "..." in inner:
+        raise ShapeError(
+            f"{text!r} leaves the rank open, which is not supported; write one dimension per axis"
+        )
+    return [part.strip() for part in inner.split(",")] if inner else []
+
+
+def _integer(value: Any) -> int:
+    # NumPy's and every other library's integers are welcome here, bools and floats are not.
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ShapeError(f"a size is an integer, not {value!r}")
+    return int(value.__index__())
+
+
+def _upper(value: Any) -> int | None:
+    if value is None:
+        return None
+    size = _integer(value)
+    return None if size == -1 else size

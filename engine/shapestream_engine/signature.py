@@ -1,0 +1,216 @@
+"""What a model takes and gives: ports, their shared dimensions, and how its outputs are divided.
+
+A signature checks itself when it is made, and afterwards every request against itself (`resolve`). It travels to
+clients and from workers as plain data.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shapestream_engine.dimension_table import BATCH, DimensionTable
+from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.layout import Layout
+from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.resolution import RequestShape, resolve_layout
+from shapestream_engine.rules import IndexColumn, Rows, Whole, With
+from shapestream_engine.shapes import Dimension
+
+__all__ = ["InputPort", "ModelSignature", "OutputPort", "RequestShape"]
+
+_REMEMBERED = 4096
+"""Layouts and shapes remembered per signature; when so many are known, all are forgotten and learnt anew.
+
+Forgetting everything is rare, costs one slow check per layout in use, and needs no bookkeeping on the hot path.
+"""
+
+
+@dataclass(frozen=True)
+class ModelSignature:
+    """The ports of a model. Raises `SignatureError` where they contradict each other or a rule cannot hold.
+
+    Derived from the inputs: `dimensions` (names of the dynamic ones, `batch` first), and parallel to it `bounds` (what
+    all inputs admit) and `paddable`; `has_batch`, whether requests can be put together.
+    """
+
+    name: str
+    inputs: tuple[InputPort, ...]
+    outputs: tuple[OutputPort, ...]
+    dimensions: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    bounds: tuple[Dimension, ...] = field(init=False, repr=False, compare=False)
+    paddable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
+    has_batch: bool = field(init=False, repr=False, compare=False)
+    table: DimensionTable = field(init=False, repr=False, compare=False)
+    _resolved: dict[bytes, RequestShape] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _input_shapes: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        try:
+            _check_names("input", [port.name for port in self.inputs])
+            _check_names("output", [port.name for port in self.outputs])
+            table = DimensionTable.of(self.inputs)
+            for port in self.inputs:
+                _check_mask(port, self.inputs)
+            for output in self.outputs:
+                _check_rule(output, self.outputs, table)
+        except SignatureError as error:
+            raise SignatureError(f"model {self.name!r}: {error}") from error
+        for derived, value in (
+            ("dimensions", table.names),
+            ("bounds", table.bounds),
+            ("paddable", table.paddable),
+            ("has_batch", table.has_batch),
+            ("table", table),
+        ):
+            object.__setattr__(self, derived, value)
+
+    def resolve(self, layout: Layout) -> RequestShape:
+        """The request's sizes and bytes, once its layout is known to fit; raises `ShapeError` otherwise.
+
+        Of the tensors' bytes nothing is checked here: their lengths must equal the `nbytes` that this returns.
+        """
+        try:
+            # Not the tuple itself: True, 1.0 and 1 are equal as keys, and of these only 1 is a size. Format 2 of
+            # marshal writes a value the same way whoever else holds it, and every type differently.
+            key = marshal.dumps(layout, 2)
+        except ValueError:
+            return resolve_layout(self.inputs, self.table, layout)
+        request = self._resolved.get(key)
+        if request is None:
+            request = resolve_layout(self.inputs, self.table, layout)
+            if len(self._resolved) >= _REMEMBERED:
+                self._resolved.clear()
+            self._resolved[key] = request
+        return request
+
+    def input_shapes(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shape of each input in a call whose dynamic dimensions have these sizes (parallel to `dimensions`)."""
+        shapes = self._input_shapes.get(sizes)
+        if shapes is None:
+            shapes = tuple(
+                tuple(
+                    dimension.minimum if number is None else sizes[number]
+                    for number, dimension in zip(axes, port.shape.dimensions, strict=True)
+                )
+                for port, axes in zip(self.inputs, self.table.axes, strict=True)
+            )
+            if len(self._input_shapes) >= _REMEMBERED:
+                self._input_shapes.clear()
+            self._input_shapes[sizes] = shapes
+        return shapes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the wire, that `from_dict` turns into an equal signature."""
+        return {
+            "name": self.name,
+            "inputs": [port.to_dict() for port in self.inputs],
+            "outputs": [port.to_dict() for port in self.outputs],
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ModelSignature:
+        """The signature that `plain` describes. It may come from anywhere: raises `SignatureError` for whatever is wrong."""
+        try:
+            match plain:
+                case {"name": str(name), "inputs": [*inputs], "outputs": [*outputs]}:
+                    return cls(
+                        name,
+                        tuple(InputPort.from_dict(_mapping(port)) for port in inputs),
+                        tuple(OutputPort.from_dict(_mapping(port)) for port in outputs),
+                    )
+        except SignatureError:
+            raise
+        except EngineError as error:
+            raise SignatureError(str(error)) from error
+        raise SignatureError("a signature has a name, a list of inputs and a list of outputs")
+
+    def describe(self) -> list[str]:
+        """Lines for a human: the ports, then each dynamic dimension with its bounds and what may be done along it."""
+        lines = [f"model {self.name}"]
+        lines += [f"  input  {port}" for port in self.inputs]
+        lines += [f"  output {port}" for port in self.outputs]
+        for name, bounds, paddable in zip(self.dimensions, self.bounds, self.paddable, strict=True):
+            if name == BATCH and self.has_batch:
+                use = "requests share calls along it"
+            else:
+                use = (
+                    "may be padded"
+                    if paddable
+                    else "never padded: only requests of the same size share a call"
+                )
+            lines.append(f"  {name}: {bounds}, {use}")
+        if not self.has_batch:
+            lines.append("  no batch axis: every request runs alone")
+        return lines
+
+
+def _check_names(kind: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SignatureError(f"two {kind}s are called {twice[0]!r}")
+
+
+def _check_mask(port: InputPort, inputs: Sequence[InputPort]) -> None:
+    if port.mask_of is None:
+        return
+    source = next((other for other in inputs if other.name == port.mask_of), None)
+    if source is None or source is port:
+        raise SignatureError(f"input {port.name!r}: mask_of names no other input: {port.mask_of!r}")
+    if source.mask_of is not None:
+        raise SignatureError(f"input {port.name!r}: mask_of names {source.name!r}, which is a mask itself")
+    strange = [name for name in port.axis_names if name is not None and name not in source.axis_names]
+    if strange:
+        raise SignatureError(
+            f"input {port.name!r}: its dimension {strange[0]!r} is none of {source.name!r}, which it masks"
+        )
+
+
+def _check_rule(output: OutputPort, outputs: Sequence[OutputPort], table: DimensionTable) -> None:
+    where = f"output {output.name!r}: the rule {output.rule.NAME}"
+    if isinstance(output.rule, Whole) == table.has_batch:
+        remedy = (
+            "the model has a batch axis; say by rule whose rows are whose"
+            if table.has_batch
+            else "the model has no batch axis, so its outputs are taken whole"
+        )
+        raise SignatureError(f"{where} cannot hold: {remedy}")
+    rank = output.shape.rank
+    match output.rule:
+        case Rows():
+            if output.shape.names.count(BATCH) != 1 or output.batch_axis is None:
+                raise SignatureError(
+                    f"{where} needs one dynamic axis named batch; there is none in [{output.shape}]"
+                )
+        case IndexColumn(column=column):
+            _check_index_column(where, output, column)
+        case With(output=name):
+            leader = next((other for other in outputs if other.name == name), None)
+            if leader is None or not isinstance(leader.rule, IndexColumn):
+                raise SignatureError(
+                    f"{where} follows {name!r}, which is no output with the rule index_column"
+                )
+            if rank == 0:
+                raise SignatureError(f"{where} needs rows; the output is a scalar")
+        case Whole():
+            pass
+
+
+def _check_index_column(where: str, output: OutputPort, column: int) -> None:
+    if output.shape.rank not in (1, 2):
+        raise SignatureError(f"{where} needs the shape [rows, columns] or [rows], not [{output.shape}]")
+    columns = Dimension(1, 1) if output.shape.rank == 1 else output.shape.dimensions[1]
+    if column < 0 or (columns.maximum is not None and column >= columns.maximum):
+        raise SignatureError(f"{where}: there is no column {column} in [{output.shape}]")
+    if output.element_type == "boolean":
+        raise SignatureError(f"{where}: a boolean is no index")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SignatureError(f"a port is a mapping, not {value!r}")
+    return value
