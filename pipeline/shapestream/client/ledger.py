@@ -1,0 +1,163 @@
+"""The requests of one session: which wait for credit, which are out, which deadline comes next. Pure.
+
+A request is `waiting` (here, in order), `outstanding` (sent, holding its share of the window), or gone.
+The queue needs no bound of its own: each ticket stands for a caller that waits, and streams bound theirs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TypeVar
+
+from shapestream.client.tickets import AnyTicket, RequestTicket, Ticket
+from shapestream.wire.messages import Request
+
+__all__ = ["Ledger"]
+
+Kind = TypeVar("Kind", bound=Ticket)
+
+
+class Ledger:
+    """Every ticket by its id, and the window that requests must fit into."""
+
+    def __init__(self) -> None:
+        self.tickets: dict[int, AnyTicket] = {}
+        """Everything not answered yet, in order of submission; abandoned requests too."""
+        self.window_requests = 0
+        self.window_bytes = 0
+        self.outstanding_requests = 0
+        self.outstanding_bytes = 0
+        self._waiting: OrderedDict[int, RequestTicket] = OrderedDict()
+        self._deadlines: list[tuple[float, int]] = []
+        self._with_deadline = 0
+        self._last_sequence = 0
+        self._last_other_id = 0
+
+    def add(self, ticket: AnyTicket) -> None:
+        """Number a new ticket; a request queues for credit."""
+        if type(ticket) is RequestTicket:
+            self._last_sequence += 1
+            ticket.id = self._last_sequence
+            self._waiting[ticket.id] = ticket
+        else:
+            self._last_other_id -= 1
+            ticket.id = self._last_other_id
+        self.tickets[ticket.id] = ticket
+        if ticket.deadline is not None:
+            self._with_deadline += 1
+            heapq.heappush(self._deadlines, (ticket.deadline, ticket.id))
+
+    def remove(self, id: int) -> AnyTicket | None:  # noqa: A002 - the protocol's word
+        """Strike a ticket off, wherever it is; its share of the window is free again."""
+        ticket = self.tickets.pop(id, None)
+        if ticket is None:
+            return None
+        if ticket.deadline is not None:
+            self._with_deadline -= 1
+            if len(self._deadlines) > 2 * self._with_deadline + 64:
+                self._forget_met_deadlines()
+        if type(ticket) is RequestTicket and self._waiting.pop(id, None) is None:
+            self.outstanding_requests -= 1
+            self.outstanding_bytes -= ticket.nbytes
+        return ticket
+
+    def abandon(self, ticket: AnyTicket) -> bool:
+        """Nobody waits for it any more. True where the server has it, and still owes the terminal reply."""
+        if type(ticket) is not RequestTicket or ticket.id in self._waiting:
+            self.remove(ticket.id)
+            return False
+        ticket.abandoned = True
+        return True
+
+    def answered(self, sequence: int) -> RequestTicket | None:
+        """A terminal reply has come: the request it ends, where somebody still waits for that."""
+        ticket = self.remove(sequence) if sequence > 0 else None
+        return ticket if type(ticket) is RequestTicket and not ticket.abandoned else None
+
+    def of_kind(self, kind: type[Kind]) -> list[Kind]:
+        """All tickets of one kind, in order of submission."""
+        return [ticket for ticket in self.tickets.values() if type(ticket) is kind]
+
+    def is_waiting(self, ticket: AnyTicket) -> bool:
+        """Whether a request has not been sent."""
+        return ticket.id in self._waiting
+
+    def expired(self, now: float) -> Iterator[AnyTicket]:
+        """Tickets whose deadline has come and that somebody waits for."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, ticket_id = heapq.heappop(self._deadlines)
+            ticket = self.tickets.get(ticket_id)
+            if ticket is not None and not (type(ticket) is RequestTicket and ticket.abandoned):
+                yield ticket
+
+    def next_deadline(self) -> float:
+        """The earliest deadline on file; it may have been met already."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def take_sendable(self, now: float) -> tuple[list[Request], list[RequestTicket]]:
+        """Requests that fit into the window now, in order; and those that never will, taken off the ledger.
+
+        A model that is being opened again holds up those behind it too: it is a matter of one round trip, and
+        keeps the order.
+        """
+        requests: list[Request] = []
+        hopeless: list[RequestTicket] = []
+        waiting = self._waiting
+        while waiting:
+            ticket = next(iter(waiting.values()))
+            if ticket.model.number is None:
+                break
+            if ticket.nbytes > self.window_bytes:
+                self.remove(ticket.id)
+                hopeless.append(ticket)
+                continue
+            if self.outstanding_requests >= self.window_requests:
+                break
+            if self.outstanding_bytes + ticket.nbytes > self.window_bytes:
+                break
+            del waiting[ticket.id]
+            self.outstanding_requests += 1
+            self.outstanding_bytes += ticket.nbytes
+            deadline = ticket.deadline
+            requests.append(
+                Request(
+                    sequence=ticket.id,
+                    model=ticket.model.number,
+                    remaining_ms=None if deadline is None else max(1, math.ceil((deadline - now) * 1000)),
+                    priority=ticket.priority,
+                    tensors=ticket.tensors,
+                )
+            )
+        return requests, hopeless
+
+    def recall(self) -> list[int]:
+        """The server forgot everything: what was sent waits again, in order. Returns ids nobody wants."""
+        unwanted = [ticket.id for ticket in self.of_kind(RequestTicket) if ticket.abandoned]
+        for ticket_id in unwanted:
+            self.remove(ticket_id)
+        self._waiting = OrderedDict((ticket.id, ticket) for ticket in self.of_kind(RequestTicket))
+        self.outstanding_requests = 0
+        self.outstanding_bytes = 0
+        return unwanted
+
+    def _forget_met_deadlines(self) -> None:
+        self._deadlines = [entry for entry in self._deadlines if entry[1] in self.tickets]
+        heapq.heapify(self._deadlines)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the books do not balance; for tests."""
+        requests = self.of_kind(RequestTicket)
+        out = [ticket for ticket in requests if ticket.id not in self._waiting]
+        assert self.outstanding_requests == len(out)
+        assert self.outstanding_bytes == sum(ticket.nbytes for ticket in out)
+        assert self._waiting.keys() <= self.tickets.keys()
+        assert list(self._waiting) == sorted(self._waiting)
+        assert not any(ticket.abandoned for ticket in self._waiting.values())
+        timed = [ticket for ticket in self.tickets.values() if ticket.deadline is not None]
+        assert self._with_deadline == len(timed)
+        filed = {ticket_id for _, ticket_id in self._deadlines}
+        overdue = {ticket.id for ticket in requests if ticket.abandoned}
+        assert {ticket.id for ticket in timed} <= filed | overdue

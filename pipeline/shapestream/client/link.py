@@ -1,0 +1,140 @@
+"""Is there a server at the other end? Greeting, heartbeats, silence and starting again. Pure.
+
+    DOWN ──connected──> GREETING ──Welcome──> OPEN
+     ^                    │  ^                 │ │
+     │<──no Welcome───────┘  └────Unknown──────┘ │
+     │<──silence, unreadable answer──────────────┤
+     └<──a rest──── LEFT <────────Goodbye────────┘
+
+Entering DOWN asks the shell for a new connection: whatever is still queued in the old one would only
+arrive late. A connection that is merely interrupted heals inside ZeroMQ; a server that was restarted
+answers the next heartbeat with `Unknown`, so that the session is usually back within one heartbeat.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Link", "LinkSettings", "LinkState"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """How patient a client is."""
+
+    greeting_s: float = 1.0
+    """How long a `Hello` may go unanswered before a new connection is tried; doubles up to `silence_s`."""
+    silence_s: float = 10.0
+    """A server that has said nothing for so long counts as gone."""
+    rest_s: float = 0.5
+    """How long to wait before looking for a server that said goodbye."""
+    unavailable_after_s: float = 60.0
+    """With no server for so long, what waits fails with `unavailable` instead of waiting on."""
+
+
+class LinkState(Enum):
+    """See the diagram at the top."""
+
+    DOWN = "down"
+    GREETING = "greeting"
+    OPEN = "open"
+    LEFT = "left"
+
+
+class Link:
+    """The state of one connection after another, and when to do something about it."""
+
+    def __init__(self, settings: LinkSettings, now: float) -> None:
+        self._settings = settings
+        self.state = LinkState.DOWN
+        self.lost_at: float | None = now
+        """Since when there has been no server; None while there is one."""
+        self._hello_due = False
+        self._attempts = 0
+        self._act_at = math.inf
+        self._heard_at = now
+        self._sent_at = now
+        self._heartbeat_s = math.inf
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be sent."""
+        return self.state is LinkState.OPEN
+
+    def connected(self, now: float) -> None:
+        """The shell has made a connection."""
+        self._greet(now)
+
+    def heard(self, now: float) -> None:
+        """Anything at all has arrived."""
+        self._heard_at = now
+
+    def sent(self, now: float) -> None:
+        """Anything at all has been sent."""
+        self._sent_at = now
+
+    def welcomed(self, heartbeat_s: float) -> None:
+        """`Welcome` has arrived."""
+        self.state = LinkState.OPEN
+        self._heartbeat_s = heartbeat_s
+        self._act_at = math.inf
+        self._attempts = 0
+        self._hello_due = False
+        self.lost_at = None
+
+    def forgotten(self, now: float) -> None:
+        """`Unknown` has arrived: greet again, on this connection; more of them say nothing new."""
+        if self.state is LinkState.OPEN:
+            self._lose(now)
+            self._greet(now)
+
+    def left(self, now: float) -> None:
+        """`Goodbye` has arrived: rest, then look for a server again."""
+        self._lose(now)
+        self.state = LinkState.LEFT
+        self._act_at = now + self._settings.rest_s
+
+    def broken(self, now: float) -> None:
+        """What arrived cannot be read: this connection is of no use; greet the next one after a rest."""
+        self.left(now)
+
+    def take_hello(self) -> bool:
+        """Whether `Hello` must be sent now; it is asked for once."""
+        due, self._hello_due = self._hello_due, False
+        return due
+
+    def heartbeat_due(self, now: float) -> bool:
+        """Whether the server has not heard of this client for a heartbeat's time."""
+        return self.is_open and now >= self._sent_at + self._heartbeat_s
+
+    def must_reconnect(self, now: float) -> bool:
+        """Whether this connection is to be given up now. True once; the link is then DOWN."""
+        silent = self.is_open and now >= self._heard_at + self._settings.silence_s
+        if not silent and now < self._act_at:
+            return False
+        if silent:
+            self._lose(now)
+        self.state = LinkState.DOWN
+        self._hello_due = False
+        self._act_at = math.inf
+        return True
+
+    def next_wakeup(self) -> float:
+        """When something may become due."""
+        if self.state is not LinkState.OPEN:
+            return self._act_at
+        return min(self._heard_at + self._settings.silence_s, self._sent_at + self._heartbeat_s)
+
+    def _greet(self, now: float) -> None:
+        self.state = LinkState.GREETING
+        self._hello_due = True
+        self._heard_at = now
+        patience = self._settings.greeting_s * 2.0 ** min(self._attempts, 16)
+        self._attempts += 1
+        self._act_at = now + min(patience, self._settings.silence_s)
+
+    def _lose(self, now: float) -> None:
+        if self.lost_at is None:
+            self.lost_at = now
