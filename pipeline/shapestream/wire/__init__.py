@@ -1,0 +1,1 @@
+"""Protocol version 1: what travels, and how (docs/protocol.md)."""

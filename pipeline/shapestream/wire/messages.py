@@ -18,6 +18,7 @@ from shapestream_engine.layout import Tensors
 
 PROTOCOL_VERSION = 1
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """Where one request's time went, as the server saw it; microseconds on the wire."""

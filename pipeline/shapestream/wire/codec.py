@@ -1,0 +1,266 @@
+"""Messages of protocol version 1: frames from the socket -> entries, and entries -> frames for the socket.
+
+A message is a msgpack header frame, `[1, [entry, ...]]`, and raw frames. An entry is `[kind, frame count, field,
+...]`; the entries own the raw frames in turn, and own them all. Nothing that arrives is trusted: what cannot be
+divided into entries raises `ProtocolError`, and its sender is cut off; an entry that is wrong in itself fails
+alone, by its id. Whether the tensors suit a model is not for this module (`ModelSignature.resolve`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import msgpack
+
+from shapestream.errors import ProtocolError, TooLarge
+from shapestream.wire.entry_reader import READERS, BadEntryError, Reader, entry_id
+from shapestream.wire.entry_writer import WRITERS
+from shapestream.wire.limits import CLIENT_LIMITS, MAX_PLAIN_ITEMS, Limits
+from shapestream.wire.messages import (
+    PROTOCOL_VERSION,
+    BatchDone,
+    BatchFailed,
+    Cancel,
+    CancelBatch,
+    Credit,
+    Entry,
+    Execute,
+    Failure,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelOpened,
+    ModelRefused,
+    OpenModel,
+    Request,
+    Result,
+    Statistics,
+    StatisticsRequest,
+    Unknown,
+    Welcome,
+    WorkerHello,
+    WorkerWelcome,
+)
+from shapestream_engine.layout import Buffer
+
+__all__ = ["BadEntry", "Envelope", "Role", "decode", "encode", "pack_messages"]
+
+
+class Role(Enum):
+    """Who reads a message, and from whom; it decides which kinds of entries are acceptable."""
+
+    SERVER_OF_CLIENTS = auto()
+    CLIENT = auto()
+    SERVER_OF_WORKERS = auto()
+    WORKER = auto()
+
+
+_ACCEPTED: dict[Role, tuple[type[Any], ...]] = {
+    Role.SERVER_OF_CLIENTS: (Heartbeat, Goodbye, Hello, OpenModel, Request, Cancel, StatisticsRequest),
+    Role.CLIENT: (
+        Heartbeat,
+        Goodbye,
+        Welcome,
+        Unknown,
+        ModelOpened,
+        ModelRefused,
+        Result,
+        Failure,
+        Credit,
+        Statistics,
+    ),
+    Role.SERVER_OF_WORKERS: (Heartbeat, Goodbye, WorkerHello, BatchDone, BatchFailed),
+    Role.WORKER: (Heartbeat, Goodbye, Unknown, WorkerWelcome, Execute, CancelBatch),
+}
+_READERS: dict[Role, dict[int, Reader]] = {
+    role: {kind.KIND: READERS[kind] for kind in kinds} for role, kinds in _ACCEPTED.items()
+}
+_BULK = frozenset({Request, Result, Failure, Execute, BatchDone, BatchFailed})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadEntry:
+    """An entry that cannot be used. `id` is its sequence or batch number, where that much could be read."""
+
+    kind: int
+    id: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message, divided into entries, in their order."""
+
+    entries: list[Entry]
+    bad: list[BadEntry]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMITS) -> Envelope:
+    """Reads a message for `role`; raises `ProtocolError` when it cannot be divided into entries.
+
+    Large tensors are not copied: the entries hold the frames that were given.
+    """
+    readers = _READERS[role]
+    entries: list[Entry] = []
+    bad: list[BadEntry] = []
+    first = 1
+    total = len(frames)
+    for fields in _unpack(frames, limits):
+        if type(fields) is not tuple or len(fields) < 2:
+            raise ProtocolError("an entry is not an array of at least [kind, frame count]")
+        kind, count = fields[0], fields[1]
+        if type(kind) is not int or type(count) is not int or count < 0:
+            raise ProtocolError("an entry's kind and frame count must be integers")
+        last = first + count
+        if last > total:
+            raise ProtocolError(f"the entries claim more than the {total - 1} raw frames of the message")
+        reader = readers.get(kind)
+        if reader is None:
+            bad.append(BadEntry(kind=kind, id=entry_id(fields), message=f"kind {kind} is not expected here"))
+        else:
+            try:
+                entries.append(reader(fields, frames, first, last, limits))
+            except BadEntryError as error:
+                bad.append(BadEntry(kind=kind, id=entry_id(fields), message=str(error)))
+        first = last
+    if first != total:
+        raise ProtocolError(f"the entries claim {first - 1} of the {total - 1} raw frames of the message")
+    return Envelope(entries=entries, bad=bad)
+
+
+def _unpack(frames: Sequence[Buffer], limits: Limits) -> tuple[Any, ...]:
+    """The unpacked, unread entries."""
+    if not 1 <= len(frames) <= limits.max_frames + 1:
+        raise ProtocolError(f"{len(frames)} frames; a message has 1 to {limits.max_frames + 1}")
+    header = frames[0]
+    if len(header) > limits.max_header_bytes:
+        raise ProtocolError(f"the header has {len(header)} bytes; the limit is {limits.max_header_bytes}")
+    try:
+        document = msgpack.unpackb(
+            header,
+            use_list=False,
+            object_pairs_hook=_unique_keys,
+            ext_hook=_refuse_extension,
+            max_str_len=limits.max_header_bytes,
+            max_bin_len=limits.max_header_bytes,
+            max_array_len=max(MAX_PLAIN_ITEMS, limits.max_members),
+            max_map_len=MAX_PLAIN_ITEMS,
+            max_ext_len=0,
+        )
+    except ValueError as error:
+        # msgpack's own errors, and UnicodeDecodeError, are ValueErrors all.
+        raise ProtocolError(f"the header is not acceptable msgpack: {str(error)[:200]}") from error
+    if type(document) is not tuple or len(document) != 2:
+        raise ProtocolError("the header is not [version, [entry, ...]]")
+    version, rows = document
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise ProtocolError(f"the message is not of protocol version {PROTOCOL_VERSION}")
+    if type(rows) is not tuple or len(rows) > limits.max_entries:
+        raise ProtocolError(f"the header must hold an array of at most {limits.max_entries} entries")
+    return rows
+
+
+def _unique_keys(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a map has a key twice")
+    if not all(type(key) is str for key in result):
+        raise ValueError("a map has a key that is not a string")
+    return result
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"msgpack extension type {code} is not part of the protocol")
+
+
+# ---------------------------------------------------------------- writing
+
+
+def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[Buffer]:
+    """The frames of one message; raises `TooLarge` when these entries do not fit one (see `pack_messages`)."""
+    raw: list[Buffer] = []
+    packed = [WRITERS[type(entry)](entry, raw) for entry in entries]
+    frames = _message(packed, raw)
+    if (
+        len(packed) > limits.max_entries
+        or len(raw) > limits.max_frames
+        or len(frames[0]) > limits.max_header_bytes
+    ):
+        raise TooLarge(
+            f"{len(packed)} entries, {len(raw)} frames and a header of {len(frames[0])} bytes do not fit one message"
+        )
+    return frames
+
+
+def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[list[Buffer]]:
+    """The frames of as few messages as the limits allow, in the order in which they must be sent.
+
+    Control entries go first, the rest keeps its order. Three exceptions keep the meaning: what withdraws a request
+    or batch that is in `entries` too stays behind it, and a `Goodbye` comes last.
+    """
+    messages: list[list[Buffer]] = []
+    packed: list[bytes] = []
+    raw: list[Buffer] = []
+    header_bytes = raw_bytes = 0
+    room = limits.max_header_bytes - _MAX_PREFIX_BYTES
+    for entry in _in_order(entries):
+        own: list[Buffer] = []
+        data = WRITERS[type(entry)](entry, own)
+        own_bytes = sum(memoryview(frame).nbytes for frame in own) if own else 0
+        if len(data) > room or len(own) > limits.max_frames:
+            raise TooLarge(f"one {type(entry).__name__} takes {len(data)} bytes and {len(own)} frames")
+        if packed and (
+            len(packed) == limits.max_entries
+            or header_bytes + len(data) > room
+            or len(raw) + len(own) > limits.max_frames
+            or (own and raw_bytes + own_bytes > limits.preferred_message_bytes)
+        ):
+            messages.append(_message(packed, raw))
+            packed, raw, header_bytes, raw_bytes = [], [], 0, 0
+        packed.append(data)
+        header_bytes += len(data)
+        if own:
+            raw += own
+            raw_bytes += own_bytes
+    if packed:
+        messages.append(_message(packed, raw))
+    return messages
+
+
+_MAX_PREFIX_BYTES = 5
+
+
+def _message(packed: list[bytes], raw: list[Buffer]) -> list[Buffer]:
+    count = len(packed)
+    # msgpack: [1, [...]], with the shortest array header.
+    prefix = bytes((0x92, 0x01, 0x90 | count)) if count < 16 else b"\x92\x01\xdc" + count.to_bytes(2, "big")
+    return [prefix + b"".join(packed), *raw]
+
+
+def _in_order(entries: Sequence[Entry]) -> list[Entry]:
+    kinds = {type(entry) for entry in entries}
+    if kinds <= _BULK or len(entries) == 1:
+        return list(entries)
+    requests = {entry.sequence for entry in entries if isinstance(entry, Request)} if Cancel in kinds else ()
+    batches = {entry.batch for entry in entries if isinstance(entry, Execute)} if CancelBatch in kinds else ()
+    control: list[Entry] = []
+    bulk: list[Entry] = []
+    farewell: list[Entry] = []
+    for entry in entries:
+        if isinstance(entry, Goodbye):
+            farewell.append(entry)
+        elif (
+            type(entry) in _BULK
+            or (isinstance(entry, Cancel) and entry.sequence in requests)
+            or (isinstance(entry, CancelBatch) and entry.batch in batches)
+        ):
+            bulk.append(entry)
+        else:
+            control.append(entry)
+    return control + bulk + farewell

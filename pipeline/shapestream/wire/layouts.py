@@ -1,0 +1,133 @@
+"""Layouts on the wire: a tensor description that was seen before is recognised by its bytes.
+
+A layout travels as a msgpack `bin` that holds its own msgpack encoding. Requests repeat a few layouts, so the
+receiver looks the bytes up among those that it has unpacked and checked before: one dictionary access instead
+of a walk over names, types and dimensions. Since bytes are compared, not values, nothing that merely equals a
+checked layout in Python (`True == 1 == 1.0`) passes for it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import msgpack
+
+from shapestream.errors import InvalidRequest
+from shapestream.wire.limits import MAX_INTEGER, MAX_RANK, MAX_TENSORS
+from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.layout import Layout
+
+__all__ = ["CheckedLayout", "LayoutBook", "LayoutError"]
+
+# Layouts remembered; when full, the book starts afresh. A longer encoding than this is checked every time, so
+# that hostile layouts cannot make the book large.
+MAX_REMEMBERED = 4096
+MAX_REMEMBERED_BYTES = 512
+_MAX_PACKED_BYTES = MAX_TENSORS * (16 + 9 * MAX_RANK)
+_ITEM_BYTES = {name: dtype.itemsize for name, dtype in ELEMENT_TYPES.items()}
+
+
+class LayoutError(InvalidRequest):
+    """A layout that no model could take; the message says which tensor, and why."""
+
+
+class CheckedLayout(NamedTuple):
+    """A layout in which everything that needs no model has been checked."""
+
+    layout: Layout
+    packed: bytes
+    nbytes: tuple[int, ...]
+    """The exact byte length of each tensor."""
+
+
+def _check_row(index: int, row: Any) -> int:
+    """Checks one tensor's description; returns its byte length."""
+    if type(row) is not tuple or len(row) != 3:
+        raise LayoutError(f"tensor {index}: its description must be [port, element type, shape]")
+    port, element_type, shape = row
+    if type(port) is not int or not 0 <= port < MAX_TENSORS:
+        raise LayoutError(f"tensor {index}: the port must be an integer from 0 to {MAX_TENSORS - 1}")
+    if type(element_type) is not str or element_type not in _ITEM_BYTES:
+        known = ", ".join(_ITEM_BYTES)
+        shown = element_type[:32] if type(element_type) is str else type(element_type).__name__
+        raise LayoutError(f"tensor {index}: element type {shown!r} is not one of {known}")
+    if type(shape) is not tuple or len(shape) > MAX_RANK:
+        raise LayoutError(f"tensor {index}: the shape must be an array of at most {MAX_RANK} integers")
+    for axis, size in enumerate(shape):
+        if type(size) is not int:
+            raise LayoutError(f"tensor {index}: dimension {axis} is {type(size).__name__}, not an integer")
+        if not 0 <= size <= MAX_INTEGER:
+            raise LayoutError(f"tensor {index}: dimension {axis} is {size}, outside 0..2^63-1")
+    item_bytes = _ITEM_BYTES[element_type]
+    # As NumPy counts: dimensions of 0 do not excuse the others.
+    if prod(size or 1 for size in shape) * item_bytes > MAX_INTEGER:
+        raise LayoutError(f"tensor {index}: shape {list(shape)} of {element_type} overflows 2^63-1 bytes")
+    return prod(shape) * item_bytes
+
+
+def _check(layout: Any) -> tuple[int, ...]:
+    if type(layout) is not tuple or len(layout) > MAX_TENSORS:
+        raise LayoutError(f"the layout must be an array of at most {MAX_TENSORS} tensor descriptions")
+    nbytes = tuple(_check_row(index, row) for index, row in enumerate(layout))
+    if len({row[0] for row in layout}) != len(layout):
+        raise LayoutError("two tensors name the same port")
+    return nbytes
+
+
+class LayoutBook:
+    """Layouts that have been checked, by their bytes and by their value; bounded."""
+
+    def __init__(self) -> None:
+        self._by_bytes: dict[bytes, CheckedLayout] = {}
+        self._by_value: dict[Layout, CheckedLayout] = {}
+
+    def read(self, packed: bytes) -> CheckedLayout:
+        """The layout that these bytes encode; raises `LayoutError`."""
+        known = self._by_bytes.get(packed)
+        return self._unpack(packed) if known is None else known
+
+    def write(self, layout: Layout) -> CheckedLayout:
+        """The encoding of this layout; raises `LayoutError`."""
+        known = self._by_value.get(layout)
+        return self._pack(layout) if known is None else known
+
+    def _unpack(self, packed: bytes) -> CheckedLayout:
+        if type(packed) is not bytes or len(packed) > _MAX_PACKED_BYTES:
+            raise LayoutError(f"the layout must be a bin of at most {_MAX_PACKED_BYTES} bytes")
+        try:
+            layout = msgpack.unpackb(
+                packed,
+                use_list=False,
+                max_str_len=32,
+                max_bin_len=0,
+                max_array_len=max(MAX_TENSORS, MAX_RANK),
+                max_map_len=0,
+                max_ext_len=0,
+                ext_hook=_refuse_extension,
+            )
+        except ValueError as error:
+            raise LayoutError(
+                "the layout is not msgpack of at most 64 x [port, element type, shape]"
+            ) from error
+        checked = CheckedLayout(layout, packed, _check(layout))
+        if len(packed) <= MAX_REMEMBERED_BYTES:
+            if len(self._by_bytes) >= MAX_REMEMBERED:
+                self._by_bytes.clear()
+            self._by_bytes[packed] = checked
+        return checked
+
+    def _pack(self, layout: Layout) -> CheckedLayout:
+        # What is remembered by value was checked for exact types first, so that an equal layout of other types
+        # (bool, float, NumPy integers) is either refused here or written as the integers that it equals.
+        nbytes = _check(layout)
+        checked = CheckedLayout(layout, msgpack.packb(layout), nbytes)
+        if len(checked.packed) <= MAX_REMEMBERED_BYTES:
+            if len(self._by_value) >= MAX_REMEMBERED:
+                self._by_value.clear()
+            self._by_value[layout] = checked
+        return checked
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"msgpack extension type {code} is not part of the protocol")

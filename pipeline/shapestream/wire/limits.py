@@ -1,0 +1,44 @@
+"""How much one message may hold. A receiver checks these before it believes anything; a sender keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CLIENT_LIMITS", "MAX_INLINE_BYTES", "MAX_INTEGER", "WORKER_LIMITS", "Limits"]
+
+MAX_INTEGER = 2**63 - 1
+"""The largest id, count, dimension or byte length: what a signed 64-bit integer holds."""
+MAX_INLINE_BYTES = 1024
+"""A tensor of at most so many bytes may travel inside the header."""
+MAX_TENSORS = 64
+"""Tensors of one request or result."""
+MAX_RANK = 32
+"""Dimensions of one tensor (NumPy 1 holds no more)."""
+MAX_NAME_CHARACTERS = 512
+"""Names of models, workers, software; codes."""
+MAX_MESSAGE_CHARACTERS = 8192
+"""Words for humans. Senders cut longer ones."""
+MAX_PLAIN_ITEMS = 4096
+"""Elements of one array or map of plain data, such as a signature or statistics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one kind of connection."""
+
+    max_entries: int = 256
+    """Entries in one message."""
+    max_frames: int = 1024
+    """Raw frames after the header frame."""
+    max_header_bytes: int = 1024 * 1024
+    """The header frame."""
+    max_members: int = 0
+    """Requests in one `Execute`, results in one `BatchDone`."""
+    preferred_message_bytes: int = 8 * 1024 * 1024
+    """Senders start a new message when the raw frames would pass this, so that control entries can overtake."""
+
+
+CLIENT_LIMITS = Limits()
+"""Between clients and the server: nobody is trusted."""
+WORKER_LIMITS = Limits(max_frames=65_536, max_header_bytes=64 * 1024 * 1024, max_members=16_384)
+"""Between the server and its workers, where one entry holds a whole batch."""
