@@ -1,0 +1,6 @@
+"""Many requests in, good batches out: the pure core that decides who runs with whom, where and when."""
+
+from shapestream.scheduling.scheduler import Scheduler
+from shapestream.scheduling.statistics import ModelStatistics, Statistics
+
+__all__ = ["ModelStatistics", "Scheduler", "Statistics"]

@@ -15,12 +15,12 @@ class StartBatch:
     model: str
     requests: tuple[int, ...]
     sizes: tuple[int, ...]
-    """The call's size of each of the model's `dimensions`: rows add up along `batch`, padded ones take the largest."""
+    """The call's size of each of the model's `dimensions`: rows add up along `batch`, else the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverResults:
-    """A batch's results go to these members; the others were cancelled, gone or too late and have their own action."""
+    """A batch's results go to these members; the others (cancelled, gone, late) have actions of their own."""
 
     batch: int
     requests: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What happened: the only inputs of `Scheduler.handle`. Ids, shapes, costs and times; never a tensor or a socket.
+"""What happened: the only inputs of `Scheduler.handle`. Ids, shapes and times; never a tensor or a socket.
 
 Times are seconds of one monotonic clock that the caller chooses; request ids are integers that the caller
 never uses twice.
@@ -67,7 +67,7 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLeft:
-    """A client is gone: its queued requests are dropped without an answer, its running ones are not delivered."""
+    """A client is gone: its queued requests are dropped without an answer, running ones are not delivered."""
 
     client: int
 
@@ -89,7 +89,7 @@ class SlotLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFinished:
-    """A batch ran. `expired` are members that were left out, since their deadline had passed before the start."""
+    """A batch ran. `expired` are members that were left out: their deadline had passed before the start."""
 
     batch: int
     run_s: float

@@ -1,0 +1,107 @@
+"""What must hold between any two events, whatever happened: the books of the scheduler agree with each other.
+
+Looks at everything, so it is for tests and for the hunt after a defect, not for the server's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from shapestream.scheduling.lanes import Lane, ModelQueue
+from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.planner import next_up
+from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request
+from shapestream.scheduling.slots import SlotTable
+
+
+def check(
+    ledger: Ledger,
+    queues: Mapping[str, ModelQueue],
+    waiting: Mapping[str, ModelQueue],
+    slots: SlotTable,
+    batches: Mapping[int, Batch],
+    now: float,
+) -> None:
+    """Raises AssertionError at the first book that disagrees."""
+    requests = ledger.requests.values()
+    _check_ledger(ledger, requests, now)
+    _check_batches(requests, slots, batches)
+    for name, queue in queues.items():
+        own = [request for request in requests if request.queue is queue]
+        _check_queue(queue, own)
+        assert name in waiting or not queue.waiting, f"{name} waits, but is not looked at"
+        free = {slot.id for slot in slots.slots.values() if name in slot.models and slot.batch is None}
+        assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"
+        assert queue.slot_count == sum(name in slot.models for slot in slots.slots.values())
+    assert next_up(queues.values(), now) is None, "a free slot idles while a request may start"
+
+
+def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> None:
+    waiting = [request for request in requests if request.state in (QUEUED, RERUN)]
+    assert all(request.state is not DONE for request in requests), "a request that ended is still here"
+    assert ledger.admission.queued_requests == len(waiting)
+    assert ledger.admission.queued_bytes == sum(request.nbytes for request in waiting)
+    assert ledger.running == sum(request.state is RUNNING for request in requests)
+    owned = [request for client in ledger.clients.values() for request in client.values()]
+    assert sorted(map(id, owned)) == sorted(map(id, requests)), "clients own what is not here, or the reverse"
+    assert all(ledger.clients.values()), "a client without requests is remembered"
+    assert not ledger.unwanted, "an unwanted batch was not looked at"
+    with_deadline = {request.id for request in requests if request.deadline is not None}
+    assert {request.id for request in ledger.deadlines.living()} == with_deadline
+    assert all(request.deadline is None or request.deadline > now for request in requests), "late, but here"
+
+
+def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mapping[int, Batch]) -> None:
+    assert slots.free_count == sum(slot.batch is None for slot in slots.slots.values())
+    running = {slot.batch.id for slot in slots.slots.values() if slot.batch is not None}
+    assert running == set(batches), "a batch without a slot, or a slot with a batch that is over"
+    for batch in batches.values():
+        assert batch.slot.batch is batch, "two batches on one slot"
+        assert batch.queue.profile.name in batch.slot.models, "a slot runs a model that it does not have"
+        wanted = [request for request in batch.members if request.state is RUNNING]
+        assert batch.wanted == len(wanted)
+        assert all(request.batch is batch for request in wanted), "a request in two batches"
+    for request in requests:
+        if request.state is RUNNING:
+            assert request.batch is not None
+            assert request.batch.id in batches, "a request runs in a batch that is over"
+            assert request in request.batch.members
+
+
+def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
+    queued = {request.id: request for request in own if request.state is QUEUED}
+    again = [request for request in own if request.state is RERUN]
+    assert queue.count == len(queued)
+    assert queue.rows == sum(request.rows for request in queued.values())
+    assert queue.rerun_count == len(again)
+    grouped = [request for _, _, group in queue.reruns for request in group if request.state is RERUN]
+    assert sorted(map(id, grouped)) == sorted(map(id, again)), (
+        "a request to be run again is in no group, or two"
+    )
+    assert {request.id for request in queue.oldest.living()} == set(queued)
+    assert len(queue.oldest) <= 2 * len(queued) + 64, "the dead were not thrown out"
+    if queue.delay_s:
+        assert {request.id for request in queue.due.living()} == set(queued)
+    found: list[int] = []
+    for lane in queue.lanes.values():
+        found.extend(_check_lane(queue, lane))
+    assert sorted(found) == sorted(queued), "a request is in no bucket, or in two"
+    assert sum(len(lane.buckets) for lane in queue.lanes.values()) == len(queue.buckets)
+
+
+def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
+    assert lane.buckets, "an empty lane is remembered"
+    assert [bucket.key for bucket in lane.buckets] == sorted(bucket.key for bucket in lane.buckets)
+    for bucket in lane.buckets:
+        assert queue.buckets[bucket.shape] is bucket
+        fixed = tuple(size for size, padded in zip(bucket.shape, queue.padded, strict=True) if not padded)
+        assert lane.key == fixed, "a lane mixes what may not mix"
+        in_runs = [request for run in bucket.runs.values() for request in run]
+        living = [request for request in in_runs if request.state is QUEUED]
+        assert bucket.count == len(living) > 0
+        assert bucket.rows == sum(request.rows for request in living)
+        assert all(run[0].state is QUEUED for run in bucket.runs.values()), "a dead entry stands in front"
+        assert bucket.first() == min(living, key=lambda request: (request.rank, request.order))
+        full = bool(queue.delay_s) and bucket.rows >= queue.profile.max_batch
+        assert full == (bucket.shape in queue.full)
+        yield from (request.id for request in living)

@@ -1,0 +1,195 @@
+"""The book of admitted requests: who is here, and the one place where a request ends.
+
+Every ending of a request goes through `deliver`, `fail` or `forget`. Each takes it out of wherever it is
+(a lane, a group to be run again, a running batch), so that no second ending can find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest
+from shapestream.scheduling.admission import Admission, Refusal
+from shapestream.scheduling.events import Arrival
+from shapestream.scheduling.lanes import AGEING_S, MAX_PRIORITY, ModelQueue
+from shapestream.scheduling.lazy_heap import LazyHeap
+from shapestream.scheduling.planner import Cut
+from shapestream.scheduling.records import DONE, QUEUED, RUNNING, Batch, Request, State
+from shapestream.scheduling.statistics import Counters
+from shapestream.scheduling.story import Story
+
+
+class Ledger:
+    """The live requests, by id, by client and by deadline."""
+
+    __slots__ = (
+        "admission",
+        "clients",
+        "counters",
+        "deadlines",
+        "next_order",
+        "requests",
+        "running",
+        "story",
+        "unwanted",
+    )
+
+    def __init__(self, admission: Admission, story: Story) -> None:
+        self.admission = admission
+        self.story = story
+        self.counters = Counters()
+        self.requests: dict[int, Request] = {}
+        self.clients: dict[int, dict[int, Request]] = {}
+        self.deadlines = LazyHeap(State.RUNNING)
+        self.running = 0
+        """Requests in running batches that somebody still waits for."""
+        self.unwanted: list[Batch] = []
+        """Batches whose last wanted member has ended; the scheduler empties it."""
+        self.next_order = 0
+
+    def admit(self, arrival: Arrival, queue: ModelQueue, now: float) -> Request:
+        """Takes a request in and lets it wait. Raises ValueError if its id is here already."""
+        if arrival.id in self.requests:
+            raise ValueError(f"request {arrival.id} is here already; ids are used once")
+        sizes = arrival.sizes
+        priority = arrival.priority
+        if priority:
+            priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
+        request = Request(
+            arrival.id,
+            arrival.client,
+            queue,
+            sizes[0] if queue.has_batch else 1,
+            sizes[1:] if queue.has_batch else sizes,
+            arrival.nbytes,
+            arrival.deadline,
+            priority,
+            now,
+            now - priority * AGEING_S,
+            self.next_order,
+        )
+        queue.add(request)
+        self.next_order += 1
+        self.requests[request.id] = request
+        owned = self.clients.get(request.client)
+        if owned is None:
+            owned = self.clients[request.client] = {}
+        owned[request.id] = request
+        if request.deadline is not None:
+            self.deadlines.push(request.deadline, request)
+        self.admission.queued_requests += 1
+        self.admission.queued_bytes += request.nbytes
+        return request
+
+    def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
+        """The ending of a request that was never taken in."""
+        self.story.note(now, (arrival.id,), "refused: {}: {}", refusal.code, refusal.message)
+        self._count_failure(refusal.code)
+        return FailRequest(
+            id=arrival.id,
+            code=refusal.code,
+            message=refusal.message,
+            retry_after_s=refusal.retry_after_s,
+        )
+
+    def start(self, batch: Batch, plan: Cut, now: float) -> None:
+        """Moves requests from what waits to what runs; they have left their lane already."""
+        nbytes = 0
+        for request in plan.members:
+            request.batch = batch
+            nbytes += request.nbytes
+        count = len(batch.ids)
+        self.admission.queued_requests -= count
+        self.admission.queued_bytes -= nbytes
+        self.running += count
+        counters = self.counters
+        counters.batches_started += 1
+        counters.rows_started += plan.rows
+        counters.elements_computed += plan.rows * prod(plan.shape)
+        counters.elements_padding += plan.padding
+        note = "batch {} of {} on slot {} at {}, {} elements of it padding"
+        self.story.note(now, batch.ids, note, batch.id, count, batch.slot.id, batch.sizes, plan.padding)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
+        for request in requests:
+            request.batch = None
+            self.admission.queued_bytes += request.nbytes
+        self.admission.queued_requests += len(requests)
+        self.running -= len(requests)
+
+    def deliver(self, batch: Batch, now: float, actions: list[Action]) -> None:
+        """Ends those members of a finished batch that still run."""
+        members = batch.members
+        ids = batch.ids
+        if batch.wanted != len(members):
+            members = [request for request in members if request.state is RUNNING]
+            ids = tuple([request.id for request in members])
+        if not ids:
+            return
+        requests = self.requests
+        clients = self.clients
+        for request in members:
+            request.state = DONE
+            del requests[request.id]
+            owned = clients[request.client]
+            del owned[request.id]
+            if not owned:
+                del clients[request.client]
+        self.running -= len(ids)
+        self.deadlines.shrink(len(requests))
+        self.counters.delivered += len(ids)
+        self.story.note(now, ids, "delivered")
+        actions.append(DeliverResults(batch=batch.id, requests=ids))
+
+    def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
+        """Ends a request with an error."""
+        self._withdraw(request)
+        self._count_failure(code)
+        self.story.note(now, (request.id,), "failed: {}: {}", code, message)
+        return FailRequest(id=request.id, code=code, message=message)
+
+    def forget(self, request: Request, now: float) -> ForgetRequest:
+        """Ends a request of which nobody wants to hear."""
+        self._withdraw(request)
+        self.counters.forgotten += 1
+        self.story.note(now, (request.id,), "forgotten: its client left")
+        return ForgetRequest(id=request.id)
+
+    def forget_client(self, client: int, now: float) -> list[ForgetRequest]:
+        """Ends everything that a client had."""
+        owned = self.clients.get(client)
+        return [] if owned is None else [self.forget(request, now) for request in list(owned.values())]
+
+    def expired(self, now: float) -> Request | None:
+        """A live request whose deadline has passed; the earliest first, None if there is none."""
+        first = self.deadlines.first()
+        return first[2] if first is not None and first[0] <= now else None
+
+    def _count_failure(self, code: str) -> None:
+        failed = self.counters.failed
+        failed[code] = failed.get(code, 0) + 1
+
+    def _withdraw(self, request: Request) -> None:
+        if request.state is RUNNING:
+            batch = request.batch
+            assert batch is not None
+            request.state = DONE
+            batch.wanted -= 1
+            self.running -= 1
+            if not batch.wanted:
+                self.unwanted.append(batch)
+        else:
+            if request.state is QUEUED:
+                request.queue.take((request,), DONE)
+            else:
+                request.queue.leave_rerun((request,), DONE)
+            self.admission.queued_requests -= 1
+            self.admission.queued_bytes -= request.nbytes
+        del self.requests[request.id]
+        owned = self.clients[request.client]
+        del owned[request.id]
+        if not owned:
+            del self.clients[request.client]
+        self.deadlines.shrink(len(self.requests))
