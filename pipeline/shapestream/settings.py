@@ -71,27 +71,29 @@ class _Model(BaseModel):
 class ServerSettings(_Model):
     """The process that producers talk to."""
 
-    listen: tuple[Address, ...] = Field(("ipc://run/shapestream.sock",), strict=False, min_length=1)
+    listen: tuple[Address, ...] = Field(
+        default=("ipc://run/shapestream.sock",), strict=False, min_length=1, validate_default=True
+    )
     """Where clients connect: ipc://PATH (relative to this file) or tcp://127.0.0.1:PORT."""
     worker_listen: Address | None = None
     """Where workers that were started elsewhere dial in. The server's own workers need no setting."""
-    max_queued_requests: int = Field(8192, ge=1)
+    max_queued_requests: int = Field(default=8192, ge=1)
     """Requests that may wait, of all clients together; more are answered `overloaded`."""
     max_queued_bytes: Bytes = 2 << 30
     """Bytes of tensors that may wait; more are answered `overloaded`."""
-    window_requests: int = Field(1024, ge=1, le=65536)
+    window_requests: int = Field(default=1024, ge=1, le=65536)
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20
     """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
-    max_clients: int = Field(1024, ge=1, le=65536)
+    max_clients: int = Field(default=1024, ge=1, le=65536)
     """Clients at a time."""
-    heartbeat_s: float = Field(1.0, gt=0, le=3600, allow_inf_nan=False)
+    heartbeat_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
     """How often the server, its clients and its workers show that they live."""
-    client_silence_s: float = Field(10.0, gt=0, le=86400, allow_inf_nan=False)
+    client_silence_s: float = Field(default=10.0, gt=0, le=86400, allow_inf_nan=False)
     """A client that was silent for so long is gone; its queued requests are dropped."""
-    worker_silence_s: float = Field(3.0, gt=0, le=86400, allow_inf_nan=False)
+    worker_silence_s: float = Field(default=3.0, gt=0, le=86400, allow_inf_nan=False)
     """A worker that was silent for so long is lost; what it ran is run elsewhere."""
-    grace_s: float = Field(25.0, ge=0, le=86400, allow_inf_nan=False)
+    grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """How long SIGTERM waits for accepted requests before it gives up on them."""
 
 
@@ -135,9 +137,9 @@ class OutputSettings(_Model):
 class ProbeSettings(_Model):
     """Realistic values for one input: what `check` tries the model on."""
 
-    integers: tuple[int, int] | None = Field(None, strict=False)
+    integers: tuple[int, int] | None = Field(default=None, strict=False)
     """Whole numbers between these two, both included."""
-    floats: tuple[float, float] | None = Field(None, strict=False)
+    floats: tuple[float, float] | None = Field(default=None, strict=False)
     """Numbers between these two."""
 
 
@@ -151,11 +153,11 @@ class ShapesSettings(_Model):
 class BatchingSettings(_Model):
     """How requests are put together."""
 
-    max_batch: int | None = Field(None, ge=1, le=1 << 20)
+    max_batch: int | None = Field(default=None, ge=1, le=1 << 20)
     """Rows in one call, at most. Default: the upper bound of `batch` in the shapes, or 64."""
-    max_delay_ms: float = Field(0.0, ge=0, le=60_000, allow_inf_nan=False)
+    max_delay_ms: float = Field(default=0.0, ge=0, le=60_000, allow_inf_nan=False)
     """How long a free slot may wait for company. 0: never."""
-    max_padding_ratio: float = Field(0.125, ge=0, lt=1, allow_inf_nan=False)
+    max_padding_ratio: float = Field(default=0.125, ge=0, lt=1, allow_inf_nan=False)
     """Elements computed only as padding / elements computed, at most."""
 
 
@@ -170,7 +172,7 @@ class ModelSettings(_Model):
     """Instead of `path`: `package.module:name` of a NumPy callable in an installed module."""
     engine: Literal["openvino", "function"] | None = None
     """Default: openvino for a path, function for a function."""
-    device: str = Field("CPU", min_length=1)
+    device: str = Field(default="CPU", min_length=1)
     """The engine's name of the device."""
     inputs: dict[str, InputSettings] = Field(default_factory=dict)
     """By the name in the model file; unnamed ones are input0, input1, ..."""
@@ -194,9 +196,9 @@ class ModelSettings(_Model):
 class WorkerGroupSettings(_Model):
     """Worker processes that are alike."""
 
-    count: int = Field(1, ge=1, le=256)
+    count: int = Field(default=1, ge=1, le=256)
     """Processes."""
-    models: tuple[str, ...] | None = Field(None, strict=False, min_length=1)
+    models: tuple[str, ...] | None = Field(default=None, strict=False, min_length=1)
     """The models that each of them serves. Default: all."""
     slots: AutoCount = "auto"
     """Inference calls at a time in one process."""
@@ -232,9 +234,9 @@ class Settings(_Model):
     """The whole file."""
 
     server: ServerSettings = ServerSettings()
-    models: tuple[ModelSettings, ...] = Field((), strict=False)
+    models: tuple[ModelSettings, ...] = Field(default=(), strict=False)
     """May be empty only for a server whose workers all dial in."""
-    workers: tuple[WorkerGroupSettings, ...] | None = Field(None, strict=False)
+    workers: tuple[WorkerGroupSettings, ...] | None = Field(default=None, strict=False)
     """Default: one worker with all models. `[]`: none, they dial in."""
     in_process: Annotated[InProcessSettings | None, BeforeValidator(_read_in_process)] = None
     """`true`, or {slots, threads}: run the models in the server instead of in workers."""

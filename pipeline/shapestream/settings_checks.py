@@ -64,7 +64,7 @@ def _model(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
             f'engine "{engine}" does not take a "{kind}" (remove the engine; it is chosen by the kind)',
         )
     inputs, outputs = _mapping(model.get("inputs")), _mapping(model.get("outputs"))
-    if function is not None:
+    if function is not None and path is None:
         yield from _function_ports(location, inputs, outputs)
     for name, port in inputs.items():
         followed = _mapping(port).get("mask_of")

@@ -66,36 +66,53 @@ def load_settings(path: str | Path, *, files_must_exist: bool = True) -> LoadedS
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError([f"{path}: {reason}"]) from error
     source = read_yaml(data)
-    findings = [(problem.place, problem.location, problem.message) for problem in source.problems]
-    faulty = {problem.location for problem in source.problems if problem.location}
-    readable = source.values is not None or not findings
-    settings: Settings | None = None
-    if readable and not isinstance(source.values, dict):
-        what = (
-            "the file is empty"
-            if source.values is None
-            else f"expected a mapping, got {describe(source.values)}"
-        )
-        findings.append((None, (), f"{what} (start with models:)"))
-    elif readable:
-        context = {"base": path.parent, "files_must_exist": files_must_exist}
-        try:
-            settings = Settings.model_validate(source.values, context=context)
-        except ValidationError as error:
-            for detail in error.errors(include_url=False):
-                location, message = explain(detail)
-                if message and not _covered(location, faulty):
-                    findings.append((source.place_of(location), location, message))
-                    faulty.add(location)
-        for location, message in cross_check(source.values):
-            if not _covered(location, faulty):
-                findings.append((source.place_of(location), location, message))
-    if findings or settings is None:
-        findings.sort(key=lambda finding: finding[0] or Place(0, 0))
-        raise ConfigurationError([_line(path, *finding) for finding in findings])
+    findings = _Findings(source)
+    settings = _validate(source, findings, {"base": path.parent, "files_must_exist": files_must_exist})
+    if findings.found or settings is None:
+        findings.found.sort(key=lambda finding: finding[0] or Place(0, 0))
+        raise ConfigurationError([_line(path, *finding) for finding in findings.found])
     loaded = LoadedSettings(settings=settings, path=path, warnings=(), source=source)
     warnings = tuple(loaded.problem(location, message) for location, message in _doubts(settings))
     return LoadedSettings(settings=settings, path=path, warnings=warnings, source=source)
+
+
+class _Findings:
+    """What is wrong so far. A faulty value is not complained about again, nor what is in it."""
+
+    def __init__(self, source: YamlSource) -> None:
+        self._source = source
+        self.found = [(problem.place, problem.location, problem.message) for problem in source.problems]
+        self._faulty = {problem.location for problem in source.problems if problem.location}
+
+    def add(self, location: Location, message: str, *, follows: bool = False) -> None:
+        """Notes a finding; one that `follows` from comparing settings does not hide others at its place."""
+        if any(location[:length] in self._faulty for length in range(1, len(location) + 1)):
+            return
+        self.found.append((self._source.place_of(location), location, message))
+        if not follows:
+            self._faulty.add(location)
+
+
+def _validate(source: YamlSource, findings: _Findings, context: dict[str, Any]) -> Settings | None:
+    values = source.values
+    if not isinstance(values, dict):
+        if values is not None:
+            findings.add((), f"expected a mapping, got {describe(values)} (start with models:)")
+        elif not findings.found:
+            findings.add((), "the file is empty (start with models:)")
+        return None
+    settings: Settings | None = None
+    try:
+        # The default of `listen` is relative to this file, so even an absent server is validated.
+        settings = Settings.model_validate({"server": {}, **values}, context=context)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            location, message = explain(detail)
+            if message:
+                findings.add(location, message)
+    for location, message in cross_check(values):
+        findings.add(location, message, follows=True)
+    return settings
 
 
 def spell_location(location: Location) -> str:
@@ -115,10 +132,6 @@ def _line(path: Path, place: Place | None, location: Location, message: str) -> 
     where = f"{path}:{place.line}:{place.column}" if place is not None else f"{path}"
     key = spell_location(location)
     return f"{where}: {key}: {message}" if key else f"{where}: {message}"
-
-
-def _covered(location: Location, faulty: set[Location]) -> bool:
-    return any(location[:length] in faulty for length in range(1, len(location) + 1))
 
 
 def _doubts(settings: Settings) -> Iterator[tuple[Location, str]]:

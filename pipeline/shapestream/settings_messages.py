@@ -37,7 +37,7 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 def explain(detail: ErrorDetails) -> tuple[Location, str]:
     """Where it is wrong, and a sentence that says what is wrong and what to do.
 
-    The sentence is empty for a finding that only follows from others: a list too short without its faulty items.
+    The sentence is empty for what only follows from others: a list that is too short for want of sound items.
     """
     location: Location = detail["loc"]
     kind, given, context = detail["type"], detail.get("input"), detail.get("ctx", {})

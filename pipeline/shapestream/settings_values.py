@@ -65,7 +65,7 @@ def describe(value: Any) -> str:
 
 def _wrong(message: str) -> PydanticCustomError:
     # The text is a template for pydantic; braces of ours are not fields of it.
-    return PydanticCustomError("setting", "{message}", {"message": message})  # type: ignore[arg-type]  # LiteralString
+    return PydanticCustomError("setting", "{message}", {"message": message})
 
 
 def check_address(value: Any, info: ValidationInfo) -> str:

@@ -121,7 +121,7 @@ class _Builder:
             return {key: self._build(value, (*location, key)) for key, value in self._entries(node, location)}
         if isinstance(node, yaml.SequenceNode):
             return [self._item(value, (*location, index)) for index, value in enumerate(node.value)]
-        return _scalar(node)
+        return _scalar(node.value, plain=isinstance(node, yaml.ScalarNode) and node.style is None)
 
     def _item(self, node: yaml.Node, location: Location) -> Any:
         self._source.places.setdefault(location, _place(node))
@@ -149,9 +149,8 @@ class _Builder:
         self._source.problems.append(SourceProblem(message=message, location=location, place=_place(node)))
 
 
-def _scalar(node: yaml.ScalarNode) -> Any:
-    text: str = node.value
-    if node.style is not None:
+def _scalar(text: str, *, plain: bool) -> Any:
+    if not plain:
         return text
     if _NULL.fullmatch(text):
         return None

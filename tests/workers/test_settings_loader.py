@@ -1,0 +1,338 @@
+"""The YAML: what it may say, and how everything that is wrong with it is reported at once."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings import OutputSettings
+from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings_messages import json_schema
+from shapestream_engine.rules import parse_rule
+
+
+def write(folder: Path, text: str) -> Path:
+    """The text as a file."""
+    path = folder / "x.yaml"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def load(folder: Path, text: str) -> LoadedSettings:
+    """The settings of the text; model files need not exist."""
+    return load_settings(write(folder, text), files_must_exist=False)
+
+
+def problems_of(folder: Path, text: str | bytes) -> list[str]:
+    """The problems found, without the folder in front."""
+    path = folder / "x.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(path, files_must_exist=False)
+    return [problem.replace(f"{folder}/", "") for problem in caught.value.problems]
+
+
+ONE_MODEL = """\
+models:
+  - name: m
+    path: m.xml
+"""
+
+
+def test_the_smallest_file_gets_every_default(tmp_path: Path) -> None:
+    """A name and a path suffice: one worker, ipc beside the file, OpenVINO on the CPU."""
+    settings = load(tmp_path, ONE_MODEL).settings
+    assert (f"ipc://{tmp_path}/run/shapestream.sock",) == settings.server.listen
+    (model,) = settings.models
+    assert ("openvino", "CPU", str(tmp_path / "m.xml")) == (model.effective_engine, model.device, model.path)
+    (group,) = settings.worker_groups
+    assert (1, "auto", "auto", (model,)) == (
+        group.count,
+        group.slots,
+        group.threads,
+        settings.models_of(group),
+    )
+
+
+def test_the_canonical_file_of_the_design_is_read(tmp_path: Path) -> None:
+    """The example of the design, word for word, has the meaning that the design gives it."""
+    loaded = load(
+        tmp_path,
+        """\
+        server:
+          listen: [ipc://run/shapestream.sock, tcp://127.0.0.1:5555]   # beyond loopback: security is required
+        models:
+          - name: embeddings
+            path: ../models/minilm.xml
+            engine: openvino
+            device: CPU
+            inputs:
+              input_ids:      {shape: "batch:1..64, seq:1..512", pad: {seq: 0}}
+              attention_mask: {shape: "batch, seq", pad: {seq: 0}}
+            outputs:
+              embedding: {rule: rows}
+            probe:
+              input_ids: {integers: [0, 30521]}
+              attention_mask: {integers: [1, 1]}
+            shapes: {strategy: native}
+            batching: {max_batch: 64, max_delay_ms: 0}
+        workers:
+          - {count: 2, models: [embeddings], slots: auto, threads: auto}
+        logging: {level: info, format: auto}
+        """,
+    )
+    (model,) = loaded.settings.models
+    assert "batch:1..64, seq:1..512" == model.inputs["input_ids"].shape
+    assert {"seq": 0} == model.inputs["attention_mask"].pad
+    assert {"rule": "rows"} == model.outputs["embedding"].rule_arguments()
+    assert (0, 30521) == model.probe["input_ids"].integers
+    assert 2 == loaded.settings.worker_groups[0].count
+    assert ["models[0].inputs.input_ids.pad", "models[0].inputs.attention_mask.pad"] == [
+        warning.split(": ")[1] for warning in loaded.warnings
+    ]
+
+
+def test_a_type_error_names_the_line_the_key_and_the_remedy(tmp_path: Path) -> None:
+    """The message that the style guide asks for, to the letter."""
+    text = """\
+        models:
+          - name: m
+            path: m.xml
+            device: CPU
+            trust: true
+            shapes: {strategy: native}
+            batching:
+              max_batch: "8"
+        """
+    expected = 'x.yaml:8:7: models[0].batching.max_batch: expected an integer, got "8" (remove the quotes)'
+    assert [expected] == problems_of(tmp_path, text)
+
+
+def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """Syntax-level, type-level and cross-setting problems come out of one run."""
+    text = """\
+        server: {heartbeat_s: -1, listn: []}
+        models:
+          - name: m
+            path: m.xml
+            trust: yes
+            trust: true
+          - name: m
+            function: nonsense
+            inputs: {x: {shape: "5..1", element_type: f32}}
+            outputs: {y: {shape: "1", element_type: float32}}
+        workers: [{models: [n, m], slots: "3"}]
+        """
+    assert [
+        "x.yaml:1:10: server.heartbeat_s: must be more than 0.0, got -1",
+        'x.yaml:1:27: server.listn: unknown key (did you mean "listen"?)',
+        "x.yaml:6:5: models[0].trust: duplicate key (it stands on line 5 already; remove one)",
+        'x.yaml:7:5: models[1].name: models[0] is called "m" too (names are unique)',
+        'x.yaml:8:5: models[1].function: expected package.module:name, got "nonsense" '
+        "(the module must be installed)",
+        'x.yaml:9:18: models[1].inputs.x.shape: "5..1" is not a shape: no size is at least 5 and at most 1',
+    ] == [line for line in problems_of(tmp_path, text) if int(line.split(":")[1]) < 10]
+    assert {
+        "models[1].outputs.y.element_type",
+        "workers[0].models[0]",
+        "workers[0].slots",
+    } == {line.split(": ")[1] for line in problems_of(tmp_path, text) if int(line.split(":")[1]) >= 10}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: !!python/object/apply:os.system [ls]", "tag !!python/object/apply:os.system is not allowed"),
+        ("a: !custom 1", "tag !custom is not allowed"),
+        ("<<: {a: 1}", "merge keys (<<) are not read"),
+        ("? [a]\n: 1", "a key must be plain text"),
+        ("a:\n\t- b", "indent with spaces, not tabs"),
+        ("a: b: c", "quote a text that holds a colon"),
+        ("a: *gone", "undefined alias 'gone'"),
+        ("--- {}\n--- {}", "expected a single document"),
+        (b"\xff\xfe\xff", "not UTF-8 text"),
+        ("a: \x07", "the character '\\x07' is not allowed"),
+        ("[" * 50_000, "nested too deeply"),
+        ("a: &a [*a]", "an alias that holds itself"),
+        ("", "the file is empty (start with models:)"),
+        ("- 1", "expected a mapping, got a list"),
+        (b"a: " + b"x" * (1 << 20), "larger than 1 MiB"),
+    ],
+)
+def test_text_that_is_no_plain_yaml_is_refused(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    """Nothing is constructed, nothing crashes, and the reason is named."""
+    assert any(expected in problem for problem in problems_of(tmp_path, text))
+
+
+def test_aliases_that_multiply_are_cut_short(tmp_path: Path) -> None:
+    """A file of ten lines cannot become a billion values."""
+    lines = ["l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 10)]
+    assert any("more than 100000 values" in problem for problem in problems_of(tmp_path, "\n".join(lines)))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("trust: yes", 'models[0].trust: expected true or false, got "yes" (write true)'),
+        ("name: 5", "models[0].name: expected text, got 5 (put it in quotes)"),
+        ("device:", "models[0].device: expected text, got nothing (fill it in, or remove the key)"),
+        ("inputs: [a]", "models[0].inputs: expected a mapping, got a list"),
+        (
+            "batching: {max_batch: 8.0}",
+            "models[0].batching.max_batch: expected an integer, got 8.0 (write 8)",
+        ),
+        ("batching: {max_batch: true}", "models[0].batching.max_batch: expected an integer, got true"),
+        ("batching: {max_batch: 0}", "models[0].batching.max_batch: must be at least 1, got 0"),
+        ("batching: {max_delay_ms: '1'}", 'max_delay_ms: expected a number, got "1" (remove the quotes)'),
+        ("shapes: {strategy: magic}", 'models[0].shapes.strategy: expected "native", got "magic"'),
+        (
+            "inputs: {x: {shape: batch, seq:1..9}}",
+            'inputs.x["seq:1..9"]: unknown key (put a shape that holds',
+        ),
+        (
+            "inputs: {x: {shape: batch, mask_of: x}}",
+            "inputs.x.mask_of: an input cannot be the mask of itself",
+        ),
+        (
+            "outputs: {y: {rule: with}}",
+            'outputs.y: the rule "with" needs the output that it runs parallel to',
+        ),
+        (
+            "outputs: {y: {rule: rows, column: 1}}",
+            'outputs.y.column: only the rule "index_column" has a "column"',
+        ),
+        ("probe: {x: {integers: [3, 1]}}", "probe.x.integers: the low end 3 lies above the high end 1"),
+        ("probe: {x: {}}", "probe.x: write either integers: [low, high] or floats: [low, high]"),
+        ("function: a.b:c", 'models[0].function: both "path" and "function" are given (remove one)'),
+        ("engine: function", 'models[0].engine: engine "function" does not take a "path"'),
+        ("engine: tensorflow", 'models[0].engine: expected "openvino" or "function", got "tensorflow"'),
+    ],
+)
+def test_each_mistake_has_its_own_words(tmp_path: Path, line: str, expected: str) -> None:
+    """One mistake gives one problem, which says what to do."""
+    key = line.split(":")[0]
+    lines = {"name": "name: m", "path": "path: m.xml", key: line}
+    text = "models:\n  - " + "\n    ".join(lines.values())
+    (problem,) = problems_of(tmp_path, text)
+    assert expected in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("server: {listen: [tcp://0.0.0.0:5555]}", "is open to other machines"),
+        ("server: {listen: ['tcp://*:5555']}", "is open to other machines"),
+        ("server: {listen: [tcp://127.0.0.1]}", "has no port between 0 and 65535"),
+        ("server: {listen: [tcp://127.0.0.1:70000]}", "has no port between 0 and 65535"),
+        ("server: {listen: [http://127.0.0.1:80]}", "is not an address (write ipc://PATH or tcp://"),
+        ("server: {listen: [5555]}", "expected an address, got 5555"),
+        ("server: {listen: []}", "at least 1 item"),
+        (f"server: {{listen: [ipc:///{'x' * 120}]}}", "is too long (at most 107 bytes"),
+        (
+            "server: {window_bytes: 10 parsecs}",
+            'expected a size, got "10 parsecs" (write bytes, or "256 MiB")',
+        ),
+        ("server: {worker_silence_s: 1}", "worker_silence_s (1) must be at least twice heartbeat_s (1.0)"),
+        ("in_process: true\nworkers: [{}]", 'both "in_process" and "workers" are given (remove one)'),
+        ("workers: []", "no workers, and server.worker_listen is not set"),
+        ("workers: [{count: 0}]", "workers[0].count: must be at least 1, got 0"),
+        (
+            "logging: {level: loud}",
+            'logging.level: expected "debug", "info", "warning" or "error", got "loud"',
+        ),
+    ],
+)
+def test_settings_of_the_server_are_checked(tmp_path: Path, text: str, expected: str) -> None:
+    """Addresses, sizes and groups of workers have their own rules."""
+    model = "models: [{name: m, path: m.xml}]\n"
+    (problem,) = problems_of(tmp_path, model + text)
+    assert expected in problem
+
+
+def test_a_model_that_no_worker_serves_is_a_mistake_unless_workers_dial_in(tmp_path: Path) -> None:
+    """Forgetting a model in `workers` would leave its clients waiting for ever."""
+    text = "models: [{name: a, path: a.xml}, {name: b, path: b.xml}]\nworkers: [{models: [a]}]\n"
+    (problem,) = problems_of(tmp_path, text)
+    assert 'models[1].name: no worker serves "b" (add it to a group of workers)' in problem
+    assert load(tmp_path, text + "server: {worker_listen: 'tcp://127.0.0.1:5556'}").settings.models
+
+
+def test_a_missing_model_file_is_named_with_its_full_path(tmp_path: Path) -> None:
+    """The relative path is shown resolved, since that is what went wrong."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(write(tmp_path, ONE_MODEL))
+    (problem,) = caught.value.problems
+    assert f"x.yaml:3:5: models[0].path: no such file: {tmp_path}/m.xml" in problem
+
+
+def test_a_missing_configuration_is_one_clear_line(tmp_path: Path) -> None:
+    """No traceback for a mistyped file name."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(tmp_path / "gone.yaml")
+    assert [f"{tmp_path}/gone.yaml: no such file"] == caught.value.problems
+
+
+def test_shapes_may_be_lists_and_sizes_may_have_units(tmp_path: Path) -> None:
+    """Both spellings that people try first are understood."""
+    loaded = load(
+        tmp_path,
+        """\
+        server: {window_bytes: 64 MiB}
+        models:
+          - name: m
+            path: m.onnx
+            inputs: {x: {shape: [batch, "1..8", 3, -1]}}
+            properties: {CACHE_DIR: "", ENABLE_CPU_PINNING: false, INFERENCE_NUM_THREADS: 2}
+        in_process: {slots: 2}
+        """,
+    )
+    settings = loaded.settings
+    assert "batch, 1..8, 3, -1" == settings.models[0].inputs["x"].shape
+    assert 64 << 20 == settings.server.window_bytes
+    assert {"CACHE_DIR": "", "ENABLE_CPU_PINNING": "NO", "INFERENCE_NUM_THREADS": "2"} == settings.models[
+        0
+    ].properties
+    assert settings.in_process is not None
+    assert (2, "auto", ()) == (settings.in_process.slots, settings.in_process.threads, settings.worker_groups)
+
+
+def test_effective_values_say_where_they_come_from(tmp_path: Path) -> None:
+    """`check --show` tells a line of the file from a default."""
+    loaded = load(tmp_path, ONE_MODEL + "    batching: {max_batch: 8}\n")
+    origins = {
+        value.key: (value.value, value.origin.removeprefix(f"{tmp_path}/"))
+        for value in loaded.effective_values()
+    }
+    assert (8, "x.yaml:4") == origins["models[0].batching.max_batch"]
+    assert (0.0, "default") == origins["models[0].batching.max_delay_ms"]
+    assert ("m", "x.yaml:2") == origins["models[0].name"]
+
+
+def test_trust_allows_padding_without_a_warning(tmp_path: Path) -> None:
+    """The warning about unproved padding goes away once the user vouches for it."""
+    text = ONE_MODEL + '    inputs: {x: {shape: "batch, seq", pad: {seq: 0}}}\n'
+    (warning,) = load(tmp_path, text).warnings
+    assert "x.yaml:4:39: models[0].inputs.x.pad: padding stays off" in warning
+    assert () == load(tmp_path, text + "    trust: true\n").warnings
+
+
+def test_the_rules_of_the_schema_are_those_of_the_engine() -> None:
+    """A rule that the schema lets through is one that the engine can read, and none is missing."""
+    names = json_schema()["$defs"]["OutputSettings"]["properties"]["rule"]["anyOf"][0]["enum"]
+    for name in names:
+        output = "peaks" if name == "with" else None
+        arguments = OutputSettings(rule=name, output=output).rule_arguments()
+        assert arguments is not None
+        assert name == parse_rule(arguments).NAME
+
+
+def test_the_json_schema_knows_every_key() -> None:
+    """Editors complete keys from it, and underline unknown ones."""
+    schema = json_schema()
+    assert {"server", "models", "workers", "in_process", "logging"} == set(schema["properties"])
+    assert schema["additionalProperties"] is False
+    assert "What clients call it." == schema["$defs"]["ModelSettings"]["properties"]["name"]["description"]
