@@ -18,6 +18,7 @@ from shapestream_engine.layout import Buffer, Layout, Tensors
 from shapestream_engine.rules import IndexColumn, Rows, Rule, Whole, With, parse_rule
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
+from shapestream_engine.tensor import Tensor, TensorLike
 
 __all__ = [
     "ELEMENT_TYPES",
@@ -41,6 +42,8 @@ __all__ = [
     "RuleError",
     "ShapeError",
     "SignatureError",
+    "Tensor",
+    "TensorLike",
     "Tensors",
     "Whole",
     "With",

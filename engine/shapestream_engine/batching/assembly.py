@@ -1,0 +1,122 @@
+"""Requests into a call's input tensors, a call's outputs into results: the only copies of tensor bytes in a slot.
+
+Stands between the received buffers and the InferRequest, on the slot's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shapestream_engine.batching.gather import InputGatherer
+from shapestream_engine.batching.split import Column, IndexSplitter, RowSplitter, Selection, whole_column
+from shapestream_engine.errors import RuleError, ShapeError
+from shapestream_engine.layout import Tensors
+from shapestream_engine.resolution import RequestShape
+from shapestream_engine.rules import IndexColumn, Rows, Whole, With
+from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import TensorLike
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """Gathers and splits the calls of one model; made once per signature, used by any number of threads.
+
+    In both directions `sizes` are the call's, `shapes` what `resolve` said of each request, in the order of their rows.
+    """
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._signature = signature
+        self._gatherers = tuple(
+            InputGatherer(number, port, signature.table) for number, port in enumerate(signature.inputs)
+        )
+        self._row_splitters = {
+            number: RowSplitter(number, port, signature.table)
+            for number, port in enumerate(signature.outputs)
+            if isinstance(port.rule, Rows)
+        }
+        self._index_splitters = tuple(
+            IndexSplitter(number, port) for number, port in enumerate(signature.outputs)
+        )
+
+    def gather(
+        self,
+        sizes: tuple[int, ...],
+        members: Sequence[Tensors],
+        shapes: Sequence[RequestShape],
+        tensors: Sequence[TensorLike],
+    ) -> None:
+        """Give each input tensor the call's shape in place, and copy each request's bytes in, once.
+
+        Padding gets the port's value, and a mask that a request leaves out is made. Raises `ShapeError` when the
+        requests do not make up a call of these sizes, or a buffer's length is not that of its shape.
+        """
+        self._check_call(sizes, shapes)
+        for gatherer, shape, tensor in zip(
+            self._gatherers, self._signature.input_shapes(sizes), tensors, strict=True
+        ):
+            tensor.shape = shape
+            gatherer.fill(tensor.data, sizes, members, shapes)
+
+    def split(
+        self,
+        sizes: tuple[int, ...],
+        shapes: Sequence[RequestShape],
+        outputs: Sequence[np.ndarray[Any, Any]],
+    ) -> list[Tensors]:
+        """The results of each request, in their order, as copies; port numbers in the layouts are output numbers.
+
+        Raises `RuleError` when an output breaks its rule.
+        """
+        ports = self._signature.outputs
+        if len(outputs) != len(ports):
+            raise RuleError(f"the model gave {len(outputs)} outputs, its signature has {len(ports)}")
+        columns: list[Column | None] = [None] * len(ports)
+        selections: dict[str, Selection] = {}
+        for number, (port, output) in enumerate(zip(ports, outputs, strict=True)):
+            match port.rule:
+                case Rows():
+                    columns[number] = self._row_splitters[number].divide(output, sizes, shapes)
+                case Whole():
+                    columns[number] = whole_column(number, port, output)
+                case IndexColumn(column=index_column):
+                    columns[number], selections[port.name] = self._index_splitters[number].select(
+                        output, index_column, [shape.rows for shape in shapes]
+                    )
+                case With():
+                    pass
+        for number, (port, output) in enumerate(zip(ports, outputs, strict=True)):
+            if isinstance(port.rule, With):
+                leader = port.rule.output
+                columns[number] = self._index_splitters[number].follow(output, leader, selections[leader])
+        present = [column for column in columns if column is not None]
+        layouts = zip(*(column.entries for column in present), strict=True)
+        buffers = zip(*(column.buffers for column in present), strict=True)
+        return [Tensors(layout=layout, buffers=parts) for layout, parts in zip(layouts, buffers, strict=True)]
+
+    def _check_call(self, sizes: tuple[int, ...], shapes: Sequence[RequestShape]) -> None:
+        """Requests that do not fill the call exactly would leave rows of an earlier call in the tensors."""
+        signature = self._signature
+        if len(sizes) != len(signature.dimensions):
+            raise ShapeError(f"a call has {len(signature.dimensions)} sizes, not {len(sizes)}")
+        if signature.has_batch:
+            rows = sum([shape.rows for shape in shapes])
+            if rows != sizes[0]:
+                raise ShapeError(f"the requests have {rows} rows, the call {sizes[0]}")
+        elif len(shapes) != 1:
+            raise ShapeError(f"model {signature.name!r} has no batch axis; it runs one request per call")
+        first = 1 if signature.has_batch else 0
+        for own in {shape.sizes for shape in shapes}:
+            if own[first:] == sizes[first:]:
+                continue
+            for number in range(first, len(sizes)):
+                if own[number] > sizes[number] or (
+                    own[number] < sizes[number] and not signature.paddable[number]
+                ):
+                    raise ShapeError(
+                        f"dimension {signature.dimensions[number]!r} is {own[number]} in a request and "
+                        f"{sizes[number]} in the call"
+                    )

@@ -1,0 +1,163 @@
+"""Tensors that are resized in place: a shape over a buffer with capacity, so that steady traffic allocates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.shapes import MAX_SIZE
+
+__all__ = ["RESERVE_BYTES", "Tensor", "TensorLike"]
+
+RESERVE_BYTES = 64 * 2**20
+"""An upper bound of up to so many bytes is reserved at once, so that no request ever makes the tensor grow."""
+
+_ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register of today's CPUs. Engines copy what is aligned less."""
+
+
+class TensorLike(Protocol):
+    """A tensor that can be resized in place: ours, or an engine's own behind this face."""
+
+    @property
+    def element_type(self) -> str:
+        """OpenVINO's name of the element type, such as `f32`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis. Setting it resizes in place; the contents are unspecified afterwards."""
+
+    @shape.setter
+    def shape(self, shape: tuple[int, ...]) -> None: ...
+
+    @property
+    def data(self) -> np.ndarray[Any, Any]:
+        """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
+
+    @property
+    def reallocations(self) -> int:
+        """How often the data moved to another address since the tensor was made."""
+
+
+class Tensor:
+    """A C-contiguous tensor, aligned to 64 bytes, that follows OpenVINO's rule of `set_shape`.
+
+    A new shape reuses the storage, and reallocates only if it needs more than the capacity. Contents are not kept.
+    With `shape` None the tensor starts empty, `(0,)`. Where `upper_bound_bytes` is known and at most `reserve_bytes`, that
+    much is reserved at once; otherwise the capacity doubles as it must grow, up to the bound.
+    """
+
+    __slots__ = (
+        "_capacity_bytes",
+        "_data",
+        "_dtype",
+        "_element_type",
+        "_reallocations",
+        "_shape",
+        "_storage",
+        "_upper_bound_bytes",
+    )
+
+    def __init__(
+        self,
+        element_type: str,
+        shape: Sequence[int] | None = None,
+        *,
+        upper_bound_bytes: int | None = None,
+        reserve_bytes: int = RESERVE_BYTES,
+    ) -> None:
+        self._element_type = element_type
+        self._dtype = dtype_of(element_type)
+        self._upper_bound_bytes = upper_bound_bytes
+        self._reallocations = 0
+        sizes = (0,) if shape is None else tuple(shape)
+        capacity = self._nbytes_of(sizes)
+        if upper_bound_bytes is not None and upper_bound_bytes <= reserve_bytes:
+            capacity = upper_bound_bytes
+        self._allocate(capacity)
+        self._shape, self._data = sizes, self._view(sizes)
+
+    @property
+    def element_type(self) -> str:
+        """OpenVINO's name of the element type, such as `f32`."""
+        return self._element_type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis; setting it is `set_shape`."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: tuple[int, ...]) -> None:
+        self.set_shape(shape)
+
+    @property
+    def data(self) -> np.ndarray[Any, Any]:
+        """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
+        return self._data
+
+    @property
+    def byte_size(self) -> int:
+        """Bytes that the present shape takes."""
+        return self._data.nbytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that a shape may take without a reallocation."""
+        return self._capacity_bytes
+
+    @property
+    def reallocations(self) -> int:
+        """How often the data moved to another address since the tensor was made."""
+        return self._reallocations
+
+    def set_shape(self, shape: Sequence[int]) -> None:
+        """Give the tensor this shape in place; the contents are unspecified afterwards.
+
+        Raises `ShapeError`, and stays as it is, for sizes that are not integers of 0 or more, and for a shape that
+        exceeds the upper bound.
+        """
+        sizes = tuple(shape)
+        if sizes == self._shape:
+            return
+        needed = self._nbytes_of(sizes)
+        if needed > self._capacity_bytes:
+            before = self._storage.ctypes.data
+            self._allocate(self._grown(needed))
+            self._reallocations += self._storage.ctypes.data != before
+        self._shape, self._data = sizes, self._view(sizes)
+
+    def _nbytes_of(self, sizes: tuple[int, ...]) -> int:
+        nbytes = self._dtype.itemsize
+        for size in sizes:
+            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+                raise ShapeError(f"the shape {list(sizes)} has {size!r}; a size is an integer of 0 or more")
+            nbytes *= int(size)
+        limit = MAX_SIZE if self._upper_bound_bytes is None else self._upper_bound_bytes
+        if nbytes > limit:
+            raise ShapeError(f"the shape {list(sizes)} needs {nbytes} bytes; the upper bound is {limit}")
+        return nbytes
+
+    def _grown(self, needed: int) -> int:
+        """Doubling makes the cost of growth a constant per byte; the bound keeps it from reserving what cannot come."""
+        doubled = 2 * self._capacity_bytes
+        if self._upper_bound_bytes is not None:
+            doubled = min(doubled, self._upper_bound_bytes)
+        return max(needed, doubled)
+
+    def _allocate(self, capacity: int) -> None:
+        # The old storage lives until the new one is bound, so an allocation that fails changes nothing.
+        raw = np.empty(capacity + _ALIGNMENT - 1, np.uint8)
+        offset = -raw.ctypes.data % _ALIGNMENT
+        self._storage = raw[offset : offset + capacity]
+        self._capacity_bytes = capacity
+
+    def _view(self, sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        return np.ndarray(sizes, self._dtype, self._storage.data)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self._element_type}, {list(self.shape)}, {self.byte_size} of {self._capacity_bytes} bytes)"
