@@ -1,0 +1,8 @@
+"""What the server says about itself: log lines and counters. It decides nothing and holds no tensor data."""
+
+from __future__ import annotations
+
+from shapestream.telemetry.logging import configure, debug_enabled
+from shapestream.telemetry.statistics import ServerStatistics
+
+__all__ = ["ServerStatistics", "configure", "debug_enabled"]

@@ -1,0 +1,71 @@
+"""A batch on its way to a slot, the report that comes back, and what an executor must offer.
+
+The dispatcher knows executors only by this: the same words serve slots in this process and in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from shapestream_engine.layout import Tensors
+from shapestream_engine.signature import ModelSignature, RequestShape
+
+__all__ = ["Batch", "BatchReport", "Executor", "ReportCode"]
+
+ReportCode: TypeAlias = Literal["model_error", "unavailable", "cancelled", "internal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Requests to run in one inference call."""
+
+    batch: int
+    slot: int
+    """The executor's own number of the slot: 0 .. slots - 1."""
+    model: str
+    sizes: tuple[int, ...]
+    """The call's size of each of the signature's `dimensions`, padding included."""
+    members: tuple[Tensors, ...]
+    shapes: tuple[RequestShape, ...]
+    """Parallel to `members`."""
+    start_within_s: tuple[float | None, ...] | None
+    """Parallel to `members`: seconds from now after which it may not start; None if none has a deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What became of a batch. One comes for each batch that was started, unless its slot is lost first."""
+
+    batch: int
+    outputs: tuple[Tensors | None, ...] | None
+    """Parallel to the members, None for one whose deadline had passed before the start; None on failure."""
+    run_s: float
+    reallocations: int
+    new_shape: bool
+    code: ReportCode | None
+    """None if the batch ran: see `shapestream.scheduling.events.BatchFailed` for the others."""
+    message: str
+
+
+class Executor(Protocol):
+    """Some slots, and the way to them. The calls return at once; what cannot be done is reported."""
+
+    @property
+    def name(self) -> str:
+        """As it appears in timings and logs: `name/slot`."""
+
+    @property
+    def slots(self) -> int:
+        """How many batches it runs at a time."""
+
+    @property
+    def models(self) -> Mapping[str, ModelSignature]:
+        """What every one of its slots can run."""
+
+    def start_nowait(self, batch: Batch) -> None:
+        """Starts a batch on a free slot."""
+
+    def cancel_nowait(self, batch: int) -> None:
+        """Nobody waits for it any more; its report still comes. Unknown batches are ignored."""

@@ -1,0 +1,302 @@
+"""Owns the scheduler and carries out what it decides: batches to executors, answers to egress.
+
+Every method is synchronous and is called from the event loop's one thread, so that nothing comes between a
+decision and its effect. An effect may itself be an event (a slot that cannot be reached has left): such
+events wait in line until the actions before them are done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import assert_never
+
+import structlog
+import trio
+
+from shapestream.scheduling import events
+from shapestream.scheduling.actions import (
+    Action,
+    CancelBatch,
+    DeliverResults,
+    FailRequest,
+    ForgetRequest,
+    StartBatch,
+)
+from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.alarm import Alarm
+from shapestream.serving.batches import Batch, BatchReport, Executor
+from shapestream.serving.egress import Egress
+from shapestream.serving.models import ServedModel
+from shapestream.serving.running import RunningBatch, SlotRecord
+from shapestream.serving.sessions import RequestRecord, Session
+from shapestream.telemetry.logging import debug_enabled
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream_engine.layout import Tensors
+
+__all__ = ["Dispatcher"]
+
+log = structlog.get_logger()
+
+
+class Dispatcher:
+    """The server's middle: events in, effects out."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        egress: Egress,
+        statistics: ServerStatistics,
+        *,
+        clock: Callable[[], float],
+        flush: Callable[[], None],
+    ) -> None:
+        """`flush` makes the ports send what became ready."""
+        self._scheduler = scheduler
+        self._flush = flush
+        self._egress = egress
+        self._statistics = statistics
+        self._clock = clock
+        self._debug = debug_enabled()
+        self._ids = count(1)
+        self._slot_numbers = count()
+        self._records: dict[int, RequestRecord] = {}
+        self._batches: dict[int, RunningBatch] = {}
+        self.slots: dict[int, SlotRecord] = {}
+        self._events: deque[events.Event] = deque()
+        """Events that arose from actions still being carried out; empty between turns."""
+        self._handling = False
+        self._alarm = Alarm(scheduler.next_wakeup, self._time_passed)
+        self._idle = trio.Event()
+
+    # ---------------------------------------------------------------- events
+
+    def next_id(self) -> int:
+        """A request number that was never used before."""
+        return next(self._ids)
+
+    def submit(self, records: Sequence[RequestRecord], now: float) -> None:
+        """Everything that arrived in one turn, as one event."""
+        known = self._records
+        arrivals = []
+        for record in records:
+            known[record.id] = record
+            shape = record.shape
+            arrivals.append(
+                events.Arrival(
+                    id=record.id,
+                    client=record.session.number,
+                    model=record.model.name,
+                    sizes=shape.sizes,
+                    nbytes=shape.total_nbytes,
+                    deadline=record.deadline,
+                    priority=record.priority,
+                )
+            )
+        if self._debug:
+            for record in records:
+                log.debug("request arrived", request=record.id, model=record.model.name,
+                          client=record.session.label, sequence=record.sequence, sizes=record.shape.sizes)  # fmt: skip
+        self._handle(events.RequestsArrived(requests=tuple(arrivals)), now)
+
+    def cancel(self, request: int, now: float) -> None:
+        """The caller withdrew it."""
+        self._handle(events.RequestCancelled(id=request), now)
+
+    def client_left(self, session: Session, now: float) -> None:
+        """Nobody is there to answer."""
+        self._handle(events.ClientLeft(client=session.number), now)
+
+    def model_added(self, model: ServedModel, now: float) -> None:
+        """Requests for this model may come from now on."""
+        self._handle(events.ModelAdded(model=model.profile), now)
+
+    def executor_joined(self, executor: Executor, now: float) -> list[SlotRecord]:
+        """Its slots can be used from now on."""
+        joined = [SlotRecord(next(self._slot_numbers), executor, slot) for slot in range(executor.slots)]
+        models = frozenset(executor.models)
+        for slot in joined:
+            self.slots[slot.number] = slot
+        for slot in joined:
+            self._handle(events.SlotJoined(slot=slot.number, models=models), now)
+        return joined
+
+    def executor_left(self, executor: Executor, now: float) -> None:
+        """Its slots are gone, and what they ran is run again elsewhere."""
+        gone = [slot for slot in self.slots.values() if slot.executor is executor]
+        for slot in gone:
+            del self.slots[slot.number]
+        for slot in gone:
+            for batch in [number for number, running in self._batches.items() if running.slot is slot]:
+                del self._batches[batch]
+            self._handle(events.SlotLeft(slot=slot.number), now)
+
+    def batches_reported(self, reports: Iterable[BatchReport]) -> None:
+        """Batches that ran, or failed: everything that was reported in one turn."""
+        now = self._clock()
+        for report in reports:
+            running = self._batches.get(report.batch)
+            if running is None:
+                continue  # its slot was lost, or the server has handed its requests back
+            if report.code is None and report.outputs is not None:
+                self._batch_ran(running, report, report.outputs, now)
+            else:
+                self._batch_failed(running, report, now)
+            self._batches.pop(report.batch, None)
+
+    def drain(self, now: float) -> None:
+        """New requests are refused from now on."""
+        self._handle(events.DrainStarted(), now)
+
+    def hand_back(self, message: str) -> None:
+        """Ends every request that is left as `draining`. For the very end: the scheduler is not told."""
+        self._batches.clear()
+        for request in list(self._records):
+            self._fail(FailRequest(id=request, code="draining", message=message))
+
+    def _batch_ran(
+        self, running: RunningBatch, report: BatchReport, outputs: Sequence[Tensors | None], now: float
+    ) -> None:
+        action = running.action
+        running.outputs = outputs
+        running.run_us = round(report.run_s * 1e6)
+        slot = running.slot
+        slot.batches += 1
+        slot.busy_s += report.run_s
+        expired: frozenset[int] = frozenset()
+        if running.has_deadlines and None in outputs:
+            expired = frozenset(
+                request for request, output in zip(action.requests, outputs, strict=True) if output is None
+            )
+        statistics = self._statistics
+        statistics.new_shapes += report.new_shape
+        statistics.count_batch(
+            action.model,
+            action.sizes,
+            requests=len(action.requests) - len(expired),
+            rows=running.rows,
+            run_us=running.run_us,
+            reallocations=report.reallocations,
+        )
+        if self._debug:
+            log.debug("batch ran", batch=report.batch, slot=slot.label, run_us=running.run_us,
+                      reallocations=report.reallocations, expired=sorted(expired))  # fmt: skip
+        self._handle(events.BatchFinished(batch=report.batch, run_s=report.run_s, expired=expired), now)
+
+    def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
+        code = report.code or "internal"
+        self._statistics.batches_failed += 1
+        log.warning("batch failed", batch=report.batch, slot=running.slot.label, model=running.action.model,
+                    sizes=running.action.sizes, code=code, why=report.message)  # fmt: skip
+        self._handle(events.BatchFailed(batch=report.batch, code=code, message=report.message), now)
+
+    # ---------------------------------------------------------------- actions
+
+    def _handle(self, event: events.Event, now: float) -> None:
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for action in self._scheduler.handle(self._events.popleft(), now):
+                    self._act(action, now)
+        finally:
+            self._handling = False
+
+    def _act(self, action: Action, now: float) -> None:
+        match action:
+            case StartBatch():
+                self._start(action, now)
+            case DeliverResults():
+                self._deliver(action, now)
+            case FailRequest():
+                self._fail(action)
+            case ForgetRequest():
+                self._end(action.id)
+            case CancelBatch():
+                running = self._batches.get(action.batch)
+                if running is not None:
+                    running.slot.executor.cancel_nowait(action.batch)
+            case _:
+                assert_never(action)
+
+    def _start(self, action: StartBatch, now: float) -> None:
+        known = self._records
+        records = [known[request] for request in action.requests]
+        slot = self.slots[action.slot]
+        deadlines = [record.deadline for record in records]
+        start_within_s = None
+        if deadlines.count(None) != len(deadlines):
+            start_within_s = tuple([None if at is None else at - now for at in deadlines])
+        rows = action.sizes[0] if records[0].model.profile.has_batch else 1
+        self._batches[action.batch] = RunningBatch(
+            action, slot, now, rows=rows, has_deadlines=start_within_s is not None
+        )
+        if self._debug:
+            log.debug("batch started", batch=action.batch, slot=slot.label, model=action.model,
+                      sizes=action.sizes, requests=action.requests)  # fmt: skip
+        slot.executor.start_nowait(
+            Batch(
+                batch=action.batch,
+                slot=slot.slot,
+                model=action.model,
+                sizes=action.sizes,
+                members=tuple([record.tensors for record in records]),
+                shapes=tuple([record.shape for record in records]),
+                start_within_s=start_within_s,
+            )
+        )
+
+    def _deliver(self, action: DeliverResults, now: float) -> None:
+        running = self._batches[action.batch]
+        outputs: Iterable[Tensors | None] = running.outputs
+        if action.requests != running.action.requests:
+            by_request = dict(zip(running.action.requests, running.outputs, strict=True))
+            outputs = [by_request[request] for request in action.requests]
+        end = self._end
+        self._egress.deliver([end(request) for request in action.requests], outputs, running, now)
+        if self._debug:
+            log.debug("results delivered", batch=action.batch, requests=action.requests)
+
+    def _fail(self, action: FailRequest) -> None:
+        if self._debug:
+            log.debug("request failed", request=action.id, code=action.code, why=action.message)
+        self._egress.fail(self._end(action.id), action)
+
+    def _end(self, request: int) -> RequestRecord:
+        """The request's one end: its record goes, and its client's credit comes back."""
+        record = self._records.pop(request)
+        session = record.session
+        del session.running[record.sequence]
+        session.held_bytes -= record.shape.total_nbytes
+        return record
+
+    # ---------------------------------------------------------------- turns and time
+
+    def end_turn(self) -> None:
+        """Whoever brought events calls this when there are no more: what is ready leaves."""
+        self._flush()
+        self._alarm.check()
+        if not self._records:
+            self._idle.set()
+
+    async def run_alarm(self) -> None:
+        """Tells the scheduler when a time has come that it waits for; until cancelled."""
+        await self._alarm.run()
+
+    def _time_passed(self) -> None:
+        self._handle(events.TimePassed(), self._clock())
+        self.end_turn()
+
+    async def wait_idle(self) -> None:
+        """Until no request is left."""
+        while self._records:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have no terminal reply yet."""
+        return len(self._records)

@@ -1,0 +1,196 @@
+"""The two ways to a slot: in this process (`LocalExecutor`), and in a worker (`RemoteExecutor`).
+
+Neither decides anything. The local one hands work to a slot's thread and brings the report back into the
+event loop; the remote one turns batches into `Execute` entries, whose tensors are the received frames,
+untouched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol, TypeAlias
+
+import trio
+from shapestream_engine.model import CompiledModel
+from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.slot import Report, Slot, Work
+
+from shapestream.serving.batches import Batch, BatchReport, Executor
+from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.report_check import ReportCheck
+from shapestream.wire.messages import CancelBatch, Execute, ExecuteMember
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["InProcessExecutor", "LocalExecutor", "LocalSlots", "RemoteExecutor", "Reports", "SlotSource"]
+
+Reports: TypeAlias = Callable[[Sequence[BatchReport]], None]
+
+
+class InProcessExecutor(Executor, Protocol):
+    """An executor that the server itself starts and ends."""
+
+    def close(self) -> None:
+        """Ends it. May block; called from a thread."""
+
+
+class SlotSource(Protocol):
+    """What a server makes its own slots from. Tests have one without threads."""
+
+    def start(self, report: Reports) -> InProcessExecutor:
+        """Called inside trio; `report` is to be called in the event loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSlots:
+    """Models that run in the server's own process, on so many threads."""
+
+    models: Mapping[str, CompiledModel]
+    slots: int = 1
+
+    def start(self, report: Reports) -> InProcessExecutor:
+        """Starts the threads."""
+        return LocalExecutor(self.models, self.slots, report)
+
+
+class LocalExecutor:
+    """Slots of this process. Made inside trio; its slots' threads run until `close`.
+
+    `report` is called in the event loop with everything that was reported since its last turn, so that one
+    wake-up serves all slots that finished together.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, CompiledModel],
+        slots: int,
+        report: Reports,
+        *,
+        name: str = "local",
+    ) -> None:
+        self.name = name
+        self.slots = slots
+        self.models: Mapping[str, ModelSignature] = {key: model.signature for key, model in models.items()}
+        self._report = report
+        self._token = trio.lowlevel.current_trio_token()
+        self._reports: deque[Report] = deque()  # at most one per slot: each runs one batch at a time
+        self._running: dict[int, Slot] = {}
+        pools = {key: RequestPool(model, slots) for key, model in models.items()}
+        self._slots = [Slot(f"{name}/{number}", pools, self._take) for number in range(slots)]
+
+    def start_nowait(self, batch: Batch) -> None:
+        """Hands the batch to its slot's thread."""
+        slot = self._slots[batch.slot]
+        self._running[batch.batch] = slot
+        within_s = batch.start_within_s
+        start_before: tuple[float | None, ...]
+        if within_s is None:
+            start_before = (None,) * len(batch.members)
+        else:
+            now = monotonic()
+            start_before = tuple([None if seconds is None else now + seconds for seconds in within_s])
+        slot.start(
+            Work(
+                batch=batch.batch,
+                model=batch.model,
+                sizes=batch.sizes,
+                members=batch.members,
+                shapes=batch.shapes,
+                start_before=start_before,
+            )
+        )
+
+    def cancel_nowait(self, batch: int) -> None:
+        """Asks the engine to stop; the report still comes."""
+        slot = self._running.get(batch)
+        if slot is not None:
+            slot.cancel(batch)
+
+    def close(self) -> None:
+        """Ends the slots' threads; a running inference is cancelled first. Blocks until they have ended."""
+        for batch, slot in list(self._running.items()):
+            slot.cancel(batch)
+        for slot in self._slots:
+            slot.close()
+
+    def _take(self, report: Report) -> None:
+        """Called by a slot's thread: the one hand-over per batch."""
+        self._reports.append(report)
+        try:
+            self._token.run_sync_soon(self._hand_over, idempotent=True)
+        except trio.RunFinishedError:
+            return  # the event loop is gone, and with it everyone who waited
+
+    def _hand_over(self) -> None:
+        """Called in the event loop."""
+        reports = []
+        while self._reports:
+            report = self._reports.popleft()
+            self._running.pop(report.batch, None)
+            reports.append(
+                BatchReport(
+                    batch=report.batch,
+                    outputs=report.outputs,
+                    run_s=report.run_s,
+                    reallocations=report.reallocations,
+                    new_shape=report.new_shape,
+                    code=report.error_code,
+                    message=report.message,
+                )
+            )
+        if reports:
+            self._report(reports)
+
+
+class RemoteExecutor(Link):
+    """Slots of one worker. What it is told to run leaves through the worker port at the end of the turn."""
+
+    __slots__ = ("_outgoing", "checks", "models", "name", "pid", "running", "slots")
+
+    def __init__(
+        self,
+        peer: bytes,
+        name: str,
+        pid: int,
+        slots: int,
+        models: Mapping[str, ModelSignature],
+        outgoing: Outgoing,
+        now: float,
+    ) -> None:
+        super().__init__(peer, now)
+        self.name = name
+        self.pid = pid
+        self.slots = slots
+        self.models = models
+        self.checks = {key: ReportCheck(signature) for key, signature in models.items()}
+        self._outgoing = outgoing
+        self.running: dict[int, Batch] = {}
+        """Batches that it has not reported yet."""
+
+    def start_nowait(self, batch: Batch) -> None:
+        """Relays the members as they came; deadlines travel as the time that remains."""
+        self.running[batch.batch] = batch
+        within_s = batch.start_within_s or (None,) * len(batch.members)
+        members = [
+            ExecuteMember(
+                remaining_ms=None if seconds is None else max(0, int(seconds * 1000)), tensors=tensors
+            )
+            for tensors, seconds in zip(batch.members, within_s, strict=True)
+        ]
+        self._outgoing.say(
+            self,
+            Execute(
+                batch=batch.batch,
+                slot=batch.slot,
+                model=batch.model,
+                sizes=batch.sizes,
+                members=tuple(members),
+            ),
+        )
+
+    def cancel_nowait(self, batch: int) -> None:
+        """Tells the worker that nobody waits any more."""
+        if batch in self.running:
+            self._outgoing.say(self, CancelBatch(batch=batch))

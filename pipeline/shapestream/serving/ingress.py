@@ -1,0 +1,201 @@
+"""The clients' port: from received frames to one `submit` per turn.
+
+Whatever arrived in one turn of the event loop is read in order and handed on together. Nothing that arrives
+is trusted: the codec has checked what needs no model, `ModelSignature.resolve` checks the rest, and what
+fails is answered by its own id. Nothing here awaits but the socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from shapestream.errors import ProtocolError
+from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.egress import Egress
+from shapestream.serving.links import Outgoing
+from shapestream.serving.models import ServedModels
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.reception import Reception
+from shapestream.serving.sessions import RequestRecord, Session
+from shapestream.telemetry.logging import debug_enabled
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import BadEntry, Role, decode
+from shapestream.wire.messages import (
+    Cancel,
+    Entry,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    OpenModel,
+    Request,
+    Statistics,
+    StatisticsRequest,
+    Unknown,
+)
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.layout import Buffer
+
+__all__ = ["Ingress"]
+
+log = structlog.get_logger()
+
+
+class Ingress:
+    """Reads the clients' port: requests go to the dispatcher, the rest to the reception."""
+
+    def __init__(
+        self,
+        socket: PeerSocket,
+        reception: Reception,
+        outgoing: Outgoing,
+        egress: Egress,
+        dispatcher: Dispatcher,
+        models: ServedModels,
+        options: ServerOptions,
+        statistics: ServerStatistics,
+        *,
+        clock: Callable[[], float],
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        """`describe` gives what `Statistics` carries."""
+        self._socket = socket
+        self._reception = reception
+        self._outgoing = outgoing
+        self._egress = egress
+        self._dispatcher = dispatcher
+        self._models = models
+        self._options = options
+        self._statistics = statistics
+        self._clock = clock
+        self._describe = describe
+        self._arrived: list[RequestRecord] = []
+        self._debug = debug_enabled()
+
+    async def run(self) -> None:
+        """Serves the port until cancelled."""
+        while True:
+            self.accept(await self._socket.receive())
+
+    def accept(self, messages: Sequence[tuple[bytes, list[Buffer]]]) -> None:
+        """Takes everything that arrived in one turn."""
+        now = self._clock()
+        self._statistics.messages += len(messages)
+        sessions = self._reception.sessions.by_peer
+        for peer, frames in messages:
+            try:
+                envelope = decode(frames, role=Role.SERVER_OF_CLIENTS)
+            except ProtocolError as error:
+                self._submit(now)
+                self._reception.turn_away(peer, str(error), now)
+                continue
+            session = sessions.get(peer)
+            if session is not None:
+                session.heard_at = now
+            for entry in envelope.entries:
+                if type(entry) is Request and session is not None:
+                    self._admit(session, entry, now)
+                else:
+                    session = self._obey(peer, session, entry, now)
+            for bad in envelope.bad:
+                self._refuse(peer, session, bad, now)
+        self._submit(now)
+        self._dispatcher.end_turn()
+
+    def _admit(self, session: Session, entry: Request, now: float) -> None:
+        """Checks a request against its model and its session's credit; of load the scheduler knows more."""
+        sequence = entry.sequence
+        if sequence in session.running:
+            self._statistics.duplicates += 1
+            return
+        self._statistics.requests += 1
+        try:
+            model = self._models.by_number[entry.model]
+            shape = model.resolve(entry.tensors.layout)
+        except IndexError:
+            text = f"no model has the number {entry.model} here; open a model by its name first"
+            self._fail(session, sequence, "invalid", text)
+            return
+        except ShapeError as error:
+            self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
+            return
+        options = self._options
+        nbytes = shape.total_nbytes
+        if (
+            len(session.running) >= options.window_requests
+            or session.held_bytes + nbytes > options.window_bytes
+        ):
+            self._fail_beyond_window(session, sequence, nbytes)
+            return
+        remaining_ms = entry.remaining_ms
+        record = RequestRecord(
+            self._dispatcher.next_id(),
+            session,
+            sequence,
+            model,
+            shape,
+            entry.tensors,
+            now,
+            None if remaining_ms is None else now + remaining_ms * 0.001,
+            entry.priority,
+        )
+        session.running[sequence] = record
+        session.held_bytes += nbytes
+        self._arrived.append(record)
+
+    def _submit(self, now: float) -> None:
+        """Hands on what was read so far; a control entry that follows may be about it."""
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            self._dispatcher.submit(arrived, now)
+
+    def _fail_beyond_window(self, session: Session, sequence: int, nbytes: int) -> None:
+        requests, window_bytes = self._options.window_requests, self._options.window_bytes
+        if nbytes > window_bytes:
+            text = f"{nbytes} bytes in one request; this server takes at most {window_bytes}"
+            self._fail(session, sequence, "too_large", text)
+        else:
+            text = f"more than this session's credit: {requests} requests, {window_bytes} bytes unanswered"
+            self._fail(session, sequence, "overloaded", text)
+
+    def _fail(self, session: Session, sequence: int, code: str, message: str) -> None:
+        if self._debug:
+            log.debug("request refused", client=session.label, sequence=sequence, code=code, why=message)
+        self._egress.refuse(session, sequence, code, message)
+
+    def _refuse(self, peer: bytes, session: Session | None, bad: BadEntry, now: float) -> None:
+        """An entry that the codec could not accept: a request fails by its id; anything else is counted."""
+        self._outgoing.refuse(peer, bad.message, now)
+        if session is None or bad.kind != Request.KIND or bad.id is None or bad.id in session.running:
+            return
+        self._statistics.requests += 1
+        self._fail(session, bad.id, "invalid", bad.message)
+
+    def _obey(self, peer: bytes, session: Session | None, entry: Entry, now: float) -> Session | None:
+        """Carries out a control entry. Returns the peer's session as it is afterwards."""
+        self._submit(now)
+        if type(entry) is Hello:
+            return self._reception.greet(peer, session, entry, now)
+        if session is None:
+            self._outgoing.say_once(peer, Unknown())
+            return None
+        match entry:
+            case OpenModel():
+                self._reception.open_model(session, entry.name)
+            case Cancel():
+                record = session.running.get(entry.sequence)
+                if record is not None:
+                    self._dispatcher.cancel(record.id, now)
+            case StatisticsRequest():
+                self._outgoing.say(session, Statistics(values=self._describe()))
+            case Goodbye():
+                self._reception.end(session, "goodbye", now)
+                return None
+            case Heartbeat():
+                pass
+            case _:
+                self._outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
+        return session

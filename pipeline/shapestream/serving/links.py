@@ -1,0 +1,98 @@
+"""A peer at one of the server's ports: where it is, when it was heard last, and what is ready to be said.
+
+`Outgoing` is the last stop of everything that leaves through a port. What became ready for one peer within
+one turn of the event loop leaves together, in as few messages as the protocol allows.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from shapestream.errors import OutboxFull, PeerGone
+from shapestream.telemetry.logging import RateLimit
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import encode, pack_messages
+from shapestream.wire.limits import CLIENT_LIMITS, Limits
+from shapestream.wire.messages import Entry, Heartbeat
+
+__all__ = ["Link", "Outgoing"]
+
+log = structlog.get_logger()
+
+
+class Link:
+    """One peer. Sessions and workers are links; `outgoing` lives for one turn, so that it needs no bound."""
+
+    __slots__ = ("heard_at", "outgoing", "peer", "spoken")
+
+    def __init__(self, peer: bytes, now: float) -> None:
+        self.peer: bytes | None = peer
+        """The transport's routing id; None once the link has ended: what is said then goes nowhere."""
+        self.heard_at = now
+        self.outgoing: list[Entry] = []
+        self.spoken = False
+        """Whether anything was sent since the last round of heartbeats."""
+
+
+class Outgoing:
+    """Collects entries per link and sends them, at `flush`, in few messages."""
+
+    def __init__(
+        self, socket: PeerSocket, port: str, statistics: ServerStatistics, limits: Limits = CLIENT_LIMITS
+    ) -> None:
+        """`port` is what logs and counters call it; `limits` are those that the peers' decoders keep."""
+        self._socket = socket
+        self._limits = limits
+        self._port = port
+        self._statistics = statistics
+        self._ready: list[Link] = []
+        self._limit = RateLimit()
+        self.lost: list[tuple[Link, str]] = []
+        """Links that could not be sent to, with the reason; whoever owns the links takes them from here."""
+
+    def say(self, link: Link, entry: Entry) -> None:
+        """Queues an entry until the end of this turn."""
+        if link.peer is None:
+            return
+        if not link.outgoing:
+            self._ready.append(link)
+        link.outgoing.append(entry)
+
+    def say_once(self, peer: bytes, entry: Entry) -> None:
+        """Sends one entry to a peer that has no link, at once, if it can be reached."""
+        try:
+            self._socket.send_nowait(peer, encode([entry], limits=self._limits))
+        except (PeerGone, OutboxFull):
+            self._socket.forget(peer)
+
+    def flush(self) -> None:
+        """Sends what was queued. A peer that is gone, or does not read, ends up in `lost`, it alone."""
+        if not self._ready:
+            return
+        ready, self._ready = self._ready, []
+        for link in ready:
+            entries, link.outgoing = link.outgoing, []
+            if link.peer is None:
+                continue
+            link.spoken = True
+            try:
+                for frames in pack_messages(entries, limits=self._limits):
+                    self._socket.send_nowait(link.peer, frames)
+            except PeerGone:
+                self.lost.append((link, "gone"))
+            except OutboxFull:
+                self.lost.append((link, "does not read"))
+
+    def keep_alive(self, link: Link) -> None:
+        """Queues a heartbeat if nothing was said since the last call."""
+        if not link.spoken:
+            self.say(link, Heartbeat())
+        link.spoken = False
+
+    def refuse(self, peer: bytes, why: str, now: float) -> None:
+        """Counts and logs, at a limited rate, what a peer sent that could not be accepted."""
+        self._statistics.bad_messages[self._port] += 1
+        skipped = self._limit.admit(self._port, now)
+        if skipped is not None:
+            log.warning("message refused", port=self._port, peer=peer.hex(), why=why, like_it_before=skipped)

@@ -1,0 +1,122 @@
+"""The models that can be asked for: numbered once per server process, known from the executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shapestream.errors import ConfigurationError
+from shapestream.scheduling.events import ModelProfile
+from shapestream.wire.limits import MAX_TENSORS
+from shapestream_engine.layout import Layout
+from shapestream_engine.signature import ModelSignature, RequestShape
+
+__all__ = ["DEFAULT_MAX_BATCH", "ModelOptions", "ServedModel", "ServedModels"]
+
+# Rows in one call where neither the configuration nor the signature's bound says anything.
+DEFAULT_MAX_BATCH = 64
+# Layouts remembered per model; when there are more, all are forgotten and checked afresh.
+MAX_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """What the configuration says about batching a model."""
+
+    max_batch: int | None = None
+    """Rows in one call; None: the upper bound of the batch dimension, or `DEFAULT_MAX_BATCH`."""
+    max_delay_s: float = 0.0
+    max_padding_ratio: float = 0.125
+
+
+class ServedModel:
+    """One model: its number on the wire, its signature, and how it is batched."""
+
+    __slots__ = ("_description", "_resolved", "name", "number", "options", "profile", "signature")
+
+    def __init__(self, number: int, name: str, signature: ModelSignature, options: ModelOptions) -> None:
+        self.number = number
+        self.name = name
+        self.signature = signature
+        self.options = options
+        self.profile = _profile(name, signature, options)
+        self._description: dict[str, Any] | None = None
+        self._resolved: dict[Layout, RequestShape] = {}
+
+    def resolve(self, layout: Layout) -> RequestShape:
+        """`ModelSignature.resolve`, one look-up for a layout that was seen before.
+
+        Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
+        """
+        shape = self._resolved.get(layout)
+        if shape is None:
+            shape = self.signature.resolve(layout)
+            if len(self._resolved) >= MAX_REMEMBERED:
+                self._resolved.clear()
+            self._resolved[layout] = shape
+        return shape
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The signature as plain data, made once."""
+        if self._description is None:
+            self._description = self.signature.to_dict()
+        return self._description
+
+
+def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> ModelProfile:
+    max_batch = options.max_batch
+    if max_batch is None and signature.has_batch:
+        max_batch = signature.bounds[0].maximum
+    return ModelProfile(
+        name=name,
+        dimensions=signature.dimensions,
+        has_batch=signature.has_batch,
+        paddable=signature.paddable,
+        max_batch=DEFAULT_MAX_BATCH if max_batch is None else max_batch,
+        max_delay_s=options.max_delay_s,
+        max_padding_ratio=options.max_padding_ratio,
+    )
+
+
+class ServedModels:
+    """All models by number and by name, and the names that the configuration promises for later."""
+
+    def __init__(self, expected: Mapping[str, ModelOptions]) -> None:
+        self._expected = dict(expected)
+        self._by_name: dict[str, ServedModel] = {}
+        self.by_number: list[ServedModel] = []
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self.by_number)
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that may be asked for, sorted."""
+        return sorted(self._by_name.keys() | self._expected.keys())
+
+    def get(self, name: str) -> ServedModel | None:
+        """The model, if an executor has brought it."""
+        return self._by_name.get(name)
+
+    def is_expected(self, name: str) -> bool:
+        """Whether the configuration names it."""
+        return name in self._expected
+
+    def add(self, name: str, signature: ModelSignature) -> ServedModel | None:
+        """Takes a model from an executor. Returns it if it is new, None if it is known already.
+
+        Raises ConfigurationError when it is known with another signature, or cannot travel on the wire.
+        """
+        if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:
+            raise ConfigurationError([f"model {name!r} has more than {MAX_TENSORS} inputs or outputs"])
+        known = self._by_name.get(name)
+        if known is not None:
+            if known.description != signature.to_dict():
+                raise ConfigurationError([f"model {name!r} is served already, with another signature"])
+            return None
+        model = ServedModel(len(self.by_number), name, signature, self._expected.get(name, ModelOptions()))
+        self._by_name[name] = model
+        self.by_number.append(model)
+        return model

@@ -1,0 +1,40 @@
+"""How a server is set up, in plain values; the settings loader makes this from the YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shapestream.serving.models import ModelOptions
+
+__all__ = ["ServerOptions"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Addresses, bounds and times of one server. Every bound has an answer for what exceeds it."""
+
+    listen: tuple[str, ...] = ()
+    """Addresses for clients."""
+    worker_listen: str | None = None
+    """Address for workers; None if there are only slots in this process."""
+    models: Mapping[str, ModelOptions] = field(default_factory=dict)
+    """The models that clients may ask for, even before a worker has brought them."""
+    max_queued_requests: int = 8192
+    """Beyond it: `overloaded`."""
+    max_queued_bytes: int = 2048 * _MIB
+    window_requests: int = 1024
+    """Credit of each client; what exceeds it is `overloaded`."""
+    window_bytes: int = 512 * _MIB
+    """The same in bytes of tensors; a single request that exceeds it is `too_large`."""
+    max_sessions: int = 1024
+    """Clients at a time; the next is answered `Goodbye`."""
+    heartbeat_s: float = 1.0
+    client_silence_s: float = 10.0
+    """A client that says nothing for so long is gone, and what it had queued is dropped."""
+    worker_silence_s: float = 3.0
+    """A worker that says nothing for so long is gone, and what it ran is run again elsewhere."""
+    grace_s: float = 25.0
+    """How long `Server.drain` lets admitted requests finish; the rest is handed back as `draining`."""

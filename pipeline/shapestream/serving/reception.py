@@ -1,0 +1,125 @@
+"""Clients come, ask for models, fall silent and go: everything about a session that is not a request."""
+
+from __future__ import annotations
+
+import structlog
+
+from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.models import ServedModel, ServedModels
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.sessions import Session, Sessions
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.transport.interface import PeerSocket
+from shapestream.wire.messages import Goodbye, Hello, ModelOpened, ModelRefused, Welcome
+
+__all__ = ["Reception"]
+
+log = structlog.get_logger()
+
+
+class Reception:
+    """Keeps the sessions of the clients' port."""
+
+    def __init__(
+        self,
+        socket: PeerSocket,
+        outgoing: Outgoing,
+        dispatcher: Dispatcher,
+        models: ServedModels,
+        options: ServerOptions,
+        statistics: ServerStatistics,
+        *,
+        epoch: bytes,
+    ) -> None:
+        self._socket = socket
+        self._outgoing = outgoing
+        self._dispatcher = dispatcher
+        self._models = models
+        self._options = options
+        self._statistics = statistics
+        self._welcome = Welcome(
+            epoch=epoch,
+            window_requests=options.window_requests,
+            window_bytes=options.window_bytes,
+            heartbeat_ms=round(options.heartbeat_s * 1000),
+        )
+        self.sessions = Sessions(options.max_sessions)
+        self._waiting: dict[str, dict[Session, None]] = {}
+        """Sessions that asked for a model that the configuration promises and no executor has brought yet."""
+
+    def greet(self, peer: bytes, session: Session | None, hello: Hello, now: float) -> Session | None:
+        """Opens a session, or moves it to this connection; None when there are too many.
+
+        `session` is the one that this connection had so far; one of another client ends.
+        """
+        known = self.sessions.of_client(hello.client)
+        if session is not None and session is not known:
+            self.end(session, "another client on its connection", now)
+        if known is None:
+            known = self.sessions.open(hello.client, peer, hello.software, now)
+            if known is None:
+                self.turn_away(peer, f"more than {self._options.max_sessions} sessions", now)
+                return None
+            log.info("client joined", client=known.label, software=hello.software)
+        elif known.peer != peer:
+            self.sessions.move(known, peer)
+            log.info("client moved to a new connection", client=known.label)
+        known.heard_at = now
+        self._outgoing.say(known, self._welcome)
+        return known
+
+    def open_model(self, session: Session, name: str) -> None:
+        """Answers at once, or when a promised model is there."""
+        model = self._models.get(name)
+        if model is not None:
+            self._outgoing.say(session, _opened(model))
+        elif self._models.is_expected(name):
+            self._waiting.setdefault(name, {})[session] = None
+        else:
+            known = ", ".join(self._models.names) or "none"
+            text = f"no model is called {name!r}; this server has: {known}"
+            self._outgoing.say(session, ModelRefused(name=name, code="invalid", message=text))
+
+    def model_added(self, model: ServedModel) -> None:
+        """Answers the sessions that have waited for this model."""
+        for session in self._waiting.pop(model.name, {}):
+            self._outgoing.say(session, _opened(model))
+
+    def turn_away(self, peer: bytes, why: str, now: float) -> None:
+        """Ends a connection: the peer learns that it is over, and may start again on another one."""
+        self._outgoing.refuse(peer, why, now)
+        session = self.sessions.by_peer.get(peer)
+        if session is not None:
+            self.end(session, "unreadable message", now)
+        self._outgoing.say_once(peer, Goodbye())
+        self._socket.cut_off(peer)
+
+    def lost(self, link: Link, why: str, now: float) -> None:
+        """What was ready for this client could not be sent."""
+        peer = link.peer
+        session = None if peer is None else self.sessions.by_peer.get(peer)
+        if peer is not None and session is not None:
+            self.end(session, why, now)
+            self._socket.cut_off(peer)
+
+    def end(self, session: Session, why: str, now: float) -> None:
+        """The client is gone: its queued work is dropped, its running work finishes for nobody."""
+        self.sessions.close(session)
+        for waiting in self._waiting.values():
+            waiting.pop(session, None)
+        self._statistics.peers_lost[f"client: {why}"] += 1
+        log.info("client left", client=session.label, why=why, unfinished=len(session.running))
+        self._dispatcher.client_left(session, now)
+
+    def beat(self, now: float) -> None:
+        """Once per heartbeat interval: ends silent sessions, and tells the others that this loop is alive."""
+        for session in self.sessions:
+            if now - session.heard_at > self._options.client_silence_s:
+                self.end(session, "silent", now)
+            else:
+                self._outgoing.keep_alive(session)
+
+
+def _opened(model: ServedModel) -> ModelOpened:
+    return ModelOpened(name=model.name, number=model.number, signature=model.description)

@@ -1,0 +1,83 @@
+"""Do the outputs that a worker reports agree with the model's signature and with the batch it was given?
+
+The codec has checked element types against its allow-list and byte lengths against shapes. What is left is
+what needs the model. A layout that was found good for a request's sizes is remembered, as on the way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shapestream.serving.batches import Batch
+from shapestream_engine.layout import Layout, Tensors
+from shapestream_engine.rules import With
+from shapestream_engine.signature import ModelSignature, OutputPort
+
+__all__ = ["ReportCheck", "ReportRefused"]
+
+# Layouts remembered per worker; beyond it all are forgotten and checked afresh.
+MAX_REMEMBERED = 4096
+
+
+class ReportRefused(Exception):
+    """The report contradicts the signature or the batch; the message says where."""
+
+
+class ReportCheck:
+    """Checks the reports of one model of one worker."""
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._signature = signature
+        self._good: set[tuple[tuple[int, ...], Layout]] = set()
+
+    def check(self, batch: Batch, outputs: Sequence[Tensors | None]) -> None:
+        """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
+        if len(outputs) != len(batch.members):
+            raise ReportRefused(f"{len(outputs)} results for {len(batch.members)} requests")
+        within_s = batch.start_within_s
+        for index, tensors in enumerate(outputs):
+            if tensors is None:
+                if within_s is None or within_s[index] is None:
+                    raise ReportRefused(
+                        f"member {index} has no result, and no deadline that could have passed"
+                    )
+                continue
+            key = (batch.shapes[index].sizes, tensors.layout)
+            if key in self._good:
+                continue
+            self._check_layout(*key)
+            if len(self._good) >= MAX_REMEMBERED:
+                self._good.clear()
+            self._good.add(key)
+
+    def _check_layout(self, sizes: tuple[int, ...], layout: Layout) -> None:
+        signature = self._signature
+        if len(layout) != len(signature.outputs):
+            raise ReportRefused(f"{len(layout)} outputs; the model has {len(signature.outputs)}")
+        own = dict(zip(signature.dimensions, sizes, strict=True))
+        leading: dict[str, int] = {}
+        for number, (port, (reported, element_type, shape)) in enumerate(
+            zip(signature.outputs, layout, strict=True)
+        ):
+            if reported != number:
+                raise ReportRefused(f"output {number} is said to be number {reported}")
+            if element_type != port.element_type:
+                raise ReportRefused(f"output {port.name!r} is {element_type}, not {port.element_type}")
+            _check_shape(port, shape, own)
+            leading[port.name] = shape[0] if shape else 0
+        for port in signature.outputs:
+            if isinstance(port.rule, With) and leading[port.name] != leading[port.rule.output]:
+                text = f"{leading[port.name]} rows, {port.rule.output!r} has {leading[port.rule.output]}"
+                raise ReportRefused(f"output {port.name!r} has {text}")
+
+
+def _check_shape(port: OutputPort, shape: tuple[int, ...], own: dict[str, int]) -> None:
+    """Dimensions named like the request's have its sizes; the others lie within the signature's bounds."""
+    if len(shape) != port.shape.rank:
+        raise ReportRefused(f"output {port.name!r} has shape {list(shape)}, not [{port.shape}]")
+    for size, name, admitted in zip(shape, port.shape.names, port.shape.dimensions, strict=True):
+        wanted = None if name is None else own.get(name)
+        if wanted is not None and size != wanted:
+            raise ReportRefused(f"output {port.name!r} has {size} along {name!r}; its request has {wanted}")
+        if wanted is None and size not in admitted:
+            raise ReportRefused(f"output {port.name!r} has shape {list(shape)}, not [{port.shape}]")

@@ -1,0 +1,271 @@
+"""The server: its parts put together, the tree of its tasks, and its end.
+
+    serve
+    ├── clients' socket, workers' socket      one watcher task each
+    ├── Ingress.run, WorkerPort.run           one task each, per turn: read, decide, act, send
+    ├── Dispatcher.run_alarm                  deadlines and batching delays
+    ├── _beat                                 heartbeats and silence
+    └── _drain                                waits for `Server.drain`, then ends the others
+
+A turn never awaits between reading and sending, so the parts call each other as plain methods and share no
+lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import trio
+
+from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.batches import BatchReport
+from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.egress import Egress
+from shapestream.serving.executors import InProcessExecutor, SlotSource
+from shapestream.serving.ingress import Ingress
+from shapestream.serving.links import Outgoing
+from shapestream.serving.models import ServedModels
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.reception import Reception
+from shapestream.serving.worker_port import WorkerPort
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.transport.interface import PeerSocket
+from shapestream.transport.zeromq import RouterSocket
+from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.messages import Goodbye
+
+__all__ = ["Server", "serve"]
+
+log = structlog.get_logger()
+
+# How long the threads of local slots may take to end; an inference that cannot be cancelled is left behind.
+CLOSE_GRACE_S = 5.0
+
+
+class Server:
+    """A running server, as `serve` hands it to its caller."""
+
+    def __init__(self, options: ServerOptions, clients: PeerSocket, workers: PeerSocket | None) -> None:
+        self._options = options
+        self._client_socket = clients
+        self._worker_socket = workers
+        self._drain_asked = trio.Event()
+        self._started = trio.current_time()
+        self.epoch = os.urandom(16)
+        """Tells this server process from every other."""
+        self._statistics = ServerStatistics()
+        self._models = ServedModels(options.models)
+        self._scheduler = Scheduler(
+            max_queued_requests=options.max_queued_requests, max_queued_bytes=options.max_queued_bytes
+        )
+        self._to_clients = Outgoing(clients, "clients", self._statistics)
+        egress = Egress(self._to_clients, self._statistics)
+        self._dispatcher = Dispatcher(
+            self._scheduler, egress, self._statistics, clock=trio.current_time, flush=self._flush
+        )
+        self._reception = Reception(
+            clients,
+            self._to_clients,
+            self._dispatcher,
+            self._models,
+            options,
+            self._statistics,
+            epoch=self.epoch,
+        )
+        self._ingress = Ingress(
+            clients,
+            self._reception,
+            self._to_clients,
+            egress,
+            self._dispatcher,
+            self._models,
+            options,
+            self._statistics,
+            clock=trio.current_time,
+            describe=self.statistics,
+        )
+        self._to_workers: Outgoing | None = None
+        self._worker_port: WorkerPort | None = None
+        if workers is not None:
+            self._to_workers = Outgoing(workers, "workers", self._statistics, WORKER_LIMITS)
+            self._worker_port = WorkerPort(
+                workers,
+                self._to_workers,
+                self._dispatcher,
+                self._models,
+                options,
+                self._statistics,
+                epoch=self.epoch,
+                clock=trio.current_time,
+                model_added=self._reception.model_added,
+            )
+
+    # ---------------------------------------------------------------- for the caller
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where clients can connect."""
+        return self._client_socket.addresses
+
+    @property
+    def worker_addresses(self) -> tuple[str, ...]:
+        """Where workers can connect."""
+        return () if self._worker_socket is None else self._worker_socket.addresses
+
+    def drain(self) -> None:
+        """Begins the end: new requests are refused, admitted ones get the grace to finish; `serve` returns."""
+        self._drain_asked.set()
+
+    def statistics(self) -> dict[str, Any]:
+        """The counters, as plain data: what `Statistics` carries."""
+        scheduler = self._scheduler.statistics()
+        return {
+            "uptime_s": round(trio.current_time() - self._started, 3),
+            "pid": os.getpid(),
+            "draining": self._drain_asked.is_set(),
+            "clients": len(self._reception.sessions),
+            "models": self._models.names,
+            "unfinished": self._dispatcher.unfinished,
+            "scheduler": repr(scheduler),
+            "slots": {
+                slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
+                for slot in self._dispatcher.slots.values()
+            },
+            **self._statistics.to_dict(),
+        }
+
+    # ---------------------------------------------------------------- its tasks
+
+    async def _run(self, local: SlotSource | None, task_status: trio.TaskStatus[Server]) -> None:
+        executor = None if local is None else local.start(self._local_reports)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._client_socket.run)
+                nursery.start_soon(self._ingress.run)
+                if self._worker_socket is not None and self._worker_port is not None:
+                    await nursery.start(self._worker_socket.run)
+                    nursery.start_soon(self._worker_port.run)
+                nursery.start_soon(self._dispatcher.run_alarm)
+                nursery.start_soon(self._beat)
+                if executor is not None:
+                    self._add_local(executor)
+                log.info(
+                    "server ready",
+                    listen=self.addresses,
+                    workers=self.worker_addresses,
+                    models=self._models.names,
+                )
+                task_status.started(self)
+                await self._drain()
+                nursery.cancel_scope.cancel()
+        finally:
+            if executor is not None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
+                    await trio.to_thread.run_sync(executor.close, abandon_on_cancel=True)
+
+    def _add_local(self, executor: InProcessExecutor) -> None:
+        now = trio.current_time()
+        for name, signature in executor.models.items():
+            model = self._models.add(name, signature)
+            if model is not None:
+                self._dispatcher.model_added(model, now)
+                self._reception.model_added(model)
+        self._dispatcher.executor_joined(executor, now)
+        self._dispatcher.end_turn()
+
+    def _local_reports(self, reports: Sequence[BatchReport]) -> None:
+        self._dispatcher.batches_reported(reports)
+        self._dispatcher.end_turn()
+
+    def _flush(self) -> None:
+        """Sends what became ready, and ends the links that could not be sent to; that may make more ready."""
+        while True:
+            self._to_clients.flush()
+            if self._to_workers is not None:
+                self._to_workers.flush()
+            if not self._end_lost_links():
+                return
+
+    def _end_lost_links(self) -> bool:
+        """Whether there were any."""
+        lost_clients, self._to_clients.lost = self._to_clients.lost, []
+        lost_workers: list[Any] = []
+        if self._to_workers is not None:
+            lost_workers, self._to_workers.lost = self._to_workers.lost, []
+        if not lost_clients and not lost_workers:
+            return False
+        now = trio.current_time()
+        for link, why in lost_clients:
+            self._reception.lost(link, why, now)
+        for link, why in lost_workers:
+            assert self._worker_port is not None  # only it has links to workers
+            self._worker_port.lost(link, why, now)
+        return True
+
+    async def _beat(self) -> None:
+        while True:
+            await trio.sleep(self._options.heartbeat_s)
+            now = trio.current_time()
+            self._reception.beat(now)
+            if self._worker_port is not None:
+                self._worker_port.beat(now)
+            self._dispatcher.end_turn()
+
+    async def _drain(self) -> None:
+        await self._drain_asked.wait()
+        log.info("server drains", unfinished=self._dispatcher.unfinished, grace_s=self._options.grace_s)
+        self._dispatcher.drain(trio.current_time())
+        self._dispatcher.end_turn()
+        with trio.move_on_after(self._options.grace_s):
+            await self._dispatcher.wait_idle()
+        if self._dispatcher.unfinished:
+            log.warning("grace is over", handed_back=self._dispatcher.unfinished)
+            self._dispatcher.hand_back(f"the server stopped first; the grace was {self._options.grace_s} s")
+        for session in self._reception.sessions:
+            self._to_clients.say(session, Goodbye())
+        if self._to_workers is not None and self._worker_port is not None:
+            for worker in self._worker_port.workers.values():
+                self._to_workers.say(worker, Goodbye())
+        self._dispatcher.end_turn()
+        log.info("server stopped", results=self._statistics.results, failures=dict(self._statistics.failures))
+
+
+async def serve(
+    options: ServerOptions,
+    *,
+    local: SlotSource | None = None,
+    clients: PeerSocket | None = None,
+    workers: PeerSocket | None = None,
+    task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until drained or cancelled; hands a `Server` to `nursery.start`.
+
+    The sockets are made from `options.listen` and `options.worker_listen` unless given; either way they are
+    closed at the end. Raises AddressInUse when another process listens there.
+    """
+    client_socket, worker_socket = clients, workers
+    try:
+        if client_socket is None:
+            client_socket = _bound(options.listen)
+        if worker_socket is None and options.worker_listen is not None:
+            worker_socket = _bound((options.worker_listen,))
+        server = Server(options, client_socket, worker_socket)
+        await server._run(local, task_status)
+    finally:
+        for socket in (client_socket, worker_socket):
+            if socket is not None:
+                socket.close()
+
+
+def _bound(addresses: Sequence[str]) -> RouterSocket:
+    socket = RouterSocket()
+    try:
+        for address in addresses:
+            socket.bind(address)
+    except BaseException:
+        socket.close()
+        raise
+    return socket

@@ -1,0 +1,114 @@
+"""Who the clients are: one session per client id, however often it reconnects, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+from shapestream.serving.links import Link
+from shapestream.serving.models import ServedModel
+from shapestream_engine.layout import Tensors
+from shapestream_engine.signature import RequestShape
+
+__all__ = ["RequestRecord", "Session", "Sessions"]
+
+
+class RequestRecord:
+    """One admitted request, from its arrival to its terminal reply."""
+
+    __slots__ = ("arrived", "deadline", "id", "model", "priority", "sequence", "session", "shape", "tensors")
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the word that the scheduler uses
+        session: Session,
+        sequence: int,
+        model: ServedModel,
+        shape: RequestShape,
+        tensors: Tensors,
+        arrived: float,
+        deadline: float | None,
+        priority: int,
+    ) -> None:
+        self.id = id
+        """The server's own number, never used twice; the scheduler knows the request by it."""
+        self.session = session
+        self.sequence = sequence
+        self.model = model
+        self.shape = shape
+        self.tensors = tensors
+        self.arrived = arrived
+        self.deadline = deadline
+        self.priority = priority
+
+    def __repr__(self) -> str:
+        return (
+            f"<request {self.id}: {self.model.name} {self.shape.sizes}, {self.session.label}:{self.sequence}>"
+        )
+
+
+class Session(Link):
+    """One client's session. Its credit is a window: requests, and bytes of them, without a terminal reply."""
+
+    __slots__ = ("client", "held_bytes", "number", "running", "software")
+
+    def __init__(self, number: int, client: bytes, peer: bytes, software: str, now: float) -> None:
+        super().__init__(peer, now)
+        self.number = number
+        """The scheduler's number of this client."""
+        self.client = client
+        self.software = software
+        self.running: dict[int, RequestRecord] = {}
+        """By sequence number."""
+        self.held_bytes = 0
+
+    @property
+    def label(self) -> str:
+        """How logs name the client: enough of its id to tell clients apart."""
+        return self.client.hex()[:12]
+
+    def __repr__(self) -> str:
+        return f"<session {self.label}: {len(self.running)} running, {self.held_bytes} bytes>"
+
+
+class Sessions:
+    """All sessions, by routing id and by client id."""
+
+    def __init__(self, max_sessions: int) -> None:
+        self._max_sessions = max_sessions
+        self._numbers = count()
+        self.by_peer: dict[bytes, Session] = {}
+        self._by_client: dict[bytes, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._by_client.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_client)
+
+    def of_client(self, client: bytes) -> Session | None:
+        """The session of this client id, on whichever connection."""
+        return self._by_client.get(client)
+
+    def open(self, client: bytes, peer: bytes, software: str, now: float) -> Session | None:
+        """A new session; None when there are too many, which the caller must say to the peer."""
+        if len(self._by_client) >= self._max_sessions:
+            return None
+        session = Session(next(self._numbers), client, peer, software, now)
+        self._by_client[client] = self.by_peer[peer] = session
+        return session
+
+    def move(self, session: Session, peer: bytes) -> None:
+        """The client came back on another connection; the old one means nothing from now on."""
+        if session.peer is not None:
+            self.by_peer.pop(session.peer, None)
+        session.peer = peer
+        self.by_peer[peer] = session
+
+    def close(self, session: Session) -> None:
+        """Forgets the session; what is said to it from now on goes nowhere."""
+        if session.peer is not None:
+            self.by_peer.pop(session.peer, None)
+            session.peer = None
+        session.outgoing.clear()
+        self._by_client.pop(session.client, None)

@@ -1,0 +1,232 @@
+"""The workers' port: who they are, what they report, and when they are gone.
+
+A worker is half-trusted: what it sends is read as strictly as a client's messages, and a report that
+contradicts the model's signature ends the worker, not the server; what it ran is run again elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from shapestream.errors import ConfigurationError, ProtocolError
+from shapestream.serving.batches import BatchReport
+from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.executors import RemoteExecutor
+from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.models import ServedModel, ServedModels
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.report_check import ReportRefused
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import Role, decode
+from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.messages import (
+    BatchDone,
+    BatchFailed,
+    Entry,
+    Goodbye,
+    Heartbeat,
+    Unknown,
+    WorkerHello,
+    WorkerWelcome,
+)
+from shapestream_engine.errors import EngineError
+from shapestream_engine.layout import Buffer
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["WorkerPort"]
+
+log = structlog.get_logger()
+
+
+class WorkerPort:
+    """Reads the workers' port; each registered worker is a `RemoteExecutor` of the dispatcher."""
+
+    def __init__(
+        self,
+        socket: PeerSocket,
+        outgoing: Outgoing,
+        dispatcher: Dispatcher,
+        models: ServedModels,
+        options: ServerOptions,
+        statistics: ServerStatistics,
+        *,
+        epoch: bytes,
+        clock: Callable[[], float],
+        model_added: Callable[[ServedModel], None],
+    ) -> None:
+        self._socket = socket
+        self._outgoing = outgoing
+        self._dispatcher = dispatcher
+        self._models = models
+        self._options = options
+        self._statistics = statistics
+        self._clock = clock
+        self._model_added = model_added
+        self._welcome = WorkerWelcome(epoch=epoch, heartbeat_ms=round(options.heartbeat_s * 1000))
+        self.workers: dict[bytes, RemoteExecutor] = {}
+        """By routing id."""
+        self._reports: list[BatchReport] = []
+
+    async def run(self) -> None:
+        """Serves the port until cancelled."""
+        while True:
+            self.accept(await self._socket.receive())
+
+    def accept(self, messages: Sequence[tuple[bytes, list[Buffer]]]) -> None:
+        """Takes everything that arrived in one turn; all reports in it become one call of the dispatcher."""
+        now = self._clock()
+        for peer, frames in messages:
+            worker = self.workers.get(peer)
+            try:
+                envelope = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS)
+                if envelope.bad:
+                    raise ProtocolError(envelope.bad[0].message)
+            except ProtocolError as error:
+                self._cut_off(peer, str(error), now)
+                continue
+            if worker is not None:
+                worker.heard_at = now
+            for entry in envelope.entries:
+                worker = self._obey(peer, worker, entry, now)
+        self._report()
+        self._dispatcher.end_turn()
+
+    def _report(self) -> None:
+        if self._reports:
+            reports, self._reports = self._reports, []
+            self._dispatcher.batches_reported(reports)
+
+    def _obey(
+        self, peer: bytes, worker: RemoteExecutor | None, entry: Entry, now: float
+    ) -> RemoteExecutor | None:
+        """Carries out one entry. Returns the peer's worker as it is afterwards."""
+        if type(entry) is WorkerHello:
+            return self._register(peer, worker, entry, now)
+        if worker is None:
+            self._outgoing.say_once(peer, Unknown())
+            return None
+        match entry:
+            case BatchDone():
+                return self._batch_done(worker, entry, now)
+            case BatchFailed():
+                self._batch_failed(worker, entry)
+            case Goodbye():
+                self.worker_left(worker, "goodbye", now)
+                return None
+            case Heartbeat():
+                pass
+            case _:
+                self._outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
+        return worker
+
+    # ---------------------------------------------------------------- who they are
+
+    def _register(
+        self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, now: float
+    ) -> RemoteExecutor | None:
+        """A worker that greets again, on this connection or another, has forgotten what it ran."""
+        if worker is not None:
+            self.worker_left(worker, "greets again", now)
+        for other in list(self.workers.values()):
+            if other.name == hello.worker:
+                self.worker_left(other, "came back on another connection", now)
+        try:
+            signatures = {
+                name: ModelSignature.from_dict(described) for name, described in hello.models.items()
+            }
+            added = [self._models.add(name, signature) for name, signature in signatures.items()]
+        except (EngineError, ConfigurationError) as error:
+            self._cut_off(peer, f"worker {hello.worker!r}: {error}", now)
+            return None
+        worker = RemoteExecutor(peer, hello.worker, hello.pid, hello.slots, signatures, self._outgoing, now)
+        self.workers[peer] = worker
+        self._outgoing.say(worker, self._welcome)
+        log.info(
+            "worker joined", worker=worker.name, pid=worker.pid, slots=worker.slots, models=list(signatures)
+        )
+        for model in added:
+            if model is not None:
+                self._dispatcher.model_added(model, now)
+                self._model_added(model)
+        self._dispatcher.executor_joined(worker, now)
+        return worker
+
+    def worker_left(self, worker: RemoteExecutor, why: str, now: float) -> None:
+        """It is gone; its batches are run again elsewhere."""
+        if worker.peer is None:
+            return
+        self._report()
+        self.workers.pop(worker.peer, None)
+        worker.peer = None
+        self._statistics.peers_lost[f"worker: {why}"] += 1
+        log.warning("worker left", worker=worker.name, pid=worker.pid, why=why, batches=list(worker.running))
+        worker.running.clear()
+        self._dispatcher.executor_left(worker, now)
+
+    def lost(self, link: Link, why: str, now: float) -> None:
+        """What was ready for this worker could not be sent."""
+        peer = link.peer
+        worker = None if peer is None else self.workers.get(peer)
+        if peer is not None and worker is not None:
+            self.worker_left(worker, why, now)
+            self._socket.cut_off(peer)
+
+    def _cut_off(self, peer: bytes, why: str, now: float) -> None:
+        self._outgoing.refuse(peer, why, now)
+        worker = self.workers.get(peer)
+        if worker is not None:
+            self.worker_left(worker, "sent what cannot be accepted", now)
+        self._outgoing.say_once(peer, Goodbye())
+        self._socket.cut_off(peer)
+
+    def beat(self, now: float) -> None:
+        """Once per heartbeat interval: gives up silent workers, tells the others that this loop is alive."""
+        for worker in list(self.workers.values()):
+            if now - worker.heard_at > self._options.worker_silence_s:
+                self.worker_left(worker, "silent", now)
+            else:
+                self._outgoing.keep_alive(worker)
+
+    # ---------------------------------------------------------------- what they report
+
+    def _batch_done(self, worker: RemoteExecutor, done: BatchDone, now: float) -> RemoteExecutor | None:
+        batch = worker.running.pop(done.batch, None)
+        if batch is None:
+            return worker  # of an attempt that was given up
+        try:
+            worker.checks[batch.model].check(batch, done.outputs)
+        except ReportRefused as error:
+            assert worker.peer is not None  # it has just been heard
+            self._cut_off(worker.peer, f"worker {worker.name!r}: batch {done.batch}: {error}", now)
+            return None
+        self._reports.append(
+            BatchReport(
+                batch=done.batch,
+                outputs=done.outputs,
+                run_s=done.run_us * 1e-6,
+                reallocations=done.reallocations,
+                new_shape=done.new_shape,
+                code=None,
+                message="",
+            )
+        )
+        return worker
+
+    def _batch_failed(self, worker: RemoteExecutor, failed: BatchFailed) -> None:
+        if worker.running.pop(failed.batch, None) is None:
+            return
+        known = failed.code in ("model_error", "unavailable", "cancelled", "internal")
+        self._reports.append(
+            BatchReport(
+                batch=failed.batch,
+                outputs=None,
+                run_s=0.0,
+                reallocations=0,
+                new_shape=False,
+                code=failed.code if known else "internal",  # type: ignore[arg-type] # just checked
+                message=failed.message,
+            )
+        )

@@ -1,0 +1,132 @@
+"""Structured logs: JSON lines where a machine reads, coloured text where a person does. See docs/logging.md.
+
+Every process calls `configure` once at its start. Log lines carry ids, shapes, counts and times; a tensor,
+or any other bytes, that reaches a log call by mistake is replaced by its length.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal, TextIO
+
+import structlog
+
+__all__ = ["LogFormat", "LogLevel", "RateLimit", "configure", "debug_enabled"]
+
+LogFormat = Literal["auto", "json", "pretty"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+# Longer strings come from peers or engines; a log line is not the place for all of it.
+MAX_TEXT_CHARACTERS = 2000
+# Keys that a rate limit tells apart; beyond it the oldest is forgotten, and may log again early.
+MAX_RATE_LIMIT_KEYS = 1024
+
+_PLAIN = (bool, int, float, type(None))
+
+
+class _LossyStream:
+    """A text stream that drops what it cannot write: a full disk or a closed pipe must not end a server."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            return 0
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            return
+
+
+def _plain(value: object) -> object:
+    """`value` as a log line may hold it: text is cut, containers are kept, data becomes its kind."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, str):
+        if len(value) <= MAX_TEXT_CHARACTERS:
+            return value
+        return f"{value[:MAX_TEXT_CHARACTERS]}… ({len(value)} characters)"
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, BaseException):
+        return _plain(f"{type(value).__name__}: {value}")
+    if hasattr(value, "__buffer__") or hasattr(value, "__array_interface__") or hasattr(value, "nbytes"):
+        return f"<{type(value).__name__}>"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes>"
+    return _plain(str(value))
+
+
+def _only_plain_values(
+    logger: object, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """The structlog processor that keeps tensors and long texts out of every line."""
+    return {key: value if key == "exc_info" else _plain(value) for key, value in event.items()}
+
+
+def configure(
+    level: LogLevel = "info",
+    format: LogFormat = "auto",  # noqa: A002 - the word of the YAML
+    *,
+    stream: TextIO | None = None,
+) -> None:
+    """Sets up logging for this process; `stream` is stderr where not given.
+
+    `auto` is pretty on a terminal and JSON elsewhere. Standard-library loggers below warning level, which our
+    dependencies use, stay quiet. Calling it again replaces the configuration.
+    """
+    sink = sys.stderr if stream is None else stream
+    pretty = format == "pretty" or (format == "auto" and sink.isatty())
+    renderers: list[Any]
+    if pretty:
+        renderers = [structlog.dev.ConsoleRenderer(colors=sink.isatty())]
+    else:
+        renderers = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _only_plain_values,
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(_LossyStream(sink)),  # type: ignore[arg-type] # duck-typed
+        cache_logger_on_first_use=False,
+    )
+
+
+def debug_enabled() -> bool:
+    """Whether a debug line would be written. The hot path asks once, when it is made, and remembers."""
+    return bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
+
+
+class RateLimit:
+    """Lets one line per key through in `interval_s`, and counts what it held back.
+
+    For lines that a hostile or broken peer could otherwise cause at will.
+    """
+
+    def __init__(self, interval_s: float = 1.0) -> None:
+        self._interval_s = interval_s
+        self._last: dict[str, tuple[float, int]] = {}
+
+    def admit(self, key: str, now: float) -> int | None:
+        """None to stay silent; otherwise log, and say that so many lines like it were left out before."""
+        last = self._last.get(key)
+        if last is not None and now - last[0] < self._interval_s:
+            self._last[key] = (last[0], last[1] + 1)
+            return None
+        if last is None and len(self._last) >= MAX_RATE_LIMIT_KEYS:
+            del self._last[next(iter(self._last))]
+        self._last[key] = (now, 0)
+        return 0 if last is None else last[1]

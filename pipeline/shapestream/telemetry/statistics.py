@@ -1,0 +1,138 @@
+"""The server's counters: what the `Statistics` entry carries and the demo's summary shows.
+
+Nothing here grows with the number of requests: counters, histograms of fixed size, a capped set of shapes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+__all__ = ["LatencyHistogram", "ServerStatistics"]
+
+# Each power of two is cut into so many buckets: a quantile is at most 1/16 (6 %) off.
+_BUCKETS_PER_OCTAVE = 8
+_SUB_BITS = 3
+# Up to 2^40 us, 12 days; longer times count as that.
+_MAX_US = (1 << 40) - 1
+# Shapes are counted exactly up to here; beyond it the count says "at least".
+MAX_DISTINCT_SHAPES = 10_000
+
+
+class LatencyHistogram:
+    """Times in microseconds, in buckets that widen with the time: fixed memory, quantiles to 6 %."""
+
+    __slots__ = ("_buckets", "count", "total_us")
+
+    def __init__(self) -> None:
+        self._buckets = [0] * _bucket_of(_MAX_US + 1)
+        self.count = 0
+        self.total_us = 0
+
+    def record(self, us: int, times: int = 1) -> None:
+        """Counts `times` measurements of `us` microseconds each."""
+        self._buckets[_bucket_of(us if us < _MAX_US else _MAX_US)] += times
+        self.count += times
+        self.total_us += us * times
+
+    def quantile_us(self, q: float) -> int:
+        """The time, in microseconds, that a share `q` of the measurements did not exceed; 0 without any."""
+        rank = q * self.count
+        seen = 0
+        for bucket, count in enumerate(self._buckets):
+            seen += count
+            if count and seen >= rank:
+                return _middle_of(bucket)
+        return 0
+
+    def to_dict(self) -> dict[str, float]:
+        """Mean and the quantiles that people ask for, in microseconds."""
+        return {
+            "mean": round(self.total_us / self.count, 1) if self.count else 0.0,
+            "p50": self.quantile_us(0.5),
+            "p90": self.quantile_us(0.9),
+            "p99": self.quantile_us(0.99),
+        }
+
+
+def _bucket_of(us: int) -> int:
+    """Small times have a bucket each; above that the leading 1 and the next three bits choose it."""
+    if us < _BUCKETS_PER_OCTAVE:
+        return us if us > 0 else 0
+    shift = us.bit_length() - 1 - _SUB_BITS
+    return (shift << _SUB_BITS) + (us >> shift)
+
+
+def _middle_of(bucket: int) -> int:
+    if bucket < 2 * _BUCKETS_PER_OCTAVE:
+        return bucket
+    shift = (bucket >> _SUB_BITS) - 1
+    lowest = ((bucket & (_BUCKETS_PER_OCTAVE - 1)) + _BUCKETS_PER_OCTAVE) << shift
+    return lowest + (1 << shift) // 2
+
+
+class ServerStatistics:
+    """Counters of one server process, from its start."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.requests = 0
+        self.results = 0
+        self.failures: Counter[str] = Counter()
+        """Failed requests by code."""
+        self.duplicates = 0
+        """Requests that were sent again while they ran; they share the one reply."""
+        self.bad_messages: Counter[str] = Counter()
+        """Messages and entries that were refused, by the port that they came in at."""
+        self.peers_lost: Counter[str] = Counter()
+        """Clients and workers that vanished or were cut off, by why."""
+        self.batches = 0
+        self.batches_failed = 0
+        self.batched_requests = 0
+        self.rows = 0
+        self.reallocations = 0
+        self.new_shapes = 0
+        """Batches whose shape was new to their slot."""
+        self.queue_us = LatencyHistogram()
+        self.run_us = LatencyHistogram()
+        self.total_us = LatencyHistogram()
+        self._shapes: set[tuple[str, tuple[int, ...]]] = set()
+
+    def count_batch(
+        self, model: str, sizes: tuple[int, ...], *, requests: int, rows: int, run_us: int, reallocations: int
+    ) -> None:
+        """One batch ran."""
+        self.batches += 1
+        self.batched_requests += requests
+        self.rows += rows
+        self.reallocations += reallocations
+        self.run_us.record(run_us)
+        if len(self._shapes) < MAX_DISTINCT_SHAPES:
+            self._shapes.add((model, sizes))
+
+    @property
+    def distinct_shapes(self) -> int:
+        """Shapes of calls, over all models; stops counting at `MAX_DISTINCT_SHAPES`."""
+        return len(self._shapes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counters as plain data: what goes into the `Statistics` entry."""
+        return {
+            "messages": self.messages,
+            "requests": self.requests,
+            "results": self.results,
+            "failures": dict(self.failures),
+            "duplicates": self.duplicates,
+            "bad_messages": dict(self.bad_messages),
+            "peers_lost": dict(self.peers_lost),
+            "batches": self.batches,
+            "batches_failed": self.batches_failed,
+            "mean_batch_requests": round(self.batched_requests / self.batches, 2) if self.batches else 0.0,
+            "rows": self.rows,
+            "distinct_shapes": self.distinct_shapes,
+            "new_shapes": self.new_shapes,
+            "reallocations": self.reallocations,
+            "queue_us": self.queue_us.to_dict(),
+            "run_us": self.run_us.to_dict(),
+            "total_us": self.total_us.to_dict(),
+        }
