@@ -1,0 +1,53 @@
+"""`python -m benchmarks`: everything that `make bench` prints."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks import large_tensors, reallocations, tiny_tensors
+
+
+def main(
+    smoke: Annotated[
+        bool, typer.Option(help="Seconds instead of minutes: answers are checked, figures mean little.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 5,
+) -> None:
+    """Measures shapestream against bare pyzmq in interleaved rounds, and checks every answer."""
+    console = Console(stderr=as_json)
+    rounds = 1 if smoke else rounds
+    with tempfile.TemporaryDirectory(prefix="ss-bench-") as name:
+        folder = Path(name)
+        reports = []
+        for title, measure in (
+            (
+                "tiny tensors",
+                lambda: tiny_tensors.measure(folder, requests=400 if smoke else 16_000, rounds=rounds),
+            ),
+            (
+                "large tensors",
+                lambda: large_tensors.measure(folder, requests=24 if smoke else 300, rounds=rounds),
+            ),
+            ("reallocations", lambda: reallocations.measure(folder, requests=200 if smoke else 10_000)),
+        ):
+            with console.status(f"measuring {title}"):
+                report = measure()
+            reports.append(report)
+            console.print(report.table())
+    if smoke:
+        console.print(
+            "A smoke run: every answer was checked; the figures come from too few requests to mean anything."
+        )
+    if as_json:
+        print(json.dumps([report.plain() for report in reports], indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,80 @@
+"""The model that costs nothing, so that everything else can be measured, and the configurations that serve it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+Engine: TypeAlias = Literal["function", "openvino"]
+
+TINY = "tiny"
+LARGE = "large"
+RANDOM = "random"
+TINY_WIDTH = 16
+# 1 MiB of float32 in one row.
+LARGE_WIDTH = 256 * 1024
+
+
+def identity(**inputs: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns its one input as `y`."""
+    (array,) = inputs.values()
+    return {"y": array}
+
+
+def write_identity_ir(folder: Path) -> None:
+    """Writes `identity.xml`: one OpenVINO operation that cannot be folded away, adding 0."""
+    import openvino as ov
+    from openvino import opset15 as ops
+
+    x = ops.parameter([-1, -1], np.float32, name="x")
+    x.output(0).set_names({"x"})
+    y = ops.add(x, ops.constant(np.zeros((1, 1), np.float32)))
+    y.output(0).set_names({"y"})
+    ov.save_model(ov.Model([y], [x], "identity"), folder / "identity.xml", compress_to_fp16=False)
+
+
+_SHAPES = {
+    TINY: f"batch:1..64, {TINY_WIDTH}",
+    LARGE: f"batch:1..4, {LARGE_WIDTH}",
+    RANDOM: "batch:1..16, width:1..512",
+}
+
+
+def _model(name: str, engine: Engine) -> str:
+    shape = _SHAPES[name]
+    source = (
+        "engine: function, function: benchmarks.models:identity"
+        if engine == "function"
+        else "engine: openvino, path: identity.xml"
+    )
+    return (
+        f"  - {{name: {name}, {source}, trust: true,\n"
+        f"     inputs: {{x: {{shape: '{shape}', element_type: f32}}}},\n"
+        f"     outputs: {{y: {{shape: '{shape}', element_type: f32, rule: rows}}}}}}\n"
+    )
+
+
+def write_configuration(
+    folder: Path, *, label: str, engine: Engine = "function", workers: int | None = None
+) -> tuple[Path, str]:
+    """Writes a server's YAML with all three models; returns its path and the address that it listens on.
+
+    `workers` processes, or slots in the server's own process where it is None.
+    """
+    if engine == "openvino":
+        write_identity_ir(folder)
+    address = f"ipc://{folder}/{label}.sock"
+    models = "".join(_model(name, engine) for name in _SHAPES)
+    names = ", ".join(_SHAPES)
+    placement = (
+        "in_process: true\n"
+        if workers is None
+        else f"workers:\n  - {{count: {workers}, models: [{names}], slots: 1}}\n"
+    )
+    path = folder / f"{label}.yaml"
+    path.write_text(
+        f'server:\n  listen: ["{address}"]\nmodels:\n{models}{placement}logging: {{level: warning}}\n'
+    )
+    return path, address

@@ -1,0 +1,105 @@
+"""A client that does nothing but the protocol: one request per message, so many outstanding, every answer compared.
+
+It is the yardstick's own loop with the codec put in, so that what differs is the server.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import zmq
+from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.messages import Entry, Failure, Hello, ModelOpened, OpenModel, Request, Result, Welcome
+from shapestream_engine.layout import Tensors
+
+from benchmarks.bare_echo import COPY_BELOW_BYTES
+
+TIMEOUT_MS = 60_000
+
+
+def connect_dealer(address: str) -> zmq.Socket[bytes]:
+    """A DEALER connected to `address` that fails loudly instead of waiting for ever."""
+    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
+    socket.setsockopt(zmq.SNDTIMEO, TIMEOUT_MS)
+    socket.connect(address)
+    return socket
+
+
+def echo_round(socket: zmq.Socket[bytes], payloads: Sequence[bytes], outstanding: int) -> None:
+    """Sends each payload to a bare echo, with a header-sized frame before it; compares every answer."""
+    sent = received = 0
+    copy = len(payloads[0]) < COPY_BELOW_BYTES
+    header = bytes(48)
+    while received < len(payloads):
+        while sent < len(payloads) and sent - received < outstanding:
+            socket.send_multipart([header, payloads[sent]], copy=copy)
+            sent += 1
+        answer = socket.recv_multipart(copy=copy)[-1]
+        if (answer if copy else answer.buffer) != payloads[received]:
+            raise AssertionError("the echo's answer differs")
+        received += 1
+
+
+class RawClient:
+    """A session on a shapestream server, over the codec and a plain pyzmq socket."""
+
+    def __init__(self, address: str, model: str) -> None:
+        self._socket = connect_dealer(address)
+        self._sequence = 0
+        self._send(Hello(client=uuid.uuid4().bytes, software="benchmark"))
+        self._await(Welcome)
+        self._send(OpenModel(name=model))
+        opened = self._await(ModelOpened)
+        assert isinstance(opened, ModelOpened)
+        self._model = opened.number
+
+    def close(self) -> None:
+        """Leaves without a word."""
+        self._socket.close()
+
+    def _send(self, entry: Entry) -> None:
+        self._socket.send_multipart(encode([entry]))
+
+    def _entries(self) -> list[Entry]:
+        frames = self._socket.recv_multipart(copy=False)
+        envelope = decode([frames[0].bytes, *(frame.buffer for frame in frames[1:])], role=Role.CLIENT)
+        if envelope.bad:
+            raise AssertionError(f"the server sent {envelope.bad}")
+        return envelope.entries
+
+    def _await(self, kind: type[Entry]) -> Entry:
+        while True:
+            for entry in self._entries():
+                if isinstance(entry, kind):
+                    return entry
+
+    def round(self, payloads: Sequence[bytes], shape: tuple[int, ...], outstanding: int) -> None:
+        """Sends each payload as one request in one message; compares every answer."""
+        layout = ((0, "f32", shape),)
+        waiting: dict[int, bytes] = {}
+        sent = received = 0
+        while received < len(payloads):
+            while sent < len(payloads) and len(waiting) < outstanding:
+                waiting[self._sequence] = payload = payloads[sent]
+                tensors = Tensors(layout=layout, buffers=(payload,))
+                self._send(
+                    Request(
+                        sequence=self._sequence,
+                        model=self._model,
+                        remaining_ms=None,
+                        priority=0,
+                        tensors=tensors,
+                    )
+                )
+                self._sequence += 1
+                sent += 1
+            for entry in self._entries():
+                if type(entry) is Result:
+                    if entry.tensors.buffers[0] != waiting.pop(entry.sequence):
+                        raise AssertionError(f"the answer to request {entry.sequence} differs")
+                    received += 1
+                elif type(entry) is Failure:
+                    raise AssertionError(f"the server refused: {entry}")

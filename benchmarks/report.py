@@ -1,0 +1,74 @@
+"""Tables of figures with their aims, for people and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measured value, and its aim where it has one."""
+
+    value: float
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the aim was reached; None without an aim."""
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        return None
+
+    def __str__(self) -> str:
+        text = f"{self.value:,.0f} {self.unit}" if self.unit == "/s" else f"{self.value:.2f} {self.unit}"
+        if self.unit in ("us", "MB", ""):
+            text = f"{self.value:.0f} {self.unit}".strip()
+        if self.at_most is not None:
+            return f"{text} (aim <= {self.at_most:g})"
+        if self.at_least is not None:
+            return f"{text} (aim >= {self.at_least:g})"
+        return text
+
+    def styled(self) -> str:
+        """With a colour that tells whether the aim was reached."""
+        colours = {True: "green", False: "yellow", None: None}
+        colour = colours[self.reached]
+        return f"[{colour}]{self}[/{colour}]" if colour else str(self)
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """One table."""
+
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[str | Figure, ...]] = field(default_factory=list)
+
+    def table(self) -> Table:
+        """For a terminal."""
+        table = Table(title=self.title, title_justify="left", title_style="bold")
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+        for row in self.rows:
+            table.add_row(*(cell.styled() if isinstance(cell, Figure) else cell for cell in row))
+        return table
+
+    def plain(self) -> dict[str, Any]:
+        """For a script."""
+        return {
+            "title": self.title,
+            "rows": [
+                {
+                    column: cell.value if isinstance(cell, Figure) else cell
+                    for column, cell in zip(self.columns, row, strict=True)
+                }
+                for row in self.rows
+            ],
+        }
