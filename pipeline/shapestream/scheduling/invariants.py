@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shapestream.scheduling.lanes import Lane, ModelQueue
+from shapestream.scheduling.lanes import Lane
 from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import next_up
 from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request
 from shapestream.scheduling.slots import SlotTable

@@ -12,8 +12,9 @@ from math import prod
 from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest
 from shapestream.scheduling.admission import Admission, Refusal
 from shapestream.scheduling.events import Arrival
-from shapestream.scheduling.lanes import AGEING_S, MAX_PRIORITY, ModelQueue
+from shapestream.scheduling.lanes import AGEING_S, MAX_PRIORITY
 from shapestream.scheduling.lazy_heap import LazyHeap
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.records import DONE, QUEUED, RUNNING, Batch, Request, State
 from shapestream.scheduling.statistics import Counters
@@ -108,8 +109,9 @@ class Ledger:
         counters.rows_started += plan.rows
         counters.elements_computed += plan.rows * prod(plan.shape)
         counters.elements_padding += plan.padding
-        note = "batch {} of {} on slot {} at {}, {} elements of it padding"
-        self.story.note(now, batch.ids, note, batch.id, count, batch.slot.id, batch.sizes, plan.padding)
+        note = "batch {} of {}: {} requests at {} on slot {}, {} elements of it padding"
+        name = batch.queue.profile.name
+        self.story.note(now, batch.ids, note, batch.id, name, count, batch.sizes, batch.slot.id, plan.padding)
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from shapestream.scheduling.lanes import Bucket, ModelQueue
+from shapestream.scheduling.lanes import Bucket
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import Request, Slot
 
 REACH = 16

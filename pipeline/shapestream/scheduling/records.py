@@ -11,7 +11,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shapestream.scheduling.lanes import Bucket, ModelQueue
+    from shapestream.scheduling.lanes import Bucket
+    from shapestream.scheduling.model_queue import ModelQueue
 
 
 class State(IntEnum):

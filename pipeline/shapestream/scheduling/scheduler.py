@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from shapestream.scheduling.actions import Action, CancelBatch, StartBatch
-from shapestream.scheduling.admission import Admission, Refusal
+from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.events import (
     Arrival,
@@ -28,16 +28,14 @@ from shapestream.scheduling.events import (
     TimePassed,
 )
 from shapestream.scheduling.invariants import check
-from shapestream.scheduling.lanes import ModelQueue
 from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut, cut, fair_share, next_up, together
 from shapestream.scheduling.records import RERUN, RUNNING, Batch, Request, Slot
+from shapestream.scheduling.recovery import Recovery
 from shapestream.scheduling.slots import SlotTable
-from shapestream.scheduling.statistics import ModelStatistics, Statistics
+from shapestream.scheduling.statistics import Statistics, take_stock
 from shapestream.scheduling.story import Story
-
-# These blame the slot or the device, not the data: the members are run again, alone.
-_LOSSES = frozenset({"unavailable", "worker_lost", "cancelled"})
 
 
 class Scheduler:
@@ -56,18 +54,15 @@ class Scheduler:
         *,
         story_length: int = 1024,
     ) -> None:
-        if max_attempts < 1:
-            raise ValueError("a request must be attempted at least once")
-        self._max_attempts = max_attempts
-        self._admission = Admission(max_queued_requests, max_queued_bytes)
-        self._story = Story(story_length)
-        self._ledger = Ledger(self._admission, self._story)
-        self._costs = CostModel()
-        self._slots = SlotTable()
         self._queues: dict[str, ModelQueue] = {}
-        # Models with waiting requests; one that no longer has any is dropped at the next look.
+        # Models with waiting requests; one that no longer has any is dropped at a later look.
         self._waiting: dict[str, ModelQueue] = {}
+        self._slots = SlotTable()
         self._batches: dict[int, Batch] = {}
+        self._costs = CostModel()
+        self._admission = Admission(max_queued_requests, max_queued_bytes, self._waiting, self._costs)
+        self._ledger = Ledger(self._admission, Story(story_length))
+        self._recovery = Recovery(self._ledger, self._waiting, max_attempts)
         self._now = float("-inf")
         self._next_batch = 1
 
@@ -125,38 +120,11 @@ class Scheduler:
 
     def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
         """What happened to a recent request, oldest first, as (time, what)."""
-        return self._story.of(id)
+        return self._ledger.story.of(id)
 
     def statistics(self) -> Statistics:
         """Counters and present state."""
-        counters = self._ledger.counters
-        return Statistics(
-            queued=self._admission.queued_requests,
-            queued_bytes=self._admission.queued_bytes,
-            running=self._ledger.running,
-            batches=len(self._batches),
-            slots=len(self._slots.slots),
-            free_slots=self._slots.free_count,
-            draining=self._admission.draining,
-            admitted=counters.admitted,
-            delivered=counters.delivered,
-            failed=dict(counters.failed),
-            forgotten=counters.forgotten,
-            batches_started=counters.batches_started,
-            rows_started=counters.rows_started,
-            padding_ratio=counters.padding_ratio,
-            models=tuple(
-                ModelStatistics(
-                    name=name,
-                    queued=queue.waiting,
-                    slots=queue.slot_count,
-                    free_slots=len(queue.free),
-                    call_s=self._costs.call_s(name),
-                    shapes_seen=len(self._costs.shapes(name)),
-                )
-                for name, queue in self._queues.items()
-            ),
-        )
+        return take_stock(self._ledger, self._queues, self._slots, self._costs, len(self._batches))
 
     # ------------------------------------------------------------ events
 
@@ -175,23 +143,19 @@ class Scheduler:
         admitted: list[int] = []
         for arrival in arrivals:
             queue = queues.get(arrival.model)
-            if queue is None or admission.draining:
-                refusal = _draining() if admission.draining else _unknown(arrival.model)
-            elif arrival.deadline is not None and arrival.deadline <= now:
-                refusal = Refusal("deadline_exceeded", "the deadline had passed on arrival")
-            elif not admission.has_room(arrival.nbytes):
-                refusal = admission.refusal(arrival.nbytes, self._waiting.values(), self._costs)
-            else:
-                request = ledger.admit(arrival, queue, now)
-                admitted.append(request.id)
-                self._waiting[arrival.model] = queue
-                if queue.delay_s:
-                    queue.due.push(self._due(request, queue, now), request)
+            refusal = admission.refusal(arrival, queue, now)
+            if refusal is not None or queue is None:
+                assert refusal is not None, "a model that is not known is refused"
+                actions.append(ledger.refuse(arrival, refusal, now))
                 continue
-            actions.append(ledger.refuse(arrival, refusal, now))
+            request = ledger.admit(arrival, queue, now)
+            admitted.append(request.id)
+            self._waiting[arrival.model] = queue
+            if queue.delay_s:
+                queue.due.push(self._due(request, queue, now), request)
         if admitted:
             ledger.counters.admitted += len(admitted)
-            self._story.note(now, tuple(admitted), "admitted")
+            ledger.story.note(now, tuple(admitted), "admitted")
 
     def _due(self, request: Request, queue: ModelQueue, now: float) -> float:
         """Until when a request may wait for company: not at all if that could cost it its deadline."""
@@ -218,27 +182,14 @@ class Scheduler:
 
     def _batch_failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
         batch = self._end_batch(event.batch)
-        if batch is None:
-            return
-        if event.code in _LOSSES:
-            self._lose(batch, f"{event.code}: {event.message}", now, actions)
-            return
-        living = [request for request in batch.members if request.state is RUNNING]
-        batch.release_members()
-        if len(batch.ids) == 1:
-            actions.extend(self._ledger.fail(request, event.code, event.message, now) for request in living)
-            return
-        self._story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)
-        middle = (len(living) + 1) // 2
-        for half in (living[:middle], living[middle:]):
-            if half:
-                self._rerun(half)
+        if batch is not None:
+            self._recovery.failed(batch, event, now, actions)
 
     def _slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
         batch = self._slots.leave(event.slot)
         if batch is not None:
             del self._batches[batch.id]
-            self._lose(batch, f"slot {event.slot} left", now, actions)
+            self._recovery.lost(batch, f"slot {event.slot} left", now, actions)
 
     def _end_batch(self, id: int) -> Batch | None:  # noqa: A002 - the name that events use
         """Frees the slot of a batch; None if the batch is unknown, because its slot had left before."""
@@ -246,25 +197,6 @@ class Scheduler:
         if batch is not None:
             self._slots.release(batch.slot)
         return batch
-
-    def _lose(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
-        """A batch was lost with its slot: its members run again, each alone, if they have attempts left."""
-        self._story.note(now, batch.ids, "batch {} lost: {}", batch.id, reason)
-        living = [request for request in batch.members if request.state is RUNNING]
-        batch.release_members()
-        for request in living:
-            request.losses += 1
-            if request.losses < self._max_attempts:
-                self._rerun([request])
-            else:
-                message = f"lost with its slot {request.losses} times, at last: {reason}"
-                actions.append(self._ledger.fail(request, "worker_lost", message, now))
-
-    def _rerun(self, group: list[Request]) -> None:
-        self._ledger.put_back(group)
-        queue = group[0].queue
-        queue.put_rerun(group)
-        self._waiting[queue.profile.name] = queue
 
     # ------------------------------------------------------------ decisions
 
@@ -312,11 +244,3 @@ class Scheduler:
 def _too_late(request: Request) -> str:
     where = "running" if request.state is RUNNING else "waiting"
     return f"the deadline passed while the request was {where}"
-
-
-def _unknown(model: str) -> Refusal:
-    return Refusal("unavailable", f"no model {model!r} is served here")
-
-
-def _draining() -> Refusal:
-    return Refusal("draining", "the server finishes what it has and takes nothing new")

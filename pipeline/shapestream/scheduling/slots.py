@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shapestream.scheduling.lanes import ModelQueue
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import Batch, Slot
 
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shapestream.scheduling.cost_model import CostModel
+    from shapestream.scheduling.ledger import Ledger
+    from shapestream.scheduling.model_queue import ModelQueue
+    from shapestream.scheduling.slots import SlotTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -85,3 +92,42 @@ class Counters:
     def padding_ratio(self) -> float:
         """Elements computed only as padding / elements computed."""
         return self.elements_padding / self.elements_computed if self.elements_computed else 0.0
+
+
+def take_stock(
+    ledger: Ledger,
+    queues: Mapping[str, ModelQueue],
+    slots: SlotTable,
+    costs: CostModel,
+    batches: int,
+) -> Statistics:
+    """The statistics of a scheduler that consists of these."""
+    counters = ledger.counters
+    admission = ledger.admission
+    return Statistics(
+        queued=admission.queued_requests,
+        queued_bytes=admission.queued_bytes,
+        running=ledger.running,
+        batches=batches,
+        slots=len(slots.slots),
+        free_slots=slots.free_count,
+        draining=admission.draining,
+        admitted=counters.admitted,
+        delivered=counters.delivered,
+        failed=dict(counters.failed),
+        forgotten=counters.forgotten,
+        batches_started=counters.batches_started,
+        rows_started=counters.rows_started,
+        padding_ratio=counters.padding_ratio,
+        models=tuple(
+            ModelStatistics(
+                name=name,
+                queued=queue.waiting,
+                slots=queue.slot_count,
+                free_slots=len(queue.free),
+                call_s=costs.call_s(name),
+                shapes_seen=len(costs.shapes(name)),
+            )
+            for name, queue in queues.items()
+        ),
+    )

@@ -1,0 +1,143 @@
+"""Everything that waits for one model: its lanes, its orders, and what must be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import prod
+
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.lanes import Bucket, Lane
+from shapestream.scheduling.lazy_heap import LazyHeap
+from shapestream.scheduling.records import RERUN, Request, Slot, State
+
+
+class ModelQueue:
+    """Everything that waits for one model, and the free slots that it may wait for."""
+
+    __slots__ = (
+        "buckets",
+        "count",
+        "delay_s",
+        "due",
+        "free",
+        "full",
+        "has_batch",
+        "lanes",
+        "oldest",
+        "padded",
+        "profile",
+        "rerun_count",
+        "reruns",
+        "rows",
+        "slot_count",
+    )
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.profile = profile
+        self.has_batch = profile.has_batch
+        # A request that runs alone has no company to wait for.
+        self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
+        self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
+        self.buckets: dict[tuple[int, ...], Bucket] = {}
+        self.lanes: dict[tuple[int, ...], Lane] = {}
+        self.oldest = LazyHeap(State.QUEUED)
+        """By rank; what waits in lanes."""
+        self.due = LazyHeap(State.QUEUED)
+        """By the end of their delay; filled only where the model has one."""
+        self.full: dict[tuple[int, ...], Bucket] = {}
+        """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
+        self.reruns: list[tuple[float, int, Sequence[Request]]] = []
+        self.count = 0
+        self.rows = 0
+        self.rerun_count = 0
+        self.free: dict[int, Slot] = {}
+        """The free slots that serve this model, longest free first."""
+        self.slot_count = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.profile.name}: {self.waiting} waiting, {len(self.free)} of {self.slot_count} slots free>"
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, in lanes or to be run again."""
+        return self.count + self.rerun_count
+
+    def add(self, request: Request) -> None:
+        """Puts a new request at the end of its bucket."""
+        bucket = self.buckets.get(request.shape)
+        if bucket is None:
+            bucket = self._open_bucket(request.shape)
+        request.bucket = bucket
+        bucket.append(request)
+        self.oldest.push(request.rank, request)
+        self.count += 1
+        self.rows += request.rows
+        if self.delay_s and bucket.rows >= self.profile.max_batch:
+            self.full[bucket.shape] = bucket
+
+    def _open_bucket(self, shape: tuple[int, ...]) -> Bucket:
+        sizes_and_padded = list(zip(shape, self.padded, strict=True))
+        key = tuple(size for size, padded in sizes_and_padded if not padded)
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(key)
+        elements = prod(size for size, padded in sizes_and_padded if padded)
+        bucket = self.buckets[shape] = Bucket(lane, shape, elements)
+        lane.add(bucket)
+        return bucket
+
+    def take(self, requests: Sequence[Request], state: State) -> None:
+        """Takes requests out of their buckets and into another state: running, or done."""
+        touched: dict[tuple[int, ...], Bucket] = {}
+        rows = 0
+        for request in requests:
+            request.state = state
+            rows += request.rows
+            bucket = request.bucket
+            bucket.count -= 1
+            bucket.rows -= request.rows
+            touched[bucket.shape] = bucket
+        self.count -= len(requests)
+        self.rows -= rows
+        for bucket in touched.values():
+            if bucket.count:
+                bucket.drop_dead()
+                if self.full and bucket.rows < self.profile.max_batch:
+                    self.full.pop(bucket.shape, None)
+            else:
+                self._close_bucket(bucket)
+        self.oldest.shrink(self.count)
+        self.due.shrink(self.count)
+
+    def _close_bucket(self, bucket: Bucket) -> None:
+        del self.buckets[bucket.shape]
+        self.full.pop(bucket.shape, None)
+        lane = bucket.lane
+        lane.remove(bucket)
+        if not lane.buckets:
+            del self.lanes[lane.key]
+
+    def put_rerun(self, group: Sequence[Request]) -> None:
+        """Lets a group wait at the front, to be run again exactly as it is."""
+        for request in group:
+            request.state = RERUN
+        self.rerun_count += len(group)
+        heappush(self.reruns, (group[0].rank, group[0].order, group))
+
+    def next_rerun(self) -> list[Request]:
+        """What is left of the first group; it stays where it is. There must be one (`rerun_count`)."""
+        reruns = self.reruns
+        while not (living := [request for request in reruns[0][2] if request.state is RERUN]):
+            heappop(reruns)
+        return living
+
+    def leave_rerun(self, requests: Sequence[Request], state: State) -> None:
+        """Takes requests that were to be run again into another state."""
+        for request in requests:
+            request.state = state
+        self.rerun_count -= len(requests)
+        if not self.rerun_count:
+            self.reruns.clear()

@@ -1,0 +1,69 @@
+"""What becomes of a batch that did not run: who is run again, with whom, and who is to blame.
+
+A batch that the *data* broke is run again in two halves, each exactly as given, until the culprit is alone;
+its batch-mates get their answers. A batch that was lost with its *slot* says nothing about its members:
+each is run again alone, so that if one of them brings slots down it takes nobody along, and only so often.
+"""
+
+from __future__ import annotations
+
+from shapestream.scheduling.actions import Action
+from shapestream.scheduling.events import BatchFailed
+from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.records import RUNNING, Batch, Request
+
+# These blame the slot or its device. All others blame the data, or cannot tell.
+_LOSSES = frozenset({"unavailable", "worker_lost", "cancelled"})
+
+
+class Recovery:
+    """Runs again what may be run again. `waiting` is told of the models to look at."""
+
+    __slots__ = ("ledger", "max_attempts", "waiting")
+
+    def __init__(self, ledger: Ledger, waiting: dict[str, ModelQueue], max_attempts: int) -> None:
+        if max_attempts < 1:
+            raise ValueError("a request must be attempted at least once")
+        self.ledger = ledger
+        self.waiting = waiting
+        self.max_attempts = max_attempts
+
+    def failed(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
+        """A batch is over and its slot reported an error."""
+        if event.code in _LOSSES:
+            self.lost(batch, f"{event.code}: {event.message}", now, actions)
+            return
+        self.ledger.story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)
+        living = _living(batch)
+        if len(batch.ids) == 1:
+            actions.extend(self.ledger.fail(request, event.code, event.message, now) for request in living)
+            return
+        # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
+        middle = (len(living) + 1) // 2
+        for half in (living[:middle], living[middle:]):
+            if half:
+                self._run_again(half)
+
+    def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
+        """A batch is over because its slot, or the device, is gone."""
+        self.ledger.story.note(now, batch.ids, "batch {} lost: {}", batch.id, reason)
+        for request in _living(batch):
+            request.losses += 1
+            if request.losses < self.max_attempts:
+                self._run_again([request])
+            else:
+                message = f"lost {request.losses} times with the slot that ran it; the last time: {reason}"
+                actions.append(self.ledger.fail(request, "worker_lost", message, now))
+
+    def _run_again(self, group: list[Request]) -> None:
+        self.ledger.put_back(group)
+        queue = group[0].queue
+        queue.put_rerun(group)
+        self.waiting[queue.profile.name] = queue
+
+
+def _living(batch: Batch) -> list[Request]:
+    living = [request for request in batch.members if request.state is RUNNING]
+    batch.release_members()
+    return living

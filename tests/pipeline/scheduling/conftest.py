@@ -1,0 +1,124 @@
+"""A stage for the scheduler: it plays events at a clock that the test moves, and checks the books after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from shapestream.scheduling import Scheduler
+from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest, StartBatch
+from shapestream.scheduling.events import (
+    Arrival,
+    BatchFailed,
+    BatchFinished,
+    Event,
+    ModelAdded,
+    ModelProfile,
+    RequestsArrived,
+    SlotJoined,
+    TimePassed,
+)
+
+
+class Stage:
+    """A scheduler, its time, and what it last wanted done."""
+
+    def __init__(self, max_queued_requests: int = 1000, max_queued_bytes: int = 10**9, **limits: int) -> None:
+        self.scheduler = Scheduler(max_queued_requests, max_queued_bytes, **limits)
+        self.now = 0.0
+        self.last: list[Action] = []
+        self.started: list[StartBatch] = []
+        self.ends: dict[int, str] = {}
+        self._ids = count(1)
+
+    def play(self, event: Event, *, at: float | None = None) -> list[Action]:
+        """Handles one event, notes starts and endings, and checks the invariants."""
+        self.now = self.now if at is None else at
+        self.last = self.scheduler.handle(event, self.now)
+        for action in self.last:
+            match action:
+                case StartBatch():
+                    self.started.append(action)
+                case DeliverResults():
+                    for id_ in action.requests:
+                        self._end(id_, "delivered")
+                case FailRequest():
+                    self._end(action.id, action.code)
+                case ForgetRequest():
+                    self._end(action.id, "forgotten")
+        self.scheduler.check_invariants()
+        return self.last
+
+    def _end(self, id_: int, how: str) -> None:
+        assert id_ not in self.ends, f"request {id_} ended twice"
+        self.ends[id_] = how
+
+    def model(self, name: str = "text", padded: bool | Sequence[bool] = False, **options: Any) -> None:
+        """Adds a model with dimensions batch and, by default, seq."""
+        dimensions = options.pop("dimensions", ("batch", "seq"))
+        has_batch = dimensions[:1] == ("batch",)
+        rest = len(dimensions) - has_batch
+        flags = (padded,) * rest if isinstance(padded, bool) else tuple(padded)
+        profile = ModelProfile(
+            name=name,
+            dimensions=dimensions,
+            has_batch=has_batch,
+            paddable=(False,) * has_batch + flags,
+            max_batch=options.pop("max_batch", 8),
+            **options,
+        )
+        self.play(ModelAdded(model=profile))
+
+    def slots(self, *ids: int, models: Sequence[str] = ("text",)) -> None:
+        """Lets slots join."""
+        for id_ in ids:
+            self.play(SlotJoined(slot=id_, models=frozenset(models)))
+
+    def arrive(self, *sizes: tuple[int, ...], at: float | None = None, **options: Any) -> list[int]:
+        """Requests of these sizes arrive in one turn; their ids, numbered from 1."""
+        arrivals = [
+            Arrival(
+                id=next(self._ids),
+                client=options.get("client", 0),
+                model=options.get("model", "text"),
+                sizes=size,
+                nbytes=options.get("nbytes", 10),
+                deadline=options.get("deadline"),
+                priority=options.get("priority", 0),
+            )
+            for size in sizes
+        ]
+        self.play(RequestsArrived(requests=tuple(arrivals)), at=at)
+        return [arrival.id for arrival in arrivals]
+
+    def finish(self, start: StartBatch, run_s: float = 0.1, **options: Any) -> list[Action]:
+        """A batch ran."""
+        at = options.pop("at", None)
+        return self.play(BatchFinished(batch=start.batch, run_s=run_s, **options), at=at)
+
+    def fail(self, start: StartBatch, code: str = "model_error", message: str = "bad data") -> list[Action]:
+        """A batch failed."""
+        return self.play(BatchFailed(batch=start.batch, code=code, message=message))
+
+    def wait(self, until: float) -> list[Action]:
+        """Time passes."""
+        return self.play(TimePassed(), at=until)
+
+    def starts(self) -> list[tuple[int, ...]]:
+        """The members of the batches that the last event started."""
+        return [action.requests for action in self.last if isinstance(action, StartBatch)]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """A stage with roomy bounds."""
+    return Stage()
+
+
+@pytest.fixture
+def make_stage() -> Callable[..., Stage]:
+    """Makes stages with bounds of the test's choice."""
+    return Stage
