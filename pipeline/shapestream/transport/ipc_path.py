@@ -1,0 +1,86 @@
+"""The file behind an `ipc://` address: a private folder, one owner at a time.
+
+libzmq lets a second process bind a path that is in use: it takes over silently, and the first server hears no
+new client. Here the owner holds a lock on `PATH.lock` for as long as it listens; the kernel drops it when the
+process dies, however it dies, so that a stale socket file can be told from a live one. The lock file itself
+stays: were it removed, two processes could each hold a lock on a different file of that name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+
+from shapestream.errors import AddressInUse, TransportError
+
+__all__ = ["IpcPath"]
+
+# sun_path of Linux's sockaddr_un, less the final zero.
+MAX_PATH_BYTES = 107
+
+
+class IpcPath:
+    """Owns the file of one `ipc://` address from construction until `release`.
+
+    A missing folder is created with mode 0700; an existing one is left as it is.
+    Raises `AddressInUse`, or `TransportError` when the path cannot be used.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.path = Path(address.removeprefix("ipc://"))
+        if len(os.fsencode(self.path)) > MAX_PATH_BYTES:
+            raise TransportError(
+                f"{address}: the path is longer than {MAX_PATH_BYTES} bytes; use a shorter one"
+            )
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock: int | None = self._take_lock(address)
+        except OSError as error:
+            raise TransportError(f"{address}: {error.strerror}: {error.filename}") from error
+        try:
+            self._remove_stale(address)
+        except BaseException:
+            self._drop_lock()
+            raise
+
+    def release(self) -> None:
+        """Removes the socket file and lets others bind. Twice is once."""
+        if self._lock is not None:
+            self.path.unlink(missing_ok=True)
+            self._drop_lock()
+
+    def _take_lock(self, address: str) -> int:
+        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise AddressInUse(f"{address}: another process listens there") from None
+        return lock
+
+    def _drop_lock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _remove_stale(self, address: str) -> None:
+        try:
+            mode = self.path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise TransportError(f"{address}: a file that is not a socket is in the way")
+        # A process that does not know of the lock may listen there.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(self.path))
+            except BlockingIOError:
+                pass  # its backlog is full: it lives
+            except OSError:
+                self.path.unlink()
+                return
+        raise AddressInUse(f"{address}: another process listens there")

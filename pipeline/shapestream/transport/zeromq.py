@@ -1,0 +1,293 @@
+"""ZeroMQ under trio: the sockets between clients, server and workers (watched_socket.py says what bites)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, cast
+
+import trio
+import zmq
+
+from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
+from shapestream.transport.interface import RECEIVE_BURST, Addressed, Message
+from shapestream.transport.ipc_path import IpcPath
+from shapestream.transport.outbox import Outbox
+from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.watched_socket import (
+    MORE_NOBLOCK,
+    NOBLOCK,
+    POLLIN,
+    POLLOUT,
+    WatchedSocket,
+    ready_to_send,
+    receive_frames,
+)
+from shapestream_engine.layout import Buffer
+
+__all__ = ["DealerSocket", "RouterSocket"]
+
+# A blocked peer is tried again this often, should other traffic have swallowed libzmq's announcement.
+RETRY_S = 0.01
+# So many peers that are cut off are remembered, the latest; libzmq does not use a peer id twice.
+MAX_CUT_OFF = 4096
+
+
+class RouterSocket(WatchedSocket):
+    """A `PeerSocket` over ZeroMQ's ROUTER.
+
+    Use it in one trio run, with one task in `run()`. It can be bound to several addresses.
+    """
+
+    def __init__(
+        self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
+    ) -> None:
+        self._options = options or SocketOptions()
+        super().__init__(zmq.ROUTER, self._options, context)
+        self._addresses: list[str] = []
+        self._paths: list[IpcPath] = []
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._blocked = trio.Event()
+        self._cut_off: dict[bytes, None] = {}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens, wildcard ports filled in."""
+        return tuple(self._addresses)
+
+    def bind(self, address: str) -> None:
+        """Listens at `tcp://…`, `ipc://…` or `inproc://…` too.
+
+        Raises `AddressInUse`, or `TransportError` for an address that cannot be used.
+        """
+        self._check_open()
+        path = IpcPath(address) if address.startswith("ipc://") and address[6:7] != "@" else None
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            if path is not None:
+                path.release()
+            if error.errno == zmq.EADDRINUSE:
+                raise AddressInUse(f"{address}: another process listens there") from error
+            raise TransportError(f"{address}: cannot listen there: {error.strerror}") from error
+        if path is not None:
+            self._paths.append(path)
+        self._addresses.append(cast(bytes, self._socket.get(zmq.LAST_ENDPOINT)).decode())
+        self._look()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watches the socket until it is closed or cancelled; `receive` works only while this runs."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._retry_blocked)
+            await super().run(task_status=task_status)
+            nursery.cancel_scope.cancel()
+
+    async def receive(self) -> list[Addressed]:
+        """The messages that are there, at least one, each with its sender; one checkpoint."""
+        return await self._receive(self.receive_nowait)
+
+    @trio.lowlevel.enable_ki_protection  # an interrupt between two frames would leave half a message behind
+    def receive_nowait(self) -> list[Addressed]:
+        """The messages that are there, perhaps none."""
+        self._check_open()
+        receive = self._socket.recv
+        taken: list[Addressed] = []
+        self._drained = False
+        try:
+            for _ in range(RECEIVE_BURST):
+                peer = receive(NOBLOCK)
+                frames = receive_frames(receive)
+                if peer not in self._cut_off:
+                    taken.append((peer, frames))
+        except zmq.Again:
+            self._drained = True
+        else:
+            self._receivers.unpark()
+        if self._outboxes:
+            self._look()
+        return taken
+
+    @trio.lowlevel.enable_ki_protection
+    def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
+        """Sends, or puts into the peer's outbox; after `PeerGone` or `OutboxFull` nothing was taken."""
+        self._check_open()
+        ready = ready_to_send(frames)
+        outbox = self._outboxes.get(peer)
+        if outbox is not None:
+            if len(outbox) >= self._options.outbox_messages or outbox.nbytes >= self._options.outbox_bytes:
+                raise OutboxFull(f"peer {peer.hex()} does not read: {outbox!r}")
+            outbox.put(ready)
+        elif not self._try_send(peer, ready):
+            outbox = self._outboxes[peer] = Outbox()
+            outbox.put(ready)
+            self._blocked.set()
+        if self._receivers:
+            self._look()
+
+    def forget(self, peer: bytes) -> None:
+        """Drops what still waits for this peer here."""
+        self._outboxes.pop(peer, None)
+
+    def cut_off(self, peer: bytes) -> None:
+        """Forgets the peer, and ignores what it sends for as long as this connection lasts."""
+        self.forget(peer)
+        self._cut_off[peer] = None
+        if len(self._cut_off) > MAX_CUT_OFF:
+            del self._cut_off[next(iter(self._cut_off))]
+
+    def close(self) -> None:
+        """Stops listening; what libzmq has taken still lingers, outboxes are dropped."""
+        super().close()
+        self._outboxes.clear()
+        for path in self._paths:
+            path.release()
+        self._paths.clear()
+
+    def _try_send(self, peer: bytes, frames: Sequence[bytes | zmq.Frame]) -> bool:
+        """Whether libzmq took the message. Only the first part can be refused: there the peer is chosen."""
+        send = self._socket.send
+        try:
+            send(peer, MORE_NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise PeerGone(f"peer {peer.hex()} is not connected") from None
+            raise
+        for frame in frames[:-1]:
+            send(frame, MORE_NOBLOCK)
+        send(frames[-1], NOBLOCK)
+        return True
+
+    def _look(self) -> None:
+        if self._outboxes:
+            self._flush()
+        super()._look()
+
+    @trio.lowlevel.enable_ki_protection
+    def _flush(self) -> None:
+        """Sends what blocked peers take by now. A blocked peer keeps nobody else from being served."""
+        for peer, outbox in list(self._outboxes.items()):
+            try:
+                while outbox and self._try_send(peer, outbox.first):
+                    outbox.remove_first()
+            except PeerGone:
+                outbox.clear()
+            if not outbox:
+                del self._outboxes[peer]
+
+    async def _retry_blocked(self) -> None:
+        """With a ROUTER, POLLOUT means "some peer", so blocked peers are tried again by a timer as well."""
+        while True:
+            await self._blocked.wait()
+            while self._outboxes:
+                await trio.sleep(RETRY_S)
+                if self._outboxes:
+                    self._look()
+            self._blocked = trio.Event()
+
+    async def __aenter__(self) -> RouterSocket:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class DealerSocket(WatchedSocket):
+    """A `Connection` over ZeroMQ's DEALER.
+
+    Use it in one trio run, with one task in `run()`. libzmq connects, and connects again, by itself.
+    """
+
+    def __init__(
+        self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
+    ) -> None:
+        super().__init__(zmq.DEALER, options or SocketOptions(), context)
+        self._senders = trio.lowlevel.ParkingLot()
+
+    def connect(self, address: str) -> None:
+        """Starts to connect; raises `TransportError` for an address that cannot be one."""
+        self._check_open()
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            raise TransportError(f"{address}: cannot connect: {error.strerror}") from error
+        self._look()
+
+    async def receive(self) -> list[Message]:
+        """The messages that are there, at least one; one checkpoint."""
+        return await self._receive(self.receive_nowait)
+
+    @trio.lowlevel.enable_ki_protection
+    def receive_nowait(self) -> list[Message]:
+        """The messages that are there, perhaps none."""
+        self._check_open()
+        receive = self._socket.recv
+        taken: list[Message] = []
+        self._drained = False
+        try:
+            for _ in range(RECEIVE_BURST):
+                taken.append(receive_frames(receive))
+        except zmq.Again:
+            self._drained = True
+        else:
+            self._receivers.unpark()
+        if self._senders:
+            self._look()
+        return taken
+
+    @trio.lowlevel.enable_ki_protection
+    def send_nowait(self, frames: Sequence[Buffer]) -> None:
+        """Sends; raises `trio.WouldBlock` when the peer is behind, and then nothing was taken."""
+        self._check_open()
+        ready = ready_to_send(frames)
+        send = self._socket.send
+        last = len(ready) - 1
+        refused = False
+        for index, frame in enumerate(ready):
+            try:
+                send(frame, MORE_NOBLOCK if index < last else NOBLOCK)
+            except zmq.Again:
+                refused = True
+                if index == 0:
+                    break
+                # The connection broke between two frames. libzmq has withdrawn the first ones and swallows
+                # the rest up to the last: go on, or it would swallow the start of the next message instead.
+        if self._receivers:
+            self._look()
+        if refused:
+            raise trio.WouldBlock
+
+    async def send(self, frames: Sequence[Buffer]) -> None:
+        """Sends, waiting for room; when cancelled nothing was sent."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            try:
+                self.send_nowait(frames)
+            except trio.WouldBlock:
+                await self._senders.park()
+            else:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return
+
+    def close(self) -> None:
+        """Closes the connection; what libzmq has taken still lingers."""
+        super().close()
+        self._senders.unpark_all()
+
+    def _look(self) -> None:
+        events = self._events()
+        if events & POLLIN:
+            self._receivers.unpark()
+        if events & POLLOUT:
+            self._senders.unpark_all()
+
+    async def __aenter__(self) -> DealerSocket:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
