@@ -1,9 +1,10 @@
 """Messages of protocol version 1: frames from the socket -> entries, and entries -> frames for the socket.
 
-A message is a msgpack header frame, `[1, [entry, ...]]`, and raw frames. An entry is `[kind, frame count, field,
-...]`; the entries own the raw frames in turn, and own them all. Nothing that arrives is trusted: what cannot be
-divided into entries raises `ProtocolError`, and its sender is cut off; an entry that is wrong in itself fails
-alone, by its id. Whether the tensors suit a model is not for this module (`ModelSignature.resolve`).
+A message is a msgpack header frame, `[1, [entry, ...]]`, and raw frames. An entry is `[kind, frame count,
+field, ...]`; the entries own the raw frames in turn, and own them all. Nothing that arrives is trusted: what
+cannot be divided into entries raises `ProtocolError`, and its sender is cut off; an entry that is wrong in
+itself fails alone, by its id. Whether the tensors suit a model is not for this module to say
+(`ModelSignature.resolve`).
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 
 
 def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[Buffer]:
-    """The frames of one message; raises `TooLarge` when these entries do not fit one (see `pack_messages`)."""
+    """The frames of one message; raises `TooLarge` when they do not fit one (see `pack_messages`)."""
     raw: list[Buffer] = []
     packed = [WRITERS[type(entry)](entry, raw) for entry in entries]
     frames = _message(packed, raw)
@@ -193,7 +194,8 @@ def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[
         or len(frames[0]) > limits.max_header_bytes
     ):
         raise TooLarge(
-            f"{len(packed)} entries, {len(raw)} frames and a header of {len(frames[0])} bytes do not fit one message"
+            f"{len(packed)} entries, {len(raw)} frames and a header of {len(frames[0])} bytes"
+            " are too much for one message"
         )
     return frames
 
@@ -201,8 +203,8 @@ def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[
 def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[list[Buffer]]:
     """The frames of as few messages as the limits allow, in the order in which they must be sent.
 
-    Control entries go first, the rest keeps its order. Three exceptions keep the meaning: what withdraws a request
-    or batch that is in `entries` too stays behind it, and a `Goodbye` comes last.
+    Control entries go first, the rest keeps its order. Two exceptions keep the meaning: what withdraws a
+    request or batch that is in `entries` too stays behind it, and a `Goodbye` comes last.
     """
     messages: list[list[Buffer]] = []
     packed: list[bytes] = []
