@@ -186,7 +186,7 @@ class Ledger:
             if request.state is QUEUED:
                 request.queue.take((request,), DONE)
             else:
-                request.queue.leave_rerun((request,), DONE)
+                request.queue.drop_rerun(request)
             self.admission.queued_requests -= 1
             self.admission.queued_bytes -= request.nbytes
         del self.requests[request.id]

@@ -9,7 +9,7 @@ from math import prod
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.lanes import Bucket, Lane
 from shapestream.scheduling.lazy_heap import LazyHeap
-from shapestream.scheduling.records import RERUN, Request, Slot, State
+from shapestream.scheduling.records import DONE, RERUN, RUNNING, Request, Slot, State
 
 
 class ModelQueue:
@@ -134,10 +134,18 @@ class ModelQueue:
             heappop(reruns)
         return living
 
-    def leave_rerun(self, requests: Sequence[Request], state: State) -> None:
-        """Takes requests that were to be run again into another state."""
-        for request in requests:
-            request.state = state
-        self.rerun_count -= len(requests)
+    def take_rerun(self) -> list[Request]:
+        """Takes the first group out, to run. It must not stay: its members may come back in other groups."""
+        living = self.next_rerun()
+        heappop(self.reruns)
+        for request in living:
+            request.state = RUNNING
+        self.rerun_count -= len(living)
+        return living
+
+    def drop_rerun(self, request: Request) -> None:
+        """Takes one request that was to be run again out, for good."""
+        request.state = DONE
+        self.rerun_count -= 1
         if not self.rerun_count:
             self.reruns.clear()

@@ -212,8 +212,7 @@ class Scheduler:
             queue = request.queue
             slot = next(iter(queue.free.values()))
             if request.state is RERUN:
-                plan = together(queue.next_rerun())
-                queue.leave_rerun(plan.members, RUNNING)
+                plan = together(queue.take_rerun())
             else:
                 plan = cut(request, fair_share(queue, slot))
                 queue.take(plan.members, RUNNING)

@@ -1,4 +1,4 @@
-"""A stage for the scheduler: it plays events at a clock that the test moves, and checks the books after each."""
+"""A stage for the scheduler: plays events at a time that the test sets, and checks the books after each."""
 
 from __future__ import annotations
 
@@ -106,6 +106,10 @@ class Stage:
     def wait(self, until: float) -> list[Action]:
         """Time passes."""
         return self.play(TimePassed(), at=until)
+
+    def repeat_ids(self) -> None:
+        """Numbers what arrives from 1 again, as a broken caller would."""
+        self._ids = count(1)
 
     def starts(self) -> list[tuple[int, ...]]:
         """The members of the batches that the last event started."""

@@ -1,0 +1,75 @@
+"""Order: priorities, ageing, and first come, first served."""
+
+from __future__ import annotations
+
+
+def _order(stage) -> list[int]:
+    """Finishes batch after batch; the ids in the order in which they started."""
+    done = 0
+    while done < len(stage.started):
+        stage.finish(stage.started[done])
+        done += 1
+    return [id_ for start in stage.started for id_ in start.requests]
+
+
+def test_higher_priority_goes_first(stage):
+    """Of requests that arrived together the higher priority starts first."""
+    stage.model(max_batch=1)
+    stage.arrive((1, 4), priority=0)
+    stage.arrive((1, 4), priority=2)
+    stage.arrive((1, 4), priority=-1)
+    stage.slots(0)
+    assert [2, 1, 3] == _order(stage)
+
+
+def test_priority_chooses_between_shapes_too(stage):
+    """The lane of the most urgent request is served first."""
+    stage.model()
+    stage.arrive((1, 4), (1, 4))
+    stage.arrive((1, 9), priority=1)
+    stage.slots(0)
+    assert [(3,)] == stage.starts()
+
+
+def test_waiting_a_second_is_worth_a_step_of_priority(stage):
+    """Ageing: whoever waited longer than the difference in priority goes first, so nobody starves."""
+    stage.model(max_batch=1)
+    stage.arrive((1, 4), at=0.0, priority=0)
+    stage.arrive((1, 4), at=1.9, priority=2)
+    stage.arrive((1, 4), at=2.1, priority=2)
+    stage.slots(0)
+    assert [2, 1, 3] == _order(stage)
+
+
+def test_a_stream_of_urgent_requests_does_not_starve_a_rare_shape(stage):
+    """With one urgent request after the other, a common one still starts within the seconds of its step."""
+    stage.model(max_batch=1)
+    stage.slots(0)
+    stage.arrive((1, 4), priority=3)
+    stage.arrive((1, 9), priority=0)
+    for tenth in range(60):
+        stage.arrive((1, 4), priority=3, at=tenth / 10)
+        stage.finish(stage.started[-1])
+        if (2,) in stage.starts():
+            break
+    assert 3.0 <= stage.now <= 3.2
+
+
+def test_equal_shape_and_priority_keep_their_order(stage):
+    """First come, first served, through several batches."""
+    stage.model(max_batch=3)
+    stage.slots(0)
+    for _ in range(3):
+        stage.arrive(*[(1, 4)] * 4)
+    assert list(range(1, 13)) == _order(stage)
+
+
+def test_priorities_beyond_the_bounds_count_as_the_bounds(stage):
+    """A huge priority gives no more of a start than the largest that counts."""
+    stage.model(max_batch=1)
+    stage.arrive((1, 4), priority=32)
+    stage.arrive((1, 4), priority=10**9)
+    stage.arrive((1, 4), priority=-(10**9))
+    stage.arrive((1, 4), priority=-32)
+    stage.slots(0)
+    assert [1, 2, 3, 4] == _order(stage)
