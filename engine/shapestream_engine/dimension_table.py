@@ -1,7 +1,7 @@
-"""The dynamic dimensions of a model's inputs, numbered: where each occurs, its bounds, whether it may be padded.
+"""The dynamic dimensions of a model's inputs, numbered: places, bounds, and whether each may be padded.
 
-Worked out once per signature, so that a request's shape is a short tuple of sizes and everything on the way of
-a request is a look-up by number.
+Worked out once per signature, so that a request's shape is a short tuple of sizes, and everything on the
+way of a request is a look-up by number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH = "batch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimensionTable:
-    """Names, bounds and places of the dynamic dimensions; the tuples are parallel to `names` unless said otherwise."""
+    """Names, bounds and places of the dynamic dimensions; parallel to `names` unless said otherwise."""
 
     names: tuple[str, ...]
     """`batch` first where there is a batch axis, then in order of first occurrence."""

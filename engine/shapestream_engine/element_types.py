@@ -1,4 +1,4 @@
-"""Element types under OpenVINO's names, and the NumPy types that hold them; the allow-list of what may travel."""
+"""Element types by OpenVINO's names, and the NumPy types that hold them; what is not here cannot travel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every error of the engine, split by whose fault it is.
 
     EngineError
-    ├── ShapeError          the request, or a shape that somebody wrote, cannot be or does not fit (also a ValueError)
+    ├── ShapeError          a request, or a shape that somebody wrote, cannot be or does not fit
     │   └── ElementTypeError    the same, of an element type
     ├── SignatureError      the configuration contradicts the model, or asks for what cannot hold
     ├── ModelLoadError      a model file is missing, unreadable or refused by the engine
@@ -56,7 +56,7 @@ class EngineMissing(EngineError):
         self.engine = engine
         self.extra = engine if extra is None else extra
         super().__init__(
-            f"the engine {engine!r} is not installed; install it with: pip install 'shapestream[{self.extra}]'"
+            f"the engine {engine!r} is not installed; to install it: pip install 'shapestream[{self.extra}]'"
         )
 
 
@@ -65,7 +65,7 @@ class InferenceError(EngineError):
 
 
 class RuleError(InferenceError):
-    """An output breaks its rule: an index outside the batch, counts that differ, a batch axis of another size.
+    """An output breaks its rule: an index outside the batch, counts that differ, another batch size.
 
     The batch is refused as a whole: to divide it all the same would be to guess whose rows are whose.
     """

@@ -23,9 +23,10 @@ PadValue: TypeAlias = "int | float | bool"
 class InputPort:
     """One input of a model.
 
-    `pad` allows padding: name of a dimension -> the value of the elements added along it. An element that lies
-    outside along several dimensions gets the value of the first of them. `mask_of` names the input whose extent
-    this one masks: 1 in the request's own region, 0 in the padding; it is made where the request has none.
+    `pad` allows padding: name of a dynamic dimension -> the value of the elements added along it. An
+    element outside the request along several dimensions gets the value of the first of them. `mask_of`
+    names the input whose extent this one masks: 1 in the request's own region, 0 in the padding; it is made
+    where a request has none.
     """
 
     name: str
@@ -41,7 +42,7 @@ class InputPort:
 
     @property
     def axis_names(self) -> tuple[str | None, ...]:
-        """Per axis the name of its dimension; None where it is static. A dynamic axis without one is `<input>.<axis>`."""
+        """Per axis the name of its dimension, `<input>.<axis>` where it has none; None for a static axis."""
         return tuple(
             (name or f"{self.name}.{axis}") if dimension.is_dynamic else None
             for axis, (name, dimension) in enumerate(
@@ -61,10 +62,10 @@ class InputPort:
         where = f"input {self.name!r}: pad {dimension!r}"
         if dimension == "batch":
             raise SignatureError(f"{where}: the batch axis is never padded; requests add up along it")
-        if dimension not in self.axis_names:
-            dynamic = ", ".join(name for name in self.axis_names if name is not None and name != "batch")
+        # Only a name that was given will do: outputs are trimmed by it, and none can carry an automatic one.
+        if dimension not in self.shape.names or dimension not in self.axis_names:
             raise SignatureError(
-                f"{where}: no dynamic dimension of this name; there are: {dynamic or 'none'}"
+                f"{where}: no dynamic dimension of this name in [{self.shape}]; name the axis to pad it"
             )
         if not _holds(self.element_type, value):
             raise SignatureError(f"{where}: {self.element_type} cannot hold {value!r}")
@@ -109,7 +110,8 @@ class InputPort:
 class OutputPort:
     """One output of a model, and the rule by which it is divided among the requests of a batch.
 
-    Names in `shape` that are dimensions of the inputs have the same size as there; other dynamic axes depend on the data.
+    Axes named like a dimension of the inputs have the size that it has there; other dynamic axes depend on
+    the data.
     """
 
     name: str
@@ -162,7 +164,7 @@ def _check_port(kind: str, name: str, element_type: str) -> None:
 
 
 def _holds(element_type: str, value: object) -> bool:
-    """Whether the element type can hold `value`: exactly, or for floats to its precision and within its range."""
+    """Whether the element type can hold `value`: exactly, or, for floats, rounded but within its range."""
     dtype = dtype_of(element_type)
     if not isinstance(value, bool | int | float):
         return False

@@ -1,6 +1,6 @@
 """From a request's layout, which nobody has checked, to its sizes, which everybody relies on.
 
-This is the slow and thorough way, taken once per distinct layout; `ModelSignature.resolve` remembers the outcome.
+The slow and thorough way, taken once per distinct layout: `ModelSignature.resolve` remembers the outcome.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ class RequestShape:
     """Bytes of each tensor, parallel to the layout."""
     total_nbytes: int
     positions: tuple[int | None, ...]
-    """Per input of the signature: which entry of the layout it is; None for a mask that the request leaves out."""
+    """Per input of the signature: its place in the layout; None for a mask that the request leaves out."""
 
 
 def resolve_layout(inputs: Sequence[InputPort], table: DimensionTable, layout: Any) -> RequestShape:
-    """Check everything about a layout that needs no tensor bytes; raises `ShapeError` with port, dimension and remedy."""
+    """Check everything about a layout that needs no tensor bytes.
+
+    Raises `ShapeError`, which names the port, the dimension and the remedy.
+    """
     positions = _positions(inputs, layout)
     sizes: list[int | None] = [None] * len(table.names)
     first_port: dict[int, str] = {}
@@ -53,8 +56,8 @@ def resolve_layout(inputs: Sequence[InputPort], table: DimensionTable, layout: A
                 sizes[dimension], first_port[dimension] = shape[axis], port.name
             elif known != shape[axis]:
                 raise ShapeError(
-                    f"input {port.name!r}: dimension {table.names[dimension]!r} is {shape[axis]}, but {known} in input "
-                    f"{first_port[dimension]!r}; dimensions of the same name have the same size"
+                    f"input {port.name!r}: dimension {table.names[dimension]!r} is {shape[axis]}, "
+                    f"but {known} in input {first_port[dimension]!r}; the same name is the same size"
                 )
         nbytes[position] = _nbytes(port, shape)
     total = sum(nbytes)
@@ -98,13 +101,15 @@ def _check_tensor(port: InputPort, element_type: Any, shape: Any) -> None:
     """Element type, rank, and each size by itself."""
     if element_type != port.element_type:
         raise ElementTypeError(
-            f"input {port.name!r} is of element type {port.element_type}, not {element_type!r}; convert it before sending"
+            f"input {port.name!r} is of element type {port.element_type}, not {element_type!r}; "
+            f"convert it before sending"
         )
     if not isinstance(shape, tuple):
         raise ShapeError(f"input {port.name!r}: a shape is a tuple of integers, not {shape!r}")
     if len(shape) != port.shape.rank:
         raise ShapeError(
-            f"input {port.name!r} has {port.shape.rank} dimensions, [{port.shape}], not {len(shape)}: {list(shape)}"
+            f"input {port.name!r} has {port.shape.rank} dimensions, [{port.shape}], "
+            f"not {len(shape)}: {list(shape)}"
         )
     for axis, (size, admitted) in enumerate(zip(shape, port.shape.dimensions, strict=True)):
         if size in admitted:

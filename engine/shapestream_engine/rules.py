@@ -27,10 +27,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class IndexColumn:
-    """Data-dependent rows, `[n, columns]`, in which one column holds the batch index (NonZero, NonMaxSuppression).
+    """Data-dependent rows, `[n, columns]`, with the batch index in one column (NonZero, NonMaxSuppression).
 
-    Each request takes the rows with its indices, in the order in which they came, rewritten to count from 0 within
-    the request. An output `[n]` is all index; its column is 0.
+    Each request takes the rows with its indices, in the order in which they came; the index is rewritten to
+    count from 0 within the request. An output `[n]` is all index; its column is 0.
     """
 
     NAME: ClassVar[str] = "index_column"
@@ -61,7 +61,7 @@ _ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str}
 def parse_rule(value: Mapping[str, Any]) -> Rule:
     """The rule that a mapping such as `{"rule": "with", "output": "peaks"}` states.
 
-    Raises `SignatureError` for an unknown rule, which lists the known ones, and for arguments that are missing,
+    Raises `SignatureError` for an unknown rule, listing the known ones, and for arguments that are missing,
     unknown or of the wrong type.
     """
     if not isinstance(value, Mapping):

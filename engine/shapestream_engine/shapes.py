@@ -6,6 +6,7 @@ and printed as OpenVINO prints them. A *static* dimension admits one size, a *dy
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ from shapestream_engine.errors import ShapeError
 __all__ = ["MAX_SIZE", "Dimension", "DimensionLike", "NamedShape", "PartialShape"]
 
 MAX_SIZE = 2**63 - 1
-"""The largest size of an axis, and of a tensor in bytes: what a signed 64-bit integer holds, as in every engine."""
+"""The largest size of an axis, and of a tensor in bytes: what a signed 64-bit integer holds."""
 
-# At most 19 digits: a longer number cannot be a size, and Python need not convert it to say so.
-_NUMBER = r"[0-9]{1,19}"
+# A bounded number of digits: converting a long number takes quadratic time, and none of them is a size.
+_NUMBER = r"[0-9]{1,40}"
 _EXACT = re.compile(_NUMBER)
 _INTERVAL = re.compile(rf"(?P<low>{_NUMBER})?\s*\.\.\s*(?P<high>{_NUMBER})?")
 _AT_MOST = re.compile(rf"<=\s*(?P<high>{_NUMBER})")
@@ -61,8 +62,6 @@ class Dimension:
                 return cls._parse_text(value.strip())
             case (low, high):
                 return cls(0 if low is None else _integer(low), _upper(high))
-            case -1 if type(value) is int:
-                return cls()
             case _:
                 size = _integer(value)
                 return cls() if size == -1 else cls(size, size)
@@ -112,13 +111,16 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class PartialShape:
-    """A dimension per axis: the shapes that a tensor may take. `PartialShape(())` is the shape of a scalar."""
+    """A dimension per axis: the shapes that a tensor may take. `PartialShape(())` is that of a scalar."""
 
     dimensions: tuple[Dimension, ...]
 
     @classmethod
     def parse(cls, value: str | PartialShape | Iterable[DimensionLike]) -> PartialShape:
-        """The shape that `value` stands for: `"[?,1..10,384]"`, `"?, 3"`, `[-1, (1, 10), "8.."]`; raises `ShapeError`."""
+        """The shape that `value` stands for: `"[?,1..10,384]"`, `"?, 3"` or `[-1, (1, 10), "8.."]`.
+
+        Raises `ShapeError`.
+        """
         if isinstance(value, PartialShape):
             return value
         parts = _split_text(value) if isinstance(value, str) else list(value)
@@ -162,8 +164,9 @@ class PartialShape:
 class NamedShape:
     """A `PartialShape` in which axes may have names: `batch:1..64, seq:1..512, 384`.
 
-    Axes of the same name have the same size, within one tensor and across the inputs of one request. `names` is
-    parallel to `dimensions`; None is an axis without a name. A name alone (`batch, seq`) leaves the size open.
+    Axes of the same name have the same size, within one tensor and across the inputs of one request. `names`
+    is parallel to `dimensions`; None is an axis without a name. A name alone (`batch, seq`) leaves the size
+    open.
     """
 
     names: tuple[str | None, ...]
@@ -236,9 +239,12 @@ def _split_text(text: str) -> list[str]:
 
 def _integer(value: Any) -> int:
     # NumPy's and every other library's integers are welcome here, bools and floats are not.
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ShapeError(f"a size is an integer, not {value!r}")
-    return int(value.__index__())
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ShapeError(f"a size is an integer, not {value!r}")
 
 
 def _upper(value: Any) -> int | None:

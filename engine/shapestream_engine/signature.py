@@ -1,7 +1,7 @@
 """What a model takes and gives: ports, their shared dimensions, and how its outputs are divided.
 
-A signature checks itself when it is made, and afterwards every request against itself (`resolve`). It travels to
-clients and from workers as plain data.
+A signature checks itself when it is made, and afterwards every request against itself (`resolve`). It travels
+to clients and from workers as plain data.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["InputPort", "ModelSignature", "OutputPort", "RequestShape"]
 _REMEMBERED = 4096
 """Layouts and shapes remembered per signature; when so many are known, all are forgotten and learnt anew.
 
-Forgetting everything is rare, costs one slow check per layout in use, and needs no bookkeeping on the hot path.
+Forgetting everything is rare, costs a slow check per layout in use, and needs no bookkeeping on the hot path.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModelSignature:
     """The ports of a model. Raises `SignatureError` where they contradict each other or a rule cannot hold.
 
-    Derived from the inputs: `dimensions` (names of the dynamic ones, `batch` first), and parallel to it `bounds` (what
-    all inputs admit) and `paddable`; `has_batch`, whether requests can be put together.
+    Derived from the inputs: `dimensions` (names of the dynamic ones, `batch` first), and parallel to it
+    `bounds` (what all inputs admit together) and `paddable`; `has_batch`, whether requests can share a call.
     """
 
     name: str
@@ -72,11 +72,11 @@ class ModelSignature:
     def resolve(self, layout: Layout) -> RequestShape:
         """The request's sizes and bytes, once its layout is known to fit; raises `ShapeError` otherwise.
 
-        Of the tensors' bytes nothing is checked here: their lengths must equal the `nbytes` that this returns.
+        The tensors' bytes are not looked at: their lengths must equal the `nbytes` that this returns.
         """
         try:
-            # Not the tuple itself: True, 1.0 and 1 are equal as keys, and of these only 1 is a size. Format 2 of
-            # marshal writes a value the same way whoever else holds it, and every type differently.
+            # Not the tuple itself: True, 1.0 and 1 are equal as keys, and of these only 1 is a size. Marshal
+            # writes each type differently, and in format 2 never refers back to what it wrote before.
             key = marshal.dumps(layout, 2)
         except ValueError:
             return resolve_layout(self.inputs, self.table, layout)
@@ -89,7 +89,7 @@ class ModelSignature:
         return request
 
     def input_shapes(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The shape of each input in a call whose dynamic dimensions have these sizes (parallel to `dimensions`)."""
+        """The shape of each input in a call of these sizes (parallel to `dimensions`)."""
         shapes = self._input_shapes.get(sizes)
         if shapes is None:
             shapes = tuple(
@@ -114,7 +114,10 @@ class ModelSignature:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModelSignature:
-        """The signature that `plain` describes. It may come from anywhere: raises `SignatureError` for whatever is wrong."""
+        """The signature that `plain` describes; it may come from anywhere.
+
+        Raises `SignatureError` for whatever is wrong with it.
+        """
         try:
             match plain:
                 case {"name": str(name), "inputs": [*inputs], "outputs": [*outputs]}:
@@ -130,7 +133,7 @@ class ModelSignature:
         raise SignatureError("a signature has a name, a list of inputs and a list of outputs")
 
     def describe(self) -> list[str]:
-        """Lines for a human: the ports, then each dynamic dimension with its bounds and what may be done along it."""
+        """Lines for a human: the ports, then each dynamic dimension, its bounds and what is done along it."""
         lines = [f"model {self.name}"]
         lines += [f"  input  {port}" for port in self.inputs]
         lines += [f"  output {port}" for port in self.outputs]
@@ -138,15 +141,18 @@ class ModelSignature:
             if name == BATCH and self.has_batch:
                 use = "requests share calls along it"
             else:
-                use = (
-                    "may be padded"
-                    if paddable
-                    else "never padded: only requests of the same size share a call"
-                )
+                use = "may be padded" if paddable else self._why_not_padded(name)
             lines.append(f"  {name}: {bounds}, {use}")
         if not self.has_batch:
             lines.append("  no batch axis: every request runs alone")
         return lines
+
+    def _why_not_padded(self, dimension: str) -> str:
+        ports = [port for port in self.inputs if dimension in port.axis_names]
+        refusing = [port.name for port in ports if not port.pads(dimension)]
+        # Padding that some inputs allow and others do not is probably an oversight, and worth a word.
+        blame = f" ({', '.join(refusing)} does not allow it)" if len(refusing) < len(ports) else ""
+        return f"never padded{blame}: only requests of the same size share a call"
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that are resized in place: a shape over a buffer with capacity, so that steady traffic allocates nothing."""
+"""Tensors that are resized in place: a shape over a buffer with capacity, which steady traffic keeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shapestream_engine.shapes import MAX_SIZE
 __all__ = ["RESERVE_BYTES", "Tensor", "TensorLike"]
 
 RESERVE_BYTES = 64 * 2**20
-"""An upper bound of up to so many bytes is reserved at once, so that no request ever makes the tensor grow."""
+"""An upper bound of up to so many bytes is reserved at once: no request then makes the tensor grow."""
 
 _ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register of today's CPUs. Engines copy what is aligned less."""
@@ -46,9 +46,10 @@ class TensorLike(Protocol):
 class Tensor:
     """A C-contiguous tensor, aligned to 64 bytes, that follows OpenVINO's rule of `set_shape`.
 
-    A new shape reuses the storage, and reallocates only if it needs more than the capacity. Contents are not kept.
-    With `shape` None the tensor starts empty, `(0,)`. Where `upper_bound_bytes` is known and at most `reserve_bytes`, that
-    much is reserved at once; otherwise the capacity doubles as it must grow, up to the bound.
+    A new shape reuses the storage, and reallocates only if it needs more than the capacity. Contents are not
+    kept. With `shape` None the tensor starts empty, `(0,)`. Where `upper_bound_bytes` is known and at most
+    `reserve_bytes`, that much is reserved at once; otherwise the capacity doubles as it must grow, up to the
+    bound.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class Tensor:
         self._dtype = dtype_of(element_type)
         self._upper_bound_bytes = upper_bound_bytes
         self._reallocations = 0
-        sizes = (0,) if shape is None else tuple(shape)
+        sizes = (0,) if shape is None else _sizes(shape)
         capacity = self._nbytes_of(sizes)
         if upper_bound_bytes is not None and upper_bound_bytes <= reserve_bytes:
             capacity = upper_bound_bytes
@@ -118,12 +119,12 @@ class Tensor:
     def set_shape(self, shape: Sequence[int]) -> None:
         """Give the tensor this shape in place; the contents are unspecified afterwards.
 
-        Raises `ShapeError`, and stays as it is, for sizes that are not integers of 0 or more, and for a shape that
-        exceeds the upper bound.
+        Raises `ShapeError`, and stays as it is, for sizes that are not integers of 0 or more, and for a shape
+        that exceeds the upper bound.
         """
-        sizes = tuple(shape)
-        if sizes == self._shape:
+        if shape == self._shape:
             return
+        sizes = _sizes(shape)
         needed = self._nbytes_of(sizes)
         if needed > self._capacity_bytes:
             before = self._storage.ctypes.data
@@ -134,16 +135,14 @@ class Tensor:
     def _nbytes_of(self, sizes: tuple[int, ...]) -> int:
         nbytes = self._dtype.itemsize
         for size in sizes:
-            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
-                raise ShapeError(f"the shape {list(sizes)} has {size!r}; a size is an integer of 0 or more")
-            nbytes *= int(size)
+            nbytes *= size
         limit = MAX_SIZE if self._upper_bound_bytes is None else self._upper_bound_bytes
         if nbytes > limit:
             raise ShapeError(f"the shape {list(sizes)} needs {nbytes} bytes; the upper bound is {limit}")
         return nbytes
 
     def _grown(self, needed: int) -> int:
-        """Doubling makes the cost of growth a constant per byte; the bound keeps it from reserving what cannot come."""
+        """Doubling bounds how often data moves; the upper bound keeps it from reserving what cannot come."""
         doubled = 2 * self._capacity_bytes
         if self._upper_bound_bytes is not None:
             doubled = min(doubled, self._upper_bound_bytes)
@@ -160,4 +159,13 @@ class Tensor:
         return np.ndarray(sizes, self._dtype, self._storage.data)
 
     def __repr__(self) -> str:
-        return f"Tensor({self._element_type}, {list(self.shape)}, {self.byte_size} of {self._capacity_bytes} bytes)"
+        used = f"{self.byte_size} of {self._capacity_bytes} bytes"
+        return f"Tensor({self._element_type}, {list(self.shape)}, {used})"
+
+
+def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape as Python's own integers, which do not overflow when they are multiplied."""
+    for size in shape:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+            raise ShapeError(f"the shape {list(shape)} has {size!r}; a size is an integer of 0 or more")
+    return tuple(map(int, shape))

@@ -1,4 +1,4 @@
-"""Requests into a call's input tensors, a call's outputs into results: the only copies of tensor bytes in a slot.
+"""Requests into a call's input tensors, a call's outputs into results: the only copies that a slot makes.
 
 Stands between the received buffers and the InferRequest, on the slot's thread.
 """
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine.batching.gather import InputGatherer
-from shapestream_engine.batching.split import Column, IndexSplitter, RowSplitter, Selection, whole_column
+from shapestream_engine.batching.split import Column, RowSplitter
+from shapestream_engine.batching.split_index import IndexSplitter, ParallelSplitter, Selection
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.resolution import RequestShape
@@ -25,7 +26,8 @@ __all__ = ["Assembly"]
 class Assembly:
     """Gathers and splits the calls of one model; made once per signature, used by any number of threads.
 
-    In both directions `sizes` are the call's, `shapes` what `resolve` said of each request, in the order of their rows.
+    In both directions `sizes` are the call's, and `shapes` what `resolve` said of each request, in the order
+    of their rows.
     """
 
     def __init__(self, signature: ModelSignature) -> None:
@@ -33,14 +35,22 @@ class Assembly:
         self._gatherers = tuple(
             InputGatherer(number, port, signature.table) for number, port in enumerate(signature.inputs)
         )
-        self._row_splitters = {
-            number: RowSplitter(number, port, signature.table)
-            for number, port in enumerate(signature.outputs)
-            if isinstance(port.rule, Rows)
+        table, outputs = signature.table, list(enumerate(signature.outputs))
+        self._by_rows = {
+            number: RowSplitter(number, port, table)
+            for number, port in outputs
+            if isinstance(port.rule, Rows | Whole)
         }
-        self._index_splitters = tuple(
-            IndexSplitter(number, port) for number, port in enumerate(signature.outputs)
-        )
+        self._by_index = {
+            number: IndexSplitter(number, port, port.rule.column)
+            for number, port in outputs
+            if isinstance(port.rule, IndexColumn)
+        }
+        self._beside = {
+            number: ParallelSplitter(number, port, port.rule.output)
+            for number, port in outputs
+            if isinstance(port.rule, With)
+        }
 
     def gather(
         self,
@@ -51,8 +61,8 @@ class Assembly:
     ) -> None:
         """Give each input tensor the call's shape in place, and copy each request's bytes in, once.
 
-        Padding gets the port's value, and a mask that a request leaves out is made. Raises `ShapeError` when the
-        requests do not make up a call of these sizes, or a buffer's length is not that of its shape.
+        Padding gets the port's value, and a mask that a request leaves out is made. Raises `ShapeError` when
+        the requests do not make up a call of these sizes, or a buffer's length is not that of its shape.
         """
         self._check_call(sizes, shapes)
         for gatherer, shape, tensor in zip(
@@ -67,34 +77,26 @@ class Assembly:
         shapes: Sequence[RequestShape],
         outputs: Sequence[np.ndarray[Any, Any]],
     ) -> list[Tensors]:
-        """The results of each request, in their order, as copies; port numbers in the layouts are output numbers.
+        """The results of each request, in order, as copies; port numbers in the layouts are output numbers.
 
         Raises `RuleError` when an output breaks its rule.
         """
-        ports = self._signature.outputs
-        if len(outputs) != len(ports):
-            raise RuleError(f"the model gave {len(outputs)} outputs, its signature has {len(ports)}")
-        columns: list[Column | None] = [None] * len(ports)
-        selections: dict[str, Selection] = {}
-        for number, (port, output) in enumerate(zip(ports, outputs, strict=True)):
-            match port.rule:
-                case Rows():
-                    columns[number] = self._row_splitters[number].divide(output, sizes, shapes)
-                case Whole():
-                    columns[number] = whole_column(number, port, output)
-                case IndexColumn(column=index_column):
-                    columns[number], selections[port.name] = self._index_splitters[number].select(
-                        output, index_column, [shape.rows for shape in shapes]
-                    )
-                case With():
-                    pass
-        for number, (port, output) in enumerate(zip(ports, outputs, strict=True)):
-            if isinstance(port.rule, With):
-                leader = port.rule.output
-                columns[number] = self._index_splitters[number].follow(output, leader, selections[leader])
-        present = [column for column in columns if column is not None]
-        layouts = zip(*(column.entries for column in present), strict=True)
-        buffers = zip(*(column.buffers for column in present), strict=True)
+        expected = len(self._signature.outputs)
+        if len(outputs) != expected:
+            raise RuleError(f"the model gave {len(outputs)} outputs, its signature has {expected}")
+        columns: dict[int, Column] = {}
+        for number, by_rows in self._by_rows.items():
+            columns[number] = by_rows.divide(outputs[number], sizes, shapes)
+        if self._by_index:
+            rows = [shape.rows for shape in shapes]
+            selections: dict[str, Selection] = {}
+            for number, by_index in self._by_index.items():
+                columns[number], selections[by_index.name] = by_index.divide(outputs[number], rows)
+            for number, beside in self._beside.items():
+                columns[number] = beside.divide(outputs[number], selections[beside.leader])
+        in_order = [columns[number] for number in range(expected)]
+        layouts = zip(*[column.entries for column in in_order], strict=True)
+        buffers = zip(*[column.buffers for column in in_order], strict=True)
         return [Tensors(layout=layout, buffers=parts) for layout, parts in zip(layouts, buffers, strict=True)]
 
     def _check_call(self, sizes: tuple[int, ...], shapes: Sequence[RequestShape]) -> None:

@@ -1,7 +1,8 @@
-"""One input of a call: each request's bytes go from the received buffer to their place in the tensor, once."""
+"""One input of a call: each request's bytes go from the received buffer to their place in the tensor."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -17,10 +18,10 @@ from shapestream_engine.resolution import RequestShape
 __all__ = ["InputGatherer"]
 
 _JOIN_BELOW_BYTES = 4096
-"""Mean bytes per row up to which rows are joined first and copied together.
+"""Mean bytes per request up to which the pieces are joined first and copied together.
 
-A copy by NumPy costs about half a microsecond however small it is, joining bytes some 30 ns; beyond a few KiB the
-second copy of the joined bytes costs more than that saves.
+A copy by NumPy costs about half a microsecond however small it is, joining one more piece some 30 ns; beyond
+a few KiB copying the bytes a second time costs more than that saves.
 """
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -36,7 +37,7 @@ class InputGatherer:
         self._dtype = dtype_of(port.element_type)
         self._axes = table.axes[number]
         self._batch_axis = self._axes.index(0) if table.has_batch else None
-        # Rows of different requests follow each other in memory when nothing but axes of size 1 stands before batch.
+        # Requests follow each other in memory when nothing but axes of size 1 stands before `batch`.
         before = port.shape.dimensions[: self._batch_axis or 0]
         self._rows_are_contiguous = all(axis.is_static and axis.minimum == 1 for axis in before)
         dynamic = {axis for axis, dimension in enumerate(self._axes) if dimension is not None}
@@ -57,7 +58,7 @@ class InputGatherer:
         sources, lengths = self._sources(members, shapes)
         if data.nbytes == 0:
             return
-        joins = data.nbytes <= _JOIN_BELOW_BYTES * len(members)
+        joins = len(members) > 1 and data.nbytes <= _JOIN_BELOW_BYTES * len(members)
         # Own sizes are at most the call's, so equal totals mean that nothing is padded.
         if sum(lengths) == data.nbytes and (self._rows_are_contiguous or len(members) == 1):
             if joins:
@@ -83,19 +84,15 @@ class InputGatherer:
             else:
                 source = member.buffers[position]
                 length = shape.nbytes[position]
-                if memoryview(source).nbytes != length:
-                    raise ShapeError(
-                        f"input {self._port.name!r} has {memoryview(source).nbytes} bytes, its shape needs {length}"
-                    )
+                given = memoryview(source).nbytes
+                if given != length:
+                    raise ShapeError(f"input {self._port.name!r} has {given} bytes, its shape needs {length}")
             sources.append(source)
             lengths.append(length)
         return sources, lengths
 
     def _whole_mask(self, shape: RequestShape) -> bytes:
-        count = 1
-        for size in self._own_shape(shape.sizes):
-            count *= size
-        return self._one * count
+        return self._one * math.prod(self._own_shape(shape.sizes))
 
     def _own_shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(
@@ -106,7 +103,7 @@ class InputGatherer:
     def _padded_rows(
         self, data: _Array, sources: list[Buffer], lengths: list[int], shapes: Sequence[RequestShape]
     ) -> list[Buffer]:
-        """Each row's bytes and the padding behind it, in order, where only the axis after `batch` is padded."""
+        """Each row's bytes and the padding behind it, where only the axis after `batch` is padded."""
         row_nbytes = data.nbytes // data.shape[0]
         dimension = self._axes[1]
         assert dimension is not None
@@ -119,9 +116,9 @@ class InputGatherer:
                 pieces.append(padding[length:])
             elif shape.rows:
                 own = length // shape.rows
-                rows = memoryview(source).cast("B")
-                for start in range(0, length, own) if own else [0] * shape.rows:
-                    pieces.append(rows[start : start + own])
+                rows = np.frombuffer(source, np.uint8)
+                for row in range(shape.rows):
+                    pieces.append(rows[row * own : (row + 1) * own])
                     pieces.append(padding[own:])
         return pieces
 
@@ -138,12 +135,11 @@ class InputGatherer:
                 else _along(data, self._batch_axis, start, start + shape.rows)
             )
             start += shape.rows
-            own = np.frombuffer(source, self._dtype).reshape(own_shape) if len(memoryview(source)) else None
-            if own is not None:
-                block[tuple(map(slice, own_shape))] = own
+            if 0 not in own_shape:
+                block[tuple(map(slice, own_shape))] = np.frombuffer(source, self._dtype).reshape(own_shape)
             for axis, number in enumerate(self._axes):
                 if number is not None and axis != self._batch_axis and own_shape[axis] < sizes[number]:
-                    # Disjoint slabs: within the request's own size along earlier axes, outside along this one.
+                    # Disjoint slabs: inside the request along earlier axes, outside along this one.
                     slab = (*map(slice, own_shape[:axis]), slice(own_shape[axis], None))
                     block[slab] = self._port.pad_value(self._table.names[number])
 

@@ -28,10 +28,10 @@ class Call:
 
 
 def merge_sizes(signature: ModelSignature, member_sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The sizes of the smallest call that holds these requests: rows add up, paddable dimensions take the largest.
+    """The sizes of the smallest call that holds these requests.
 
-    Raises `ShapeError` for no request at all, for several on a model without a batch axis, and where a dimension that
-    may not be padded differs.
+    Rows add up, paddable dimensions take the largest. Raises `ShapeError` for no request at all, for several
+    on a model without a batch axis, and where a dimension that may not be padded differs.
     """
     if not member_sizes:
         raise ShapeError("a call needs at least one request")
@@ -44,15 +44,15 @@ def merge_sizes(signature: ModelSignature, member_sizes: Sequence[tuple[int, ...
         found = {sizes[number] for sizes in member_sizes}
         if len(found) > 1 and not signature.paddable[number]:
             raise ShapeError(
-                f"requests whose {signature.dimensions[number]!r} differs cannot share a call, since it may not "
-                f"be padded: {sorted(found)}"
+                f"requests whose {signature.dimensions[number]!r} differs cannot share a call, since it may "
+                f"not be padded: {sorted(found)}"
             )
         merged.append(max(found))
     return tuple(merged)
 
 
 def padding_ratio(call: Call, signature: ModelSignature) -> float:
-    """Input elements of the call that are only padding / all of them, 0 to 1; 0 for a call without elements."""
+    """Input elements of the call that are only padding / all of them; 0 for a call without elements."""
     computed = _elements(signature, call.sizes)
     if computed == 0:
         return 0.0
