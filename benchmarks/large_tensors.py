@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from shapestream import blocking
 
 from benchmarks.models import LARGE, LARGE_WIDTH, write_configuration
 from benchmarks.processes import child_process
 from benchmarks.raw_client import RawClient, connect_dealer, echo_round
 from benchmarks.report import Figure, Report
 from benchmarks.rounds import Contender, run_rounds
+from shapestream import blocking
 
 OUTSTANDING = 8
 AIM_RATIO = 0.8

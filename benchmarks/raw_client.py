@@ -9,11 +9,11 @@ import uuid
 from collections.abc import Sequence
 
 import zmq
+
+from benchmarks.bare_echo import COPY_BELOW_BYTES
 from shapestream.wire.codec import Role, decode, encode
 from shapestream.wire.messages import Entry, Failure, Hello, ModelOpened, OpenModel, Request, Result, Welcome
 from shapestream_engine.layout import Tensors
-
-from benchmarks.bare_echo import COPY_BELOW_BYTES
 
 TIMEOUT_MS = 60_000
 

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from shapestream import blocking
 
 from benchmarks.models import RANDOM, write_configuration
 from benchmarks.processes import child_process
 from benchmarks.report import Figure, Report
+from shapestream import blocking
 
 WARM_UP = 500
 OUTSTANDING = 64

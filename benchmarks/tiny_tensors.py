@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import shapestream
 import trio
-from shapestream import blocking
 
+import shapestream
 from benchmarks.models import TINY, TINY_WIDTH, Engine, write_configuration
 from benchmarks.processes import Child, child_process
 from benchmarks.raw_client import RawClient, connect_dealer, echo_round
 from benchmarks.report import Figure, Report
 from benchmarks.rounds import Contender, run_rounds
+from shapestream import blocking
 
 OUTSTANDING = 64
 # Aims of the design, in microseconds of server CPU per request.

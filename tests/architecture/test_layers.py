@@ -48,7 +48,9 @@ def test_optional_engines_are_imported_in_one_place(engine: str) -> None:
 def test_the_face_imports_without_any_engine() -> None:
     """`import shapestream` loads neither an engine nor the workers."""
     script = "import sys, shapestream; print(sorted({'openvino', 'shapestream_workers', 'typer'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -63,7 +63,12 @@ def check_import(folder: Path) -> None:
     """The face imports with no engine installed, from the installed place."""
     script = "import shapestream, importlib.util as u; print(u.find_spec('openvino'), shapestream.__file__)"
     done = subprocess.run(
-        [sys.executable, "-I", "-c", script], capture_output=True, text=True, cwd=folder, timeout=60, check=True
+        [sys.executable, "-I", "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.startswith("None "), done.stdout
     assert "site-packages" in done.stdout, done.stdout
@@ -87,7 +92,6 @@ def check_missing_engine(folder: Path) -> None:
 def check_serving(folder: Path) -> None:
     """The installed server serves a NumPy callable to the installed client."""
     import numpy as np
-
     import shapestream.blocking
 
     (folder / "smoke_model.py").write_text(MODEL)
