@@ -1,0 +1,1 @@
+"""MiniLM sentence embeddings with real weights: a padded dimension under an attention mask."""
