@@ -17,8 +17,9 @@ from typing import Any
 import msgpack
 
 from shapestream.errors import ProtocolError, TooLarge
-from shapestream.wire.entry_reader import READERS, BadEntryError, Reader, entry_id
+from shapestream.wire.entry_reader import READERS, Reader, entry_id
 from shapestream.wire.entry_writer import WRITERS
+from shapestream.wire.fields import BadEntryError
 from shapestream.wire.limits import CLIENT_LIMITS, MAX_PLAIN_ITEMS, Limits
 from shapestream.wire.messages import (
     PROTOCOL_VERSION,

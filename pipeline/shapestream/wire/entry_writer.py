@@ -1,7 +1,7 @@
-"""One object of `messages.py` -> its packed bytes; its large tensors are appended to the message's frames, untouched.
+"""One object of `messages.py` -> its packed bytes; its large tensors become frames of the message, untouched.
 
-What our own process hands in is not checked again here, except that the bytes of each tensor are as many as its
-layout says: a wrong length would be refused by the receiver, far from the defect.
+What our own process hands in is not checked again here, except that the bytes of each tensor are as many as
+its layout says: a wrong length would be refused by the receiver, far from the defect.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = ["WRITERS", "Writer"]
 
 Writer: TypeAlias = Callable[[Any, list[Buffer]], bytes]
 _LAYOUTS = LayoutBook()
-# One packer for the process: a new one costs more than packing an entry. `pack` is a single C call that runs no
-# Python code on the way, so threads cannot meet inside it.
+# One packer for the process: a new one costs more than packing an entry. `pack` is a single C call that runs
+# no Python code on the way, so threads cannot meet inside it.
 _pack: Callable[[Any], bytes] = msgpack.Packer(autoreset=True).pack
 
 
@@ -66,6 +66,8 @@ def _tensors(tensors: Tensors, frames: list[Buffer]) -> tuple[bytes, list[Any]]:
 
 def _inline_or_frame(data: Buffer, expected: int, frames: list[Buffer]) -> bytes | None:
     view = memoryview(data)
+    if not view.c_contiguous:
+        raise InvalidRequest("the bytes of a tensor must be C-contiguous")
     if view.nbytes != expected:
         raise InvalidRequest(f"a tensor has {view.nbytes} bytes, but its layout takes {expected}")
     if expected <= MAX_INLINE_BYTES:

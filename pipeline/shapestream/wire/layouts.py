@@ -118,8 +118,8 @@ class LayoutBook:
         return checked
 
     def _pack(self, layout: Layout) -> CheckedLayout:
-        # What is remembered by value was checked for exact types first, so that an equal layout of other types
-        # (bool, float, NumPy integers) is either refused here or written as the integers that it equals.
+        # What is remembered by value was checked for exact types first, so that an equal layout of other
+        # types (bool, float, NumPy integers) is refused here or written as the integers that it equals.
         nbytes = _check(layout)
         checked = CheckedLayout(layout, msgpack.packb(layout), nbytes)
         if len(checked.packed) <= MAX_REMEMBERED_BYTES:

@@ -35,7 +35,7 @@ class Limits:
     max_members: int = 0
     """Requests in one `Execute`, results in one `BatchDone`."""
     preferred_message_bytes: int = 8 * 1024 * 1024
-    """Senders start a new message when the raw frames would pass this, so that control entries can overtake."""
+    """Senders start a new message when the raw frames would pass this, so that control entries overtake."""
 
 
 CLIENT_LIMITS = Limits()

@@ -1,12 +1,13 @@
 """The entries of protocol version 1, as they are after decoding and before encoding.
 
 A message is one msgpack header frame, `[version, [entry, ...]]`, and raw frames for large tensors. An
-entry is a msgpack array whose first element is its `KIND`; the fields follow in the order of the class.
+entry is a msgpack array: its `KIND`, the number of raw frames that it owns, then the fields in the order of
+the class. `Timings` and the members of a batch are arrays within it; `Tensors` are two elements.
 docs/protocol.md is the specification; `codec.py` turns bytes into these and back.
 
 A tensor's description is a `Layout` row `(port, element type, shape)`: plain tuples, because the server
 looks a whole layout up in a dictionary of those that it has validated before. Its bytes are either inline
-(`bytes` in `inline`) or the next frame of the entry's frame range (`None` in `inline`).
+(`bytes` in `inline`) or the next of the entry's frames (`None` in `inline`).
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class StatisticsRequest:
 class Welcome:
     """Answers `Hello`. A new `epoch` means a new server process, which knows nothing of old requests.
 
-    The window is the session's credit: at most so many requests, and bytes of tensors, without a terminal reply.
+    The window is the session's credit: at most so many requests, and bytes of tensors, without a terminal
+    reply.
     """
 
     KIND: ClassVar[int] = 20
@@ -203,7 +205,7 @@ class WorkerHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDone:
-    """A batch ran. One `Tensors` per member of `Execute`, in its order, or None where the member's deadline had passed."""
+    """A batch ran. One `Tensors` per member of `Execute`, in its order, or None where its time was over."""
 
     KIND: ClassVar[int] = 41
     batch: int
@@ -217,7 +219,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """A batch did not run: `model_error` blames the data, `unavailable` the device, `cancelled` was asked for."""
+    """A batch did not run: `model_error` blames the data, `unavailable` the device; `cancelled` was asked."""
 
     KIND: ClassVar[int] = 42
     batch: int

@@ -15,15 +15,15 @@ from shapestream_engine.layout import Buffer
 
 __all__ = ["from_array", "to_array"]
 
-# Below this size a copy costs less than a reference that must be kept (the transport copies such frames anyway).
+# Below this size a copy costs less than a reference that must be kept; the transport copies such frames too.
 _COPY_BELOW_BYTES = 64 * 1024
 
 
 def from_array(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], Buffer]:
-    """The element type, the shape and the bytes of `array`; raises `InvalidRequest` for types that cannot travel.
+    """The element type, the shape and the bytes of `array`.
 
-    Big-endian and non-contiguous arrays are converted, which copies. A large contiguous array is *not* copied:
-    it must not change until its result is there.
+    Big-endian and non-contiguous arrays are converted, which copies. A large contiguous array is *not*
+    copied: it must not change until its result is there. Raises `InvalidRequest` for other types.
     """
     if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and not _NATIVE_IS_LITTLE):
         array = array.astype(array.dtype.newbyteorder("<"))

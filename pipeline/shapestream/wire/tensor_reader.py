@@ -1,0 +1,182 @@
+"""The kinds that carry tensors, read from their unpacked fields; here the server spends its time.
+
+A tensor is inline (a `bin`) or the next of the entry's frames (nil), and has exactly as many bytes as its layout
+says. Frames are handed on as they came, never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from shapestream.wire.fields import BadEntryError, checked, flag, integer, name, optional_integer
+from shapestream.wire.layouts import LayoutBook, LayoutError
+from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_NAME_CHARACTERS, Limits
+from shapestream.wire.messages import BatchDone, Execute, ExecuteMember, Request, Result, Timings
+from shapestream_engine.layout import Buffer, Layout, Tensors
+
+__all__ = ["read_batch_done", "read_execute", "read_request", "read_result"]
+
+Fields: TypeAlias = tuple[Any, ...]
+MAX_PRIORITY = 2**31 - 1
+_LAYOUTS = LayoutBook()
+
+
+def _tensors(
+    packed: Any, inline: Any, frames: Sequence[Buffer], first: int, last: int
+) -> tuple[Tensors, int]:
+    """The tensors of one request or result, and the first frame that they did not use."""
+    if type(packed) is not bytes:
+        raise BadEntryError("the layout must be a bin")
+    try:
+        layout, _, nbytes = _LAYOUTS.read(packed)
+    except LayoutError as error:
+        raise BadEntryError(error.message) from error
+    if type(inline) is not tuple or len(inline) != len(nbytes):
+        raise BadEntryError(f"{len(nbytes)} tensors are described; `inline` must have as many elements")
+    for data, expected in zip(inline, nbytes):  # noqa: B905 - just checked, and hot
+        if type(data) is not bytes or len(data) != expected or expected > MAX_INLINE_BYTES:
+            return _framed_tensors(layout, nbytes, inline, frames, first, last)
+    return Tensors(layout=layout, buffers=inline), first
+
+
+def _framed_tensors(
+    layout: Layout, nbytes: tuple[int, ...], inline: Fields, frames: Sequence[Buffer], first: int, last: int
+) -> tuple[Tensors, int]:
+    """The general case: some tensors are frames, or something is wrong."""
+    buffers: list[Buffer] = []
+    for index, (data, expected) in enumerate(zip(inline, nbytes, strict=True)):
+        if data is None:
+            if first >= last:
+                raise BadEntryError(f"tensor {index} should be a frame, but the entry owns no more")
+            data = frames[first]
+            size = memoryview(data).nbytes
+            first += 1
+        elif type(data) is not bytes:
+            raise BadEntryError(f"tensor {index}: inline bytes must be a bin or nil")
+        elif len(data) > MAX_INLINE_BYTES:
+            raise BadEntryError(f"tensor {index}: more than {MAX_INLINE_BYTES} bytes must travel as a frame")
+        else:
+            size = len(data)
+        if size != expected:
+            _, element_type, shape = layout[index]
+            raise BadEntryError(
+                f"tensor {index} has {size} bytes, but {element_type} {list(shape)} takes {expected}"
+            )
+        buffers.append(data)
+    return Tensors(layout=layout, buffers=buffers), first
+
+
+def _check_frames_used(used: int, last: int) -> None:
+    if used != last:
+        raise BadEntryError(f"it claims {last - used} frames more than its tensors use")
+
+
+def read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Request:
+    """A `Request`. Hot: the checks are written out, since a call for each would cost as much as the rest."""
+    if len(fields) != 8:
+        raise BadEntryError(f"Request has {len(fields)} elements instead of 8")
+    _, _, sequence, model, remaining_ms, priority, packed, inline = fields
+    if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
+        raise BadEntryError("Request.sequence must be an integer from 0 to 2^63-1")
+    if type(model) is not int or not 0 <= model <= MAX_INTEGER:
+        raise BadEntryError("Request.model must be an integer from 0 to 2^63-1")
+    if remaining_ms is not None and (type(remaining_ms) is not int or not 0 <= remaining_ms <= MAX_INTEGER):
+        raise BadEntryError("Request.remaining_ms must be nil or an integer from 0 to 2^63-1")
+    if type(priority) is not int or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise BadEntryError("Request.priority must be an integer of at most 31 bits and a sign")
+    tensors, used = _tensors(packed, inline, frames, first, last)
+    if used != last:
+        _check_frames_used(used, last)
+    return Request(
+        sequence=sequence, model=model, remaining_ms=remaining_ms, priority=priority, tensors=tensors
+    )
+
+
+def _timings(value: Any) -> Timings:
+    if type(value) is not tuple or len(value) != 6:
+        raise BadEntryError("Result.timings must be an array of 6 elements")
+    queue_us, run_us, total_us, batch_requests, batch_rows, worker = value
+    for number in value[:5]:
+        if type(number) is not int or not 0 <= number <= MAX_INTEGER:
+            raise BadEntryError("Result.timings must hold integers from 0 to 2^63-1")
+    if type(worker) is not str or len(worker) > MAX_NAME_CHARACTERS:
+        raise BadEntryError(
+            f"Result.timings.worker must be a string of at most {MAX_NAME_CHARACTERS} characters"
+        )
+    return Timings(
+        queue_us=queue_us,
+        run_us=run_us,
+        total_us=total_us,
+        batch_requests=batch_requests,
+        batch_rows=batch_rows,
+        worker=worker,
+    )
+
+
+def read_result(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Result:
+    """A `Result`. Hot as well, in the client."""
+    if len(fields) != 6:
+        raise BadEntryError(f"Result has {len(fields)} elements instead of 6")
+    _, _, sequence, timings, packed, inline = fields
+    if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
+        raise BadEntryError("Result.sequence must be an integer from 0 to 2^63-1")
+    tensors, used = _tensors(packed, inline, frames, first, last)
+    if used != last:
+        _check_frames_used(used, last)
+    return Result(sequence=sequence, timings=_timings(timings), tensors=tensors)
+
+
+def read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Execute:
+    """An `Execute`; one bad member makes the whole batch bad."""
+    if len(fields) != 7:
+        raise BadEntryError(f"Execute has {len(fields)} elements instead of 7")
+    _, _, batch, slot, model, sizes, rows = fields
+    if type(sizes) is not tuple or type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
+        raise BadEntryError(f"Execute needs an array of sizes, and one of 1 to {limits.max_members} members")
+    members = []
+    for row in rows:
+        if type(row) is not tuple or len(row) != 3:
+            raise BadEntryError("a member of Execute must be [remaining_ms, layout, inline]")
+        tensors, first = _tensors(row[1], row[2], frames, first, last)
+        members.append(
+            ExecuteMember(
+                remaining_ms=checked("Execute.remaining_ms", optional_integer, row[0]), tensors=tensors
+            )
+        )
+    _check_frames_used(first, last)
+    return Execute(
+        batch=checked("Execute.batch", integer, batch),
+        slot=checked("Execute.slot", integer, slot),
+        model=checked("Execute.model", name, model),
+        sizes=tuple(checked("Execute.sizes", integer, size) for size in sizes),
+        members=tuple(members),
+    )
+
+
+def read_batch_done(
+    fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
+) -> BatchDone:
+    """A `BatchDone`; one bad output makes the whole answer bad."""
+    if len(fields) != 7:
+        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 7")
+    _, _, batch, run_us, reallocations, new_shape, rows = fields
+    if type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
+        raise BadEntryError(f"BatchDone needs an array of 1 to {limits.max_members} outputs")
+    outputs: list[Tensors | None] = []
+    for row in rows:
+        if row is None:
+            outputs.append(None)
+        elif type(row) is tuple and len(row) == 2:
+            tensors, first = _tensors(row[0], row[1], frames, first, last)
+            outputs.append(tensors)
+        else:
+            raise BadEntryError("an output of BatchDone must be nil or [layout, inline]")
+    _check_frames_used(first, last)
+    return BatchDone(
+        batch=checked("BatchDone.batch", integer, batch),
+        run_us=checked("BatchDone.run_us", integer, run_us),
+        reallocations=checked("BatchDone.reallocations", integer, reallocations),
+        new_shape=checked("BatchDone.new_shape", flag, new_shape),
+        outputs=tuple(outputs),
+    )
