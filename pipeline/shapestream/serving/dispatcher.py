@@ -96,8 +96,8 @@ class Dispatcher:
             )
         if self._debug:
             for record in records:
-                log.debug("request arrived", request=record.id, model=record.model.name,
-                          client=record.session.label, sequence=record.sequence, sizes=record.shape.sizes)  # fmt: skip
+                log.debug("request arrived", request=record.id, client=record.session.label,
+                          sequence=record.sequence, model=record.model.name)  # fmt: skip
         self._handle(events.RequestsArrived(requests=tuple(arrivals)), now)
 
     def cancel(self, request: int, now: float) -> None:

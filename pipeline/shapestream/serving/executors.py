@@ -26,14 +26,17 @@ from shapestream_engine.signature import ModelSignature
 
 __all__ = ["InProcessExecutor", "LocalExecutor", "LocalSlots", "RemoteExecutor", "Reports", "SlotSource"]
 
+# How long the threads of local slots may take to end.
+CLOSE_GRACE_S = 5.0
+
 Reports: TypeAlias = Callable[[Sequence[BatchReport]], None]
 
 
 class InProcessExecutor(Executor, Protocol):
     """An executor that the server itself starts and ends."""
 
-    def close(self) -> None:
-        """Ends it. May block; called from a thread."""
+    async def aclose(self) -> None:
+        """Ends it; takes a bounded time, also when cancelled."""
 
 
 class SlotSource(Protocol):
@@ -114,6 +117,11 @@ class LocalExecutor:
             slot.cancel(batch)
         for slot in self._slots:
             slot.close()
+
+    async def aclose(self) -> None:
+        """The same, beside the event loop; an inference that does not stop in time is left behind."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
+            await trio.to_thread.run_sync(self.close, abandon_on_cancel=True)
 
     def _take(self, report: Report) -> None:
         """Called by a slot's thread: the one hand-over per batch."""

@@ -41,9 +41,6 @@ __all__ = ["Server", "serve"]
 
 log = structlog.get_logger()
 
-# How long the threads of local slots may take to end; an inference that cannot be cancelled is left behind.
-CLOSE_GRACE_S = 5.0
-
 
 class Server:
     """A running server, as `serve` hands it to its caller."""
@@ -163,8 +160,7 @@ class Server:
                 nursery.cancel_scope.cancel()
         finally:
             if executor is not None:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
-                    await trio.to_thread.run_sync(executor.close, abandon_on_cancel=True)
+                await executor.aclose()
 
     def _add_local(self, executor: InProcessExecutor) -> None:
         now = trio.current_time()
