@@ -1,1 +1,58 @@
-"""x"""
+"""shapestream: serve models whose tensor shapes change with every request.
+
+The client for trio is here; `shapestream.aio` has the one for asyncio, `shapestream.blocking` the one that needs
+no async code. The server and the workers are run by the command `shapestream` (see docs/).
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from shapestream import aio, blocking
+from shapestream.client.results import Failed, Result
+from shapestream.client.trio_client import Client, Stream, connect
+from shapestream.errors import (
+    Cancelled,
+    ConfigurationError,
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    ProtocolError,
+    RequestError,
+    ShapestreamError,
+    TooLarge,
+    Unavailable,
+    WorkerLost,
+)
+from shapestream.wire.messages import Timings
+
+__version__ = version("shapestream")
+
+__all__ = [
+    "Cancelled",
+    "Client",
+    "ConfigurationError",
+    "DeadlineExceeded",
+    "Draining",
+    "Failed",
+    "InternalError",
+    "InvalidRequest",
+    "ModelError",
+    "Overloaded",
+    "ProtocolError",
+    "RequestError",
+    "Result",
+    "ShapestreamError",
+    "Stream",
+    "Timings",
+    "TooLarge",
+    "Unavailable",
+    "WorkerLost",
+    "__version__",
+    "aio",
+    "blocking",
+    "connect",
+]

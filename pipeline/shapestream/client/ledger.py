@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TypeVar
 
-from shapestream.client.tickets import AnyTicket, RequestTicket, Ticket
+from shapestream.client.tickets import Question, RequestTicket, Ticket
 from shapestream.wire.messages import Request
 
 __all__ = ["Ledger"]
@@ -24,7 +24,7 @@ class Ledger:
     """Every ticket by its id, and the window that requests must fit into."""
 
     def __init__(self) -> None:
-        self.tickets: dict[int, AnyTicket] = {}
+        self.tickets: dict[int, Question] = {}
         """Everything not answered yet, in order of submission; abandoned requests too."""
         self.window_requests = 0
         self.window_bytes = 0
@@ -36,7 +36,7 @@ class Ledger:
         self._last_sequence = 0
         self._last_other_id = 0
 
-    def add(self, ticket: AnyTicket) -> None:
+    def add(self, ticket: Question) -> None:
         """Number a new ticket; a request queues for credit."""
         if type(ticket) is RequestTicket:
             self._last_sequence += 1
@@ -50,7 +50,7 @@ class Ledger:
             self._with_deadline += 1
             heapq.heappush(self._deadlines, (ticket.deadline, ticket.id))
 
-    def remove(self, id: int) -> AnyTicket | None:  # noqa: A002 - the protocol's word
+    def remove(self, id: int) -> Question | None:  # noqa: A002 - the protocol's word
         """Strike a ticket off, wherever it is; its share of the window is free again."""
         ticket = self.tickets.pop(id, None)
         if ticket is None:
@@ -64,7 +64,7 @@ class Ledger:
             self.outstanding_bytes -= ticket.nbytes
         return ticket
 
-    def abandon(self, ticket: AnyTicket) -> bool:
+    def abandon(self, ticket: Question) -> bool:
         """Nobody waits for it any more. True where the server has it, and still owes the terminal reply."""
         if type(ticket) is not RequestTicket or ticket.id in self._waiting:
             self.remove(ticket.id)
@@ -81,11 +81,11 @@ class Ledger:
         """All tickets of one kind, in order of submission."""
         return [ticket for ticket in self.tickets.values() if type(ticket) is kind]
 
-    def is_waiting(self, ticket: AnyTicket) -> bool:
+    def is_waiting(self, ticket: Question) -> bool:
         """Whether a request has not been sent."""
         return ticket.id in self._waiting
 
-    def expired(self, now: float) -> Iterator[AnyTicket]:
+    def expired(self, now: float) -> Iterator[Question]:
         """Tickets whose deadline has come and that somebody waits for."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, ticket_id = heapq.heappop(self._deadlines)

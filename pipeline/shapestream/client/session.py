@@ -19,11 +19,11 @@ from shapestream.client.ledger import Ledger
 from shapestream.client.link import Link, LinkSettings
 from shapestream.client.tickets import (
     AnyTicket,
-    EndTicket,
     ModelHandle,
     OpenTicket,
     Outcome,
     Owner,
+    Question,
     RequestTicket,
     StatisticsTicket,
     WelcomeTicket,
@@ -87,12 +87,14 @@ class Session:
 
     # ------------------------------------------------------------ callers
 
-    def submit(self, ticket: AnyTicket) -> None:
-        """Take a question. Its deadline may have passed; the next turn then says so."""
+    def submit(self, ticket: Question, now: float) -> None:
+        """Take a question; the time for its answer runs from now on."""
+        if ticket.timeout_s is not None:
+            ticket.deadline = now + ticket.timeout_s
         match ticket:
             case RequestTicket():
                 if ticket.model.stale:
-                    self._finish(ticket, _changed(ticket.model.name))
+                    self._finish(ticket, Unavailable(_CHANGED))
                 else:
                     self._ledger.add(ticket)
             case OpenTicket():
@@ -112,12 +114,10 @@ class Session:
                     self._finish(ticket, True)
                 else:
                     self._ledger.add(ticket)
-            case EndTicket():
-                self._finished.append(ticket)
             case _:
                 assert_never(ticket)
 
-    def cancel(self, ticket: AnyTicket) -> None:
+    def cancel(self, ticket: Question) -> None:
         """Withdraw a question: it is not handed back, and the server is told where it has it."""
         if ticket.id in self._ledger.tickets and self._ledger.abandon(ticket) and self._link.is_open:
             self._control.append(Cancel(sequence=ticket.id))
@@ -155,6 +155,12 @@ class Session:
         if ticket is not None:
             self._finish(ticket, InternalError(f"the server's answer could not be read: {reason}"))
 
+    def unsendable(self, sequence: int, error: TooLarge) -> None:
+        """A request that was to be sent cannot be written down; it fails, unheard of by the server."""
+        ticket = self._ledger.answered(sequence)
+        if ticket is not None:
+            self._finish(ticket, error)
+
     # ------------------------------------------------------------ time
 
     def turn(self, now: float, *, may_send: bool = True) -> Turn:
@@ -165,8 +171,8 @@ class Session:
             self._control.clear()
             self._catalogue.lose()
         entries = self._due_entries(now) if may_send else []
-        if entries:
-            self._link.sent(now)
+        if entries or not may_send:
+            self._link.sent(now)  # what the transport still holds is a sign of life as well
         finished, self._finished = self._finished, []
         return Turn(finished=finished, entries=entries, reconnect=reconnect)
 
@@ -179,7 +185,7 @@ class Session:
 
     def close(self) -> Turn:
         """Leave: every ticket ends with `Cancelled`, and the server hears `Goodbye`."""
-        self._fail_all(Cancelled("the client was closed"))
+        self._fail_all(Cancelled, "the client was closed")
         finished, self._finished = self._finished, []
         entries: list[Entry] = [*self._control, Goodbye()] if self._link.is_open else []
         self._control = []
@@ -242,7 +248,7 @@ class Session:
     def _model_opened(self, entry: ModelOpened) -> None:
         handle, replaced = self._catalogue.opened(entry)
         if replaced is not None:
-            self._fail_requests_of(replaced, _changed(entry.name))
+            self._fail_requests_of(replaced, Unavailable.code, _CHANGED)
         for ticket in self._ledger.of_kind(OpenTicket):
             if ticket.name == entry.name:
                 self._end(ticket, handle)
@@ -250,7 +256,7 @@ class Session:
     def _model_refused(self, entry: ModelRefused) -> None:
         handle = self._catalogue.refused(entry.name)
         if handle is not None:
-            self._fail_requests_of(handle, error_from_code(entry.code, entry.message))
+            self._fail_requests_of(handle, entry.code, entry.message)
         for ticket in self._ledger.of_kind(OpenTicket):
             if ticket.name == entry.name:
                 self._end(ticket, error_from_code(entry.code, entry.message))
@@ -282,9 +288,9 @@ class Session:
         lost_at = self._link.lost_at
         if lost_at is not None and now >= lost_at + self._settings.unavailable_after_s:
             missing = f"no server has answered at {self._server} for {now - lost_at:.0f} s{self._trouble}"
-            self._fail_all(Unavailable(missing))
+            self._fail_all(Unavailable, missing)
 
-    def _what_it_waited_for(self, ticket: AnyTicket) -> str:
+    def _what_it_waited_for(self, ticket: Question) -> str:
         if not self._link.is_open:
             return f"no server answers at {self._server}{self._trouble}"
         if self._ledger.is_waiting(ticket):
@@ -296,17 +302,17 @@ class Session:
             self._statistics_asked = True
             self._control.append(StatisticsRequest())
 
-    def _fail_requests_of(self, handle: ModelHandle, error: RequestError) -> None:
+    def _fail_requests_of(self, handle: ModelHandle, code: str, message: str) -> None:
         for ticket in self._ledger.of_kind(RequestTicket):
             if ticket.model is handle and not ticket.abandoned:
                 self._ledger.abandon(ticket)
-                self._finish(ticket, error)
+                self._finish(ticket, error_from_code(code, message))
 
-    def _fail_all(self, error: RequestError) -> None:
+    def _fail_all(self, kind: type[RequestError], message: str) -> None:
         for ticket in list(self._ledger.tickets.values()):
             self._ledger.remove(ticket.id)
             if not (isinstance(ticket, RequestTicket) and ticket.abandoned):
-                self._finish(ticket, error)
+                self._finish(ticket, kind(message))
 
     def _end(self, ticket: AnyTicket, outcome: Outcome) -> None:
         self._ledger.remove(ticket.id)
@@ -326,5 +332,4 @@ class Session:
         self._catalogue.check_invariants()
 
 
-def _changed(name: str) -> Unavailable:
-    return Unavailable(f"the server's model {name!r} changed its signature; open it again and submit again")
+_CHANGED = "the server restarted with another signature for this model, or without it; submit again"

@@ -22,6 +22,7 @@ __all__ = [
     "OpenTicket",
     "Outcome",
     "Owner",
+    "Question",
     "RequestTicket",
     "StatisticsTicket",
     "Ticket",
@@ -57,13 +58,16 @@ Outcome: TypeAlias = Result | RequestError | ModelHandle | dict[str, Any] | Base
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """`key` and `place` are the owner's; `deadline` is in seconds of the core's clock."""
+    """`key` and `place` are the owner's, and come back untouched."""
 
     owner: Owner
     key: Any = None
     place: int = 0
-    deadline: float | None = None
+    timeout_s: float | None = None
+    """Seconds from submission to the deadline."""
     outcome: Outcome | None = None
+    deadline: float | None = field(default=None, init=False)
+    """By the core's clock, from submission on."""
     id: int = field(default=0, init=False)
     """Given by the session: a request's sequence number on the wire, and below 0 for other questions."""
 
@@ -99,10 +103,11 @@ class WelcomeTicket(Ticket):
 
 @dataclass(slots=True, eq=False)
 class EndTicket(Ticket):
-    """The producer of a stream has ended after `place` items. It travels behind them, past the session."""
+    """A stream gets no more than `place` items; below 0, no more than it has. Never reaches the session."""
 
 
-AnyTicket: TypeAlias = RequestTicket | OpenTicket | StatisticsTicket | WelcomeTicket | EndTicket
+Question: TypeAlias = RequestTicket | OpenTicket | StatisticsTicket | WelcomeTicket
+AnyTicket: TypeAlias = Question | EndTicket
 
 
 def hand_back(finished: Sequence[AnyTicket]) -> None:

@@ -104,7 +104,7 @@ class Bench:
         self.turn()
         self.welcome(requests=requests, nbytes=nbytes)
         ticket = OpenTicket(self.caller, name="m")
-        self.session.submit(ticket)
+        self.session.submit(ticket, self.now)
         self.turn()
         self.receive(ModelOpened(name="m", number=7, signature=SIGNATURE))
         self.turn()
@@ -119,9 +119,9 @@ class Bench:
             model=model,
             tensors=TENSORS,
             nbytes=nbytes,
-            deadline=None if timeout is None else self.now + timeout,
+            timeout_s=timeout,
         )
-        self.session.submit(ticket)
+        self.session.submit(ticket, self.now)
         self.session.check_invariants()
         return ticket
 
@@ -139,7 +139,7 @@ def sequences(entries: Iterable[Entry]) -> list[int]:
 def test_greets_first_and_sends_nothing_before_the_welcome() -> None:
     """A new connection sends `Hello` once, and only that until it is answered."""
     bench = Bench()
-    bench.session.submit(OpenTicket(bench.caller, name="m"))
+    bench.session.submit(OpenTicket(bench.caller, name="m"), bench.now)
     assert bench.sent() == []
     bench.session.connected(bench.now)
     assert bench.sent() == [Hello(client=bytes(16), software="test")]
@@ -170,11 +170,11 @@ def test_a_model_is_asked_for_once_however_many_wait_and_is_known_from_then_on()
     bench.session.connected(bench.now)
     bench.turn()
     bench.welcome()
-    bench.session.submit(first)
-    bench.session.submit(second)
+    bench.session.submit(first, bench.now)
+    bench.session.submit(second, bench.now)
     assert bench.sent() == [OpenModel(name="m")]
     bench.receive(ModelOpened(name="m", number=7, signature=SIGNATURE))
-    bench.session.submit(third)
+    bench.session.submit(third, bench.now)
     assert bench.sent() == []
     assert bench.finished == [first, second, third]
     assert first.outcome is second.outcome is third.outcome
@@ -185,13 +185,13 @@ def test_a_refused_model_fails_with_the_servers_code_and_may_be_asked_for_again(
     bench = Bench()
     bench.open()
     ticket = OpenTicket(bench.caller, name="other")
-    bench.session.submit(ticket)
+    bench.session.submit(ticket, bench.now)
     bench.turn()
     bench.receive(ModelRefused(name="other", code="invalid", message="known models: m"))
     bench.turn()
     assert isinstance(ticket.outcome, InvalidRequest)
     assert "known models: m" in str(ticket.outcome)
-    bench.session.submit(OpenTicket(bench.caller, name="other"))
+    bench.session.submit(OpenTicket(bench.caller, name="other"), bench.now)
     assert bench.sent() == [OpenModel(name="other")]
 
 
@@ -520,10 +520,10 @@ def test_with_no_server_for_long_everything_fails_as_unavailable_and_later_calls
 def test_waiting_for_the_first_welcome_ends_with_it_or_as_unavailable() -> None:
     """`connect` waits by a ticket too: True once welcomed, `unavailable` at its deadline."""
     bench = Bench()
-    early = WelcomeTicket(bench.caller, deadline=bench.now + 3)
+    early = WelcomeTicket(bench.caller, timeout_s=3)
     patient = WelcomeTicket(bench.caller)
-    bench.session.submit(early)
-    bench.session.submit(patient)
+    bench.session.submit(early, bench.now)
+    bench.session.submit(patient, bench.now)
     bench.now += 3
     bench.turn()
     assert isinstance(early.outcome, Unavailable)
@@ -539,8 +539,8 @@ def test_statistics_are_asked_for_once_and_shared() -> None:
     bench = Bench()
     bench.open()
     first, second = StatisticsTicket(bench.caller), StatisticsTicket(bench.caller)
-    bench.session.submit(first)
-    bench.session.submit(second)
+    bench.session.submit(first, bench.now)
+    bench.session.submit(second, bench.now)
     assert bench.sent() == [StatisticsRequest()]
     bench.welcome(epoch=b"b")
     assert StatisticsRequest() in bench.sent()

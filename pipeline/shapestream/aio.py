@@ -1,0 +1,7 @@
+"""shapestream for asyncio: `async with shapestream.aio.connect(address) as client`."""
+
+from __future__ import annotations
+
+from shapestream.client.aio_client import Client, Stream, connect
+
+__all__ = ["Client", "Stream", "connect"]

@@ -1,0 +1,224 @@
+"""The blocking face: `with shapestream.blocking.connect(address) as client`, no async code needed.
+
+The core runs in a thread of its own, under trio. Whoever waits does so on a lock or a queue that a Ctrl-C
+interrupts; what was waited for is then withdrawn, here and at the server.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from shapestream.client.background import BackgroundCore
+from shapestream.client.connector import Address, connector_for
+from shapestream.client.core import Core, Withdraw
+from shapestream.client.link import LinkSettings
+from shapestream.client.models import OpenedModel, OpenModels
+from shapestream.client.outcomes import answer_of, check, counters_of, handle_of, software
+from shapestream.client.producing import ThreadPermits, start_pulling
+from shapestream.client.results import Result
+from shapestream.client.streaming import Item, Nothing, OnError, StreamOptions, StreamState
+from shapestream.client.tickets import (
+    AnyTicket,
+    OpenTicket,
+    Question,
+    StatisticsTicket,
+    WelcomeTicket,
+    hand_back,
+)
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["Client", "Stream", "connect"]
+
+
+def connect(
+    address: Address,
+    *,
+    connect_timeout: float = 10.0,
+    silence: float = 10.0,
+    unavailable_after: float = 60.0,
+) -> Client:
+    """Connect to a server; as `shapestream.connect`, without async code.
+
+    Use the client as a context manager, or call `close()`.
+    """
+    background = BackgroundCore(
+        connector_for(address),
+        software=software("blocking"),
+        settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
+        deliver=hand_back,
+        ended=lambda: None,
+    )
+    background.start()
+    client = Client(background)
+    welcomed = False
+    try:
+        call = _Call(background.core)
+        check(call.ask(WelcomeTicket(call, timeout_s=connect_timeout)))
+        welcomed = True
+    finally:
+        if not welcomed:
+            client.close()
+    return client
+
+
+class Client:
+    """A connected client, for any number of threads. Made by `connect`."""
+
+    def __init__(self, background: BackgroundCore) -> None:
+        self._background = background
+        self._core: Core = background.core
+        self._models = OpenModels()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> Result:
+        """Run `model` on these inputs; as `shapestream.Client.infer`."""
+        give_up_at = None if deadline is None else self._core.clock() + deadline
+        opened = self._models.get(model) or self._open(model, deadline)
+        if give_up_at is not None:
+            deadline = give_up_at - self._core.clock()
+        call = _Call(self._core)
+        ticket = opened.request(call, inputs, timeout_s=deadline, priority=priority)
+        return Result(None, answer_of(call.ask(ticket)), opened.outputs)
+
+    def stream(
+        self,
+        model: str,
+        source: Iterable[Any],
+        *,
+        max_in_flight: int = 64,
+        ordered: bool = True,
+        on_error: OnError = "raise",
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> Stream:
+        """Run `model` on everything that `source` gives; as `shapestream.Client.stream`."""
+        options = StreamOptions(
+            max_in_flight=max_in_flight,
+            ordered=ordered,
+            on_error=on_error,
+            deadline=deadline,
+            priority=priority,
+        )
+        return Stream(self, model, source, options)
+
+    def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
+        """What `model` takes and gives; asked for once, and then remembered."""
+        opened = self._models.get(model) or self._open(model, deadline)
+        return opened.signature
+
+    def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
+        """The server's counters."""
+        call = _Call(self._core)
+        return counters_of(call.ask(StatisticsTicket(call, timeout_s=deadline)))
+
+    def close(self) -> None:
+        """End what is unfinished, here and at the server; other threads that wait for it get `Cancelled`."""
+        self._background.stop()
+        self._background.join()
+        self._background.check()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, name: str, deadline: float | None) -> OpenedModel:
+        call = _Call(self._core)
+        return self._models.add(handle_of(call.ask(OpenTicket(call, timeout_s=deadline, name=name))))
+
+
+class _Call:
+    """One thread that waits for one answer."""
+
+    __slots__ = ("_core", "_unanswered", "closed")
+
+    def __init__(self, core: Core) -> None:
+        self.closed = False
+        self._core = core
+        self._unanswered = threading.Lock()
+        self._unanswered.acquire()
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        self._unanswered.release()
+
+    def ask(self, ticket: Question) -> Any:
+        """The ticket's outcome; when a Ctrl-C interrupts it, the ticket is withdrawn."""
+        try:
+            self._core.post_from_thread(ticket)
+            self._unanswered.acquire()
+        finally:
+            if ticket.outcome is None:
+                self.closed = True
+                self._core.post_from_thread(Withdraw(ticket))
+        return ticket.outcome
+
+
+class Stream:
+    """A stream of results: `with` it, then `for` over it, in one thread."""
+
+    def __init__(self, client: Client, model: str, source: Iterable[Any], options: StreamOptions) -> None:
+        if not isinstance(source, Iterable):
+            raise TypeError(f"a stream's source is an iterable here, not {type(source).__name__}")
+        self._client = client
+        self._model = model
+        self._source = source
+        self._options = options
+        self._state: _State | None = None
+
+    def __enter__(self) -> Stream:
+        client, post = self._client, self._client._core.post_from_thread
+        opened = client._models.get(self._model) or client._open(self._model, None)
+        permits = ThreadPermits()
+        self._state = _State(opened, self._options, permits, post)
+        start_pulling(self._source, self._state, permits, post)
+        return self
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Item:
+        if self._state is None:
+            raise RuntimeError("enter the stream first: with client.stream(…) as results")
+        while True:
+            item = self._state.take()
+            if item is Nothing.YET:
+                self._state.wait()
+            elif item is Nothing.ANY_MORE:
+                raise StopIteration
+            else:
+                return item
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state is not None:
+            self._state.close()
+
+
+class _State(StreamState):
+    """A stream's state, and the queue by which the core's thread hands over what is finished."""
+
+    def __init__(self, *args: Any) -> None:
+        # Holds at most max_in_flight tickets and two ends: it needs no bound of its own.
+        self._mailbox: queue.SimpleQueue[list[AnyTicket]] = queue.SimpleQueue()
+        super().__init__(*args)
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        self._mailbox.put(tickets)
+
+    def wait(self) -> None:
+        """Wait until something is finished."""
+        super().finish(self._mailbox.get())

@@ -1,0 +1,301 @@
+"""The client's trio core: between one connection, the session, and the faces in whichever thread.
+
+Tickets come in by `post`, from any thread; everything that is ready in one turn of the event loop goes out
+together, in as few messages as the limits allow, and what a turn finishes is handed back together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import trio
+
+from shapestream.client.connector import Connector
+from shapestream.client.link import LinkSettings
+from shapestream.client.session import Session
+from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
+from shapestream.errors import Cancelled, ProtocolError, TooLarge
+from shapestream.transport.interface import Connection, Message
+from shapestream.wire.codec import Role, decode, encode, pack_messages
+from shapestream.wire.messages import Entry, Request
+
+__all__ = ["Attend", "Core", "Posted", "Withdraw", "WithdrawAll"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """A stream begins: it is told when the client closes, whatever else it waits for."""
+
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Nobody waits for this ticket any more; its owner is closed already."""
+
+    ticket: Question
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawAll:
+    """A stream ends, early or not: nobody waits for its tickets any more. It is closed already."""
+
+    owner: Owner
+
+
+Posted: TypeAlias = AnyTicket | Attend | Withdraw | WithdrawAll
+
+
+class Core:
+    """Runs one session. `deliver` gets the tickets that a turn has finished, in the core's thread."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        software: str,
+        settings: LinkSettings,
+        clock: Callable[[], float],
+        deliver: Callable[[list[AnyTicket]], None] = hand_back,
+    ) -> None:
+        self._connector = connector
+        self.clock = clock
+        self._deliver = deliver
+        self._session = Session(
+            client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
+        )
+        self._inbox: deque[Posted] = deque()
+        self._streams: dict[int, Owner] = {}
+        self._awake = False
+        """Whether a turn is due that has not begun: what is posted until then needs no further wake-up."""
+        self._stopping = False
+        self._closed = False
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._wakeup = trio.Event()
+        self._asleep_until = math.inf
+        self._connection: Connection | None = None
+        self._connection_scope = trio.CancelScope()
+        self._unsent: deque[Message] = deque()
+        self._blocked = trio.Event()
+
+    # ------------------------------------------------------------ faces, in any thread
+
+    def post(self, item: Posted) -> None:
+        """Hand something to the core, from its own thread. After the end it is refused, never lost."""
+        self._inbox.append(item)
+        if not self._awake:
+            self._awake = True
+            self._wakeup.set()
+        if self._closed:
+            self._refuse_leftovers()
+
+    def post_from_thread(self, item: Posted) -> None:
+        """Hand something to the core, from another thread. After the end it is refused, never lost."""
+        self._inbox.append(item)
+        # Both threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
+        # lines, nobody wakes it: withdrawals therefore always do, and so does every heartbeat.
+        if not self._awake or type(item) is Withdraw or type(item) is WithdrawAll:
+            self._awake = True
+            self.wake_from_thread()
+        if self._closed:
+            self._refuse_leftovers()
+
+    def wake_from_thread(self) -> None:
+        """Make the core take a turn soon."""
+        if self._token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._wake)
+
+    def stop(self) -> None:
+        """Ask `run` to end, with a goodbye to the server. From any thread, together with a wake-up."""
+        self._stopping = True
+
+    def _wake(self) -> None:
+        self._wakeup.set()
+
+    # ------------------------------------------------------------ the tasks
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve the session until it is stopped or cancelled; either way nothing waits in vain afterwards."""
+        self._token = trio.lowlevel.current_trio_token()
+        try:
+            connection = self._connector.open()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_connected, connection)
+                task_status.started()
+                await self._take_turns()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._finish()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _take_turns(self) -> None:
+        while not self._stopping:
+            self._asleep_until = self._session.next_wakeup()
+            with trio.move_on_after(max(0.0, self._asleep_until - self.clock())):
+                await self._wakeup.wait()
+            self._wakeup = trio.Event()
+            self._turn()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _keep_connected(self, connection: Connection) -> None:
+        while True:
+            self._connection = connection
+            with trio.CancelScope() as self._connection_scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(connection.run)
+                    nursery.start_soon(self._send_blocked, connection)
+                    self._session.connected(self.clock())
+                    self._turn()
+                    await self._receive(connection)
+            connection.close()
+            self._unsent.clear()
+            connection = self._connector.open()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _receive(self, connection: Connection) -> None:
+        while True:
+            messages = await connection.receive()
+            now = self.clock()
+            for frames in messages:
+                try:
+                    envelope = decode(frames, role=Role.CLIENT)
+                except ProtocolError as error:
+                    self._session.unreadable(str(error), now)
+                    break
+                self._session.receive(envelope.entries, now)
+                for bad in envelope.bad:
+                    self._session.unreadable_entry(bad.id, bad.message)
+            self._turn()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _send_blocked(self, connection: Connection) -> None:
+        """Sends what the connection had no room for; until then the session keeps everything else."""
+        while True:
+            await self._blocked.wait()
+            self._blocked = trio.Event()
+            while self._unsent:
+                await connection.send(self._unsent[0])
+                self._unsent.popleft()
+            self._turn()
+
+    # ------------------------------------------------------------ one turn
+
+    def _turn(self) -> None:
+        now = self.clock()
+        finished = self._take_inbox(now)
+        turn = self._session.turn(now, may_send=not self._unsent)
+        if turn.entries:
+            self._send(turn.entries)
+        finished += turn.finished
+        if finished:
+            self._deliver(finished)
+        if turn.reconnect:
+            self._connection_scope.cancel()
+        if self._session.next_wakeup() < self._asleep_until:
+            self._wakeup.set()
+
+    def _take_inbox(self, now: float) -> list[AnyTicket]:
+        """Submit what was posted; returns what needs no server, since it was refused before it came here."""
+        self._awake = False
+        answered: list[AnyTicket] = []
+        while self._inbox:
+            item = self._inbox.popleft()
+            match item:
+                case RequestTicket() if item.outcome is None:
+                    if not item.owner.closed:
+                        self._session.submit(item, now)
+                case RequestTicket() | EndTicket():
+                    answered.append(item)
+                case Withdraw():
+                    self._session.cancel(item.ticket)
+                case Attend():
+                    self._streams[id(item.owner)] = item.owner
+                case WithdrawAll():
+                    self._streams.pop(id(item.owner), None)
+                    self._session.cancel_owner(item.owner)
+                case _:
+                    self._session.submit(item, now)
+        return answered
+
+    def _send(self, entries: list[Entry]) -> None:
+        connection = self._connection
+        assert connection is not None  # the session sends nothing before connected()
+        for frames in self._pack(entries):
+            if not self._unsent:
+                try:
+                    connection.send_nowait(frames)
+                except trio.WouldBlock:
+                    pass
+                else:
+                    continue
+            self._unsent.append(frames)
+            self._blocked.set()
+
+    def _pack(self, entries: list[Entry]) -> list[Message]:
+        try:
+            return pack_messages(entries)
+        except TooLarge:
+            return pack_messages([entry for entry in entries if self._fits(entry)])
+
+    def _fits(self, entry: Entry) -> bool:
+        """Whether an entry can be sent at all. A request that cannot fails alone."""
+        try:
+            encode([entry])
+        except TooLarge as error:
+            if isinstance(entry, Request):
+                self._session.unsendable(entry.sequence, error)
+                self._wakeup.set()
+            return False
+        return True
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        finished = self._take_inbox(self.clock())
+        turn = self._session.close()
+        if self._connection is not None:
+            with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):
+                for frames in pack_messages(turn.entries):
+                    self._connection.send_nowait(frames)
+            self._connection.close()
+        finished += turn.finished
+        finished += [_closing(owner) for owner in self._streams.values()]
+        self._deliver(finished)
+        # In this order: whoever posts from now on either finds it closed, or is found in the inbox.
+        self._closed = True
+        self._refuse_leftovers()
+
+    def _refuse_leftovers(self) -> None:
+        """What is posted after the end; whichever thread notices."""
+        refused: list[AnyTicket] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                item = self._inbox.popleft()
+                match item:
+                    case Withdraw() | WithdrawAll():
+                        continue
+                    case Attend():
+                        refused.append(_closing(item.owner))
+                        continue
+                    case EndTicket():
+                        pass
+                    case _ if item.outcome is None:
+                        item.outcome = Cancelled(_CLOSED)
+                refused.append(item)
+        if refused:
+            self._deliver(refused)
+
+
+_CLOSED = "the client is closed"
+
+
+def _closing(owner: Owner) -> EndTicket:
+    return EndTicket(owner, place=-1, outcome=Cancelled(_CLOSED))

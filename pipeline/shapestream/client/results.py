@@ -1,0 +1,92 @@
+"""What callers get: a result, whose arrays are made when they are looked at, or a failed item of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from shapestream.errors import RequestError
+from shapestream.wire.messages import Result as Answer
+from shapestream.wire.messages import Timings
+from shapestream.wire.tensor_frames import to_array
+
+__all__ = ["Failed", "Result"]
+
+
+class Result(Mapping[str, npt.NDArray[Any]]):
+    """The outputs of one request, by name, as read-only arrays over the received bytes.
+
+    `key` is the item's key in a stream (its position where it has none; None for `infer`), `sequence` the
+    request's number in this session, `timings` where its time went at the server. An array is made when it is
+    looked up, without a copy, and keeps the received message alive: copy what is kept for long.
+    """
+
+    __slots__ = ("_answer", "_arrays", "_outputs", "key")
+
+    ok = True
+    """Whether this is a result; False for `Failed`."""
+
+    def __init__(self, key: Any, answer: Answer, outputs: Mapping[int, str]) -> None:
+        self.key = key
+        self._answer = answer
+        self._outputs = outputs
+        self._arrays: dict[str, npt.NDArray[Any]] | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The request's number in this session, as in the server's logs."""
+        return self._answer.sequence
+
+    @property
+    def timings(self) -> Timings:
+        """Where this request's time went, as the server saw it."""
+        return self._answer.timings
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._answer.tensors.layout)
+
+    def _all(self) -> dict[str, npt.NDArray[Any]]:
+        if self._arrays is None:
+            tensors = self._answer.tensors
+            self._arrays = {
+                self._outputs.get(number, f"output{number}"): to_array(element_type, shape, buffer)
+                for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
+            }
+        return self._arrays
+
+    # Comparing arrays element by element says nothing about two results.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(
+            f"{self._outputs.get(number, number)}: {element_type} {list(shape)}"
+            for number, element_type, shape in self._answer.tensors.layout
+        )
+        return f"<Result {self.key!r} {shapes}>"
+
+
+class Failed:
+    """An item of a stream that has no result, in its place, with `on_error="yield"`."""
+
+    __slots__ = ("error", "key", "sequence")
+
+    ok = False
+    """Whether this is a result."""
+
+    def __init__(self, key: Any, error: RequestError, sequence: int) -> None:
+        self.key = key
+        self.error = error
+        self.sequence = sequence
+        """The request's number in this session; 0 where it was refused before it was sent."""
+
+    def __repr__(self) -> str:
+        return f"<Failed {self.key!r} {self.error}>"

@@ -1,0 +1,269 @@
+"""The trio face: `async with shapestream.connect(address) as client`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from shapestream.client.connector import Address, connector_for
+from shapestream.client.core import Core, Withdraw
+from shapestream.client.link import LinkSettings
+from shapestream.client.models import OpenedModel, OpenModels
+from shapestream.client.outcomes import answer_of, check, counters_of, handle_of, software
+from shapestream.client.producing import ThreadPermits, pull_async, start_pulling
+from shapestream.client.results import Result
+from shapestream.client.streaming import Item, Nothing, OnError, StreamOptions, StreamState
+from shapestream.client.tickets import AnyTicket, OpenTicket, Question, StatisticsTicket, WelcomeTicket
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["Client", "Stream", "connect"]
+
+
+@asynccontextmanager
+async def connect(
+    address: Address,
+    *,
+    connect_timeout: float = 10.0,
+    silence: float = 10.0,
+    unavailable_after: float = 60.0,
+) -> AsyncIterator[Client]:
+    """Connect to a server; raises `Unavailable` if none answers within `connect_timeout` seconds.
+
+    `address` is `ipc://…` or `tcp://…`. Later interruptions are healed without notice: a server that says
+    nothing for `silence` seconds is given up and looked for anew, and unfinished requests are sent again;
+    after `unavailable_after` seconds without any server they fail with `Unavailable`. Leaving the block
+    ends what is unfinished, here and at the server; whoever still waits for it gets `Cancelled`. An
+    exception raised in the block comes out as it is, not in a group.
+    """
+    core = Core(
+        connector_for(address),
+        software=software("trio"),
+        settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
+        clock=trio.current_time,
+    )
+    alone: BaseException | None = None
+    try:
+        # A nursery around a yield is sound in this one form: entered and left by the same `async with`.
+        async with trio.open_nursery() as nursery:
+            await nursery.start(core.run)
+            try:
+                call = _Call(core)
+                check(await call.ask(WelcomeTicket(call, timeout_s=connect_timeout)))
+                yield Client(core, nursery)
+            finally:
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) != 1:
+            raise
+        alone = group.exceptions[0]
+    if alone is not None:
+        raise alone
+
+
+class Client:
+    """A connected client, for any number of tasks of one trio run. Made by `connect`."""
+
+    def __init__(self, core: Core, nursery: trio.Nursery) -> None:
+        self._core = core
+        self._nursery = nursery
+        self._models = OpenModels()
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> Result:
+        """Run `model` on these inputs, arrays or plain numbers by name.
+
+        `deadline` is in seconds from now; when it passes, `DeadlineExceeded` is raised, with or without a
+        server. Higher `priority` goes first. Raises the `RequestError` that fits; `InvalidRequest` without
+        a round trip where the model's signature tells. A cancelled call is cancelled at the server too.
+        Arrays of 64 KiB and more are not copied: leave them unchanged until the result is there.
+        """
+        give_up_at = None if deadline is None else trio.current_time() + deadline
+        opened = self._models.get(model) or await self._open(model, deadline)
+        if give_up_at is not None:
+            deadline = give_up_at - trio.current_time()
+        call = _Call(self._core)
+        ticket = opened.request(call, inputs, timeout_s=deadline, priority=priority)
+        return Result(None, answer_of(await call.ask(ticket)), opened.outputs)
+
+    def stream(
+        self,
+        model: str,
+        source: Iterable[Any] | AsyncIterable[Any],
+        *,
+        max_in_flight: int = 64,
+        ordered: bool = True,
+        on_error: OnError = "raise",
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> Stream:
+        """Run `model` on everything that `source` gives: `async with client.stream(…) as results`.
+
+        `source` is an iterable, pulled in a thread, or an async one, pulled in a task; of inputs, or of
+        `(key, inputs)`. At most `max_in_flight` items are under way: pulled, and their results not taken
+        yet. Results come in the order of `source`, or as they are ready with `ordered=False`. A failed item
+        raises its error in its place, or is yielded there as `Failed` with `on_error="yield"`. What
+        `source` raises is raised after the results of what it gave before. Leaving the block withdraws what
+        is unfinished. `deadline` is in seconds for each item, from when it was pulled.
+        """
+        options = StreamOptions(
+            max_in_flight=max_in_flight,
+            ordered=ordered,
+            on_error=on_error,
+            deadline=deadline,
+            priority=priority,
+        )
+        return Stream(self, model, source, options)
+
+    async def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
+        """What `model` takes and gives; asked for once, and then remembered."""
+        opened = self._models.get(model) or await self._open(model, deadline)
+        return opened.signature
+
+    async def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
+        """The server's counters."""
+        call = _Call(self._core)
+        return counters_of(await call.ask(StatisticsTicket(call, timeout_s=deadline)))
+
+    async def _open(self, name: str, deadline: float | None) -> OpenedModel:
+        call = _Call(self._core)
+        return self._models.add(handle_of(await call.ask(OpenTicket(call, timeout_s=deadline, name=name))))
+
+
+class _Call:
+    """One task that waits for one answer."""
+
+    __slots__ = ("_core", "_task", "closed")
+
+    def __init__(self, core: Core) -> None:
+        self.closed = False
+        self._core = core
+        self._task: trio.lowlevel.Task | None = None
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+
+    async def ask(self, ticket: Question) -> Any:
+        """The ticket's outcome; when cancelled, the ticket is withdrawn."""
+        self._core.post(ticket)
+        if ticket.outcome is not None:  # the client is closed
+            await trio.lowlevel.checkpoint()
+            return ticket.outcome
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            self.closed = True
+            self._core.post(Withdraw(ticket))
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        return ticket.outcome
+
+
+class Stream:
+    """A stream of results: `async with` it, then `async for` over it, in one task or several."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        source: Iterable[Any] | AsyncIterable[Any],
+        options: StreamOptions,
+    ) -> None:
+        if not isinstance(source, Iterable | AsyncIterable):
+            raise TypeError(f"a stream's source is an iterable or an async one, not {type(source).__name__}")
+        self._client = client
+        self._model = model
+        self._source = source
+        self._options = options
+        self._state: _State | None = None
+        self._producer = trio.CancelScope()
+        self._producer_ended = trio.Event()
+
+    async def __aenter__(self) -> Stream:
+        client, core = self._client, self._client._core
+        opened = client._models.get(self._model) or await client._open(self._model, None)
+        if isinstance(self._source, AsyncIterable):
+            permits = _Permits()
+            self._state = _State(opened, self._options, permits, core.post)
+            client._nursery.start_soon(self._pull, self._source, self._state, permits)
+        else:
+            self._producer_ended.set()  # not waited for: nobody knows how long a next() in a thread takes
+            thread_permits = ThreadPermits()
+            self._state = _State(opened, self._options, thread_permits, core.post)
+            start_pulling(self._source, self._state, thread_permits, core.post_from_thread)
+        return self
+
+    async def _pull(self, source: AsyncIterable[Any], state: _State, permits: _Permits) -> None:
+        try:
+            with self._producer:
+                await pull_async(source, state, permits, self._client._core.post)
+        finally:
+            self._producer_ended.set()
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Item:
+        if self._state is None:
+            raise RuntimeError("enter the stream first: async with client.stream(…) as results")
+        # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            item = self._state.take()
+            if item is Nothing.YET:
+                await self._state.waiting.park()
+            elif item is Nothing.ANY_MORE:
+                raise StopAsyncIteration
+            else:
+                return item
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state is not None:
+            self._state.close()
+            self._state.waiting.unpark_all()
+            self._producer.cancel()
+            await self._producer_ended.wait()
+
+
+class _State(StreamState):
+    """A stream's state, and the tasks that wait for its next item."""
+
+    def __init__(self, *args: Any) -> None:
+        self.waiting = trio.lowlevel.ParkingLot()
+        super().__init__(*args)
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        super().finish(tickets)
+        self.waiting.unpark_all()
+
+
+class _Permits:
+    """Permits that a task waits for."""
+
+    def __init__(self) -> None:
+        self.available = 0
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def grant(self, number: int) -> None:
+        self.available += number
+        self._lot.unpark_all()
+
+    def stop(self) -> None:
+        """The producer's task is cancelled anyway."""
+
+    async def wait(self) -> None:
+        while self.available < 1:
+            await self._lot.park()
