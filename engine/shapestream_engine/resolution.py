@@ -13,7 +13,7 @@ from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.ports import InputPort
-from shapestream_engine.shapes import MAX_SIZE
+from shapestream_engine.shapes import MAX_SIZE, exact_nbytes
 
 __all__ = ["RequestShape", "resolve_layout"]
 
@@ -62,7 +62,7 @@ def resolve_layout(inputs: Sequence[InputPort], table: DimensionTable, layout: A
         nbytes[position] = _nbytes(port, shape)
     total = sum(nbytes)
     if total > MAX_SIZE:
-        raise ShapeError(f"the request has {total} bytes, more than any machine can address")
+        raise ShapeError(f"the request has {total} bytes, which is more than {MAX_SIZE}")
     own = _within_bounds(table, sizes, first_port)
     return RequestShape(
         sizes=own,
@@ -123,15 +123,10 @@ def _check_tensor(port: InputPort, element_type: Any, shape: Any) -> None:
 
 
 def _nbytes(port: InputPort, shape: tuple[int, ...]) -> int:
-    # Python's integers do not overflow: the product is exact however hostile the sizes are.
-    nbytes = dtype_of(port.element_type).itemsize
-    for size in shape:
-        nbytes *= size
-    if nbytes > MAX_SIZE:
-        raise ShapeError(
-            f"input {port.name!r}: shape {list(shape)} has {nbytes} bytes, more than any machine can address"
-        )
-    return nbytes
+    try:
+        return exact_nbytes(dtype_of(port.element_type).itemsize, shape)
+    except ShapeError as error:
+        raise ShapeError(f"input {port.name!r}: {error}") from error
 
 
 def _within_bounds(

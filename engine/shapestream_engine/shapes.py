@@ -6,6 +6,7 @@ and printed as OpenVINO prints them. A *static* dimension admits one size, a *dy
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 
 from shapestream_engine.errors import ShapeError
 
-__all__ = ["MAX_SIZE", "Dimension", "DimensionLike", "NamedShape", "PartialShape"]
+__all__ = ["MAX_SIZE", "Dimension", "DimensionLike", "NamedShape", "PartialShape", "exact_nbytes"]
 
 MAX_SIZE = 2**63 - 1
 """The largest size of an axis, and of a tensor in bytes: what a signed 64-bit integer holds."""
@@ -25,6 +26,19 @@ _EXACT = re.compile(_NUMBER)
 _INTERVAL = re.compile(rf"(?P<low>{_NUMBER})?\s*\.\.\s*(?P<high>{_NUMBER})?")
 _AT_MOST = re.compile(rf"<=\s*(?P<high>{_NUMBER})")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def exact_nbytes(item_nbytes: int, shape: Sequence[int]) -> int:
+    """Bytes of a tensor of this shape, exactly: Python's integers do not overflow, however hostile the sizes.
+
+    Raises `ShapeError` when the sizes other than 0 already come to more than `MAX_SIZE`: array libraries refuse
+    such a shape even where another size is 0 and there would be nothing to store.
+    """
+    extent = math.prod([size or 1 for size in shape], start=item_nbytes)
+    if extent > MAX_SIZE:
+        raise ShapeError(f"a tensor of shape {list(shape)} needs more than {MAX_SIZE} bytes")
+    return 0 if 0 in shape else extent
+
 
 DimensionLike: TypeAlias = "Dimension | int | str | tuple[int | None, int | None] | list[int | None]"
 

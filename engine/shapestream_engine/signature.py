@@ -53,6 +53,8 @@ class ModelSignature:
         try:
             _check_names("input", [port.name for port in self.inputs])
             _check_names("output", [port.name for port in self.outputs])
+            if not self.outputs:
+                raise SignatureError("a model needs at least one output")
             table = DimensionTable.of(self.inputs)
             for port in self.inputs:
                 _check_mask(port, self.inputs)

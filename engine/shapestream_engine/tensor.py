@@ -9,7 +9,7 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.shapes import MAX_SIZE
+from shapestream_engine.shapes import exact_nbytes
 
 __all__ = ["RESERVE_BYTES", "Tensor", "TensorLike"]
 
@@ -53,10 +53,12 @@ class Tensor:
     """
 
     __slots__ = (
+        "_address",
         "_capacity_bytes",
         "_data",
         "_dtype",
         "_element_type",
+        "_offset",
         "_reallocations",
         "_shape",
         "_storage",
@@ -127,18 +129,15 @@ class Tensor:
         sizes = _sizes(shape)
         needed = self._nbytes_of(sizes)
         if needed > self._capacity_bytes:
-            before = self._storage.ctypes.data
+            before = self._address
             self._allocate(self._grown(needed))
-            self._reallocations += self._storage.ctypes.data != before
+            self._reallocations += self._address != before
         self._shape, self._data = sizes, self._view(sizes)
 
     def _nbytes_of(self, sizes: tuple[int, ...]) -> int:
-        nbytes = self._dtype.itemsize
-        for size in sizes:
-            nbytes *= size
-        limit = MAX_SIZE if self._upper_bound_bytes is None else self._upper_bound_bytes
-        if nbytes > limit:
-            raise ShapeError(f"the shape {list(sizes)} needs {nbytes} bytes; the upper bound is {limit}")
+        nbytes, bound = exact_nbytes(self._dtype.itemsize, sizes), self._upper_bound_bytes
+        if bound is not None and nbytes > bound:
+            raise ShapeError(f"the shape {list(sizes)} needs {nbytes} bytes; the upper bound is {bound}")
         return nbytes
 
     def _grown(self, needed: int) -> int:
@@ -150,13 +149,13 @@ class Tensor:
 
     def _allocate(self, capacity: int) -> None:
         # The old storage lives until the new one is bound, so an allocation that fails changes nothing.
-        raw = np.empty(capacity + _ALIGNMENT - 1, np.uint8)
-        offset = -raw.ctypes.data % _ALIGNMENT
-        self._storage = raw[offset : offset + capacity]
-        self._capacity_bytes = capacity
+        storage = np.empty(capacity + _ALIGNMENT - 1, np.uint8)
+        start = storage.ctypes.data
+        self._storage, self._offset = storage, -start % _ALIGNMENT
+        self._address, self._capacity_bytes = start + self._offset, capacity
 
     def _view(self, sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        return np.ndarray(sizes, self._dtype, self._storage.data)
+        return np.ndarray(sizes, self._dtype, self._storage.data, self._offset)
 
     def __repr__(self) -> str:
         used = f"{self.byte_size} of {self._capacity_bytes} bytes"
