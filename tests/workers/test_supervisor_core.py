@@ -181,7 +181,7 @@ def test_no_workers_is_finished_but_not_hopeless() -> None:
 def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_stop(
     steps: list[tuple[str, float, int]],
 ) -> None:
-    """Over random histories: one process per name, wake-ups in the future, no start once stopping, an end after it."""
+    """Over random histories: one process per name, no start once stopping, and an end after it."""
     supervisor = Supervisor(["a", "b"], POLICY)
     running = {action.worker for action in supervisor.begin()}
     now, stopping = 0.0, False

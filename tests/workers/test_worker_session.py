@@ -1,0 +1,234 @@
+"""The worker's side of the protocol, against an executor that only writes down what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shapestream.serving.batches import Batch, BatchReport
+from shapestream.wire.messages import (
+    BatchDone,
+    BatchFailed,
+    CancelBatch,
+    Execute,
+    ExecuteMember,
+    Goodbye,
+    Heartbeat,
+    Unknown,
+    WorkerHello,
+    WorkerWelcome,
+)
+from shapestream_engine.layout import Tensors
+from shapestream_engine.rules import Rows
+from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_workers.worker_session import WorkerSession
+
+ROWS = NamedShape.parse("batch:1..8, 2")
+SIGNATURE = ModelSignature("m", (InputPort("x", "f32", ROWS),), (OutputPort("y", "f32", ROWS, Rows()),))
+TENSORS = Tensors(layout=((0, "f32", (1, 2)),), buffers=[bytes(8)])
+
+
+class RecordingExecutor:
+    """Two slots that start and cancel nothing, but remember having been asked to."""
+
+    name = "w"
+    slots = 2
+    models: Mapping[str, ModelSignature] = {"m": SIGNATURE}  # noqa: RUF012 - never changed
+
+    def __init__(self) -> None:
+        self.started: list[Batch] = []
+        self.cancelled: list[int] = []
+
+    def start_nowait(self, batch: Batch) -> None:
+        """Remembers the batch."""
+        self.started.append(batch)
+
+    def cancel_nowait(self, batch: int) -> None:
+        """Remembers the number."""
+        self.cancelled.append(batch)
+
+
+def greeted() -> tuple[WorkerSession, RecordingExecutor]:
+    """A session that the server has welcomed, with nothing left to say."""
+    executor = RecordingExecutor()
+    session = WorkerSession("w-1", 42, executor)
+    session.greet(0.0)
+    session.accept(WorkerWelcome(epoch=b"e" * 16, heartbeat_ms=1000), 0.0)
+    session.outgoing.clear()
+    return session, executor
+
+
+def execute(batch: int, *, slot: int = 0, remaining_ms: int | None = None, model: str = "m") -> Execute:
+    """One member of one row."""
+    member = ExecuteMember(remaining_ms=remaining_ms, tensors=TENSORS)
+    return Execute(batch=batch, slot=slot, model=model, sizes=(1,), members=(member,))
+
+
+def ran(batch: Batch) -> BatchReport:
+    """The report of a batch whose outputs are its inputs."""
+    return BatchReport(
+        batch=batch.batch,
+        outputs=batch.members,
+        run_s=0.25,
+        reallocations=1,
+        new_shape=True,
+        code=None,
+        message="",
+    )
+
+
+def test_the_greeting_tells_what_the_worker_can_do() -> None:
+    """Slots, models and the process; the signature survives the way."""
+    session = WorkerSession("w-1", 42, RecordingExecutor())
+    session.greet(0.0)
+    (hello,) = session.outgoing
+    assert isinstance(hello, WorkerHello)
+    assert ("w-1", 42, 2) == (hello.worker, hello.pid, hello.slots)
+    assert SIGNATURE == ModelSignature.from_dict(hello.models["m"])
+
+
+def test_a_batch_runs_and_is_answered_under_the_servers_number() -> None:
+    """The received tensors go to the slot as they are; run time and reallocations come back."""
+    session, executor = greeted()
+    session.accept(execute(70, slot=1), 1.0)
+    (batch,) = executor.started
+    assert (1, "m", (1,), (TENSORS,), None) == (
+        batch.slot,
+        batch.model,
+        batch.sizes,
+        batch.members,
+        batch.start_within_s,
+    )
+    session.reported([ran(batch)], 2.0)
+    assert [
+        BatchDone(batch=70, run_us=250_000, reallocations=1, new_shape=True, outputs=(TENSORS,))
+    ] == session.outgoing
+
+
+def test_a_failure_keeps_its_code_and_words() -> None:
+    """What the engine said reaches the server."""
+    session, executor = greeted()
+    session.accept(execute(70), 1.0)
+    report = BatchReport(
+        batch=executor.started[0].batch,
+        outputs=None,
+        run_s=0.0,
+        reallocations=0,
+        new_shape=False,
+        code="model_error",
+        message="Broadcast",
+    )
+    session.reported([report], 2.0)
+    assert [BatchFailed(batch=70, code="model_error", message="Broadcast")] == session.outgoing
+
+
+def test_deadlines_are_shortened_by_half_the_round_trip() -> None:
+    """The greeting took 20 ms, so 10 of the 500 ms had passed on the way here."""
+    executor = RecordingExecutor()
+    session = WorkerSession("w-1", 42, executor)
+    session.greet(5.0)
+    session.accept(WorkerWelcome(epoch=b"e" * 16, heartbeat_ms=1000), 5.02)
+    session.accept(execute(70, remaining_ms=500), 6.0)
+    within_s = executor.started[0].start_within_s
+    assert within_s is not None
+    assert 490 == round((within_s[0] or 0.0) * 1000)
+
+
+def test_what_the_worker_cannot_do_is_refused_and_nothing_else_harmed() -> None:
+    """An unknown model, slot or layout is our server's mistake, answered with its batch."""
+    session, executor = greeted()
+    wrong = Tensors(layout=((0, "f32", (1, 3)),), buffers=[bytes(12)])
+    session.accept(execute(1, model="other"), 1.0)
+    session.accept(execute(2, slot=7), 1.0)
+    member = ExecuteMember(remaining_ms=None, tensors=wrong)
+    session.accept(Execute(batch=3, slot=0, model="m", sizes=(1,), members=(member,)), 1.0)
+    assert [(1, "internal"), (2, "internal"), (3, "internal")] == [
+        (entry.batch, entry.code) for entry in session.outgoing if isinstance(entry, BatchFailed)
+    ]
+    assert [] == executor.started
+
+
+def test_a_cancelled_batch_is_cancelled_at_its_slot_only() -> None:
+    """The engine is asked to stop; the answer still comes with the report."""
+    session, executor = greeted()
+    session.accept(execute(70, slot=0), 1.0)
+    session.accept(execute(71, slot=1), 1.0)
+    session.accept(CancelBatch(batch=71), 1.1)
+    session.accept(CancelBatch(batch=999), 1.1)
+    assert [executor.started[1].batch] == executor.cancelled
+    assert [] == session.outgoing
+
+
+def test_a_new_server_never_gets_the_answers_of_an_old_one() -> None:
+    """Its numbers start again: batch 1 of the old server must not pass for its own."""
+    session, executor = greeted()
+    session.accept(execute(1), 1.0)
+    session.accept(Unknown(), 2.0)
+    assert [WorkerHello] == [type(entry) for entry in session.outgoing]
+    assert session.welcome is None
+    assert [executor.started[0].batch] == executor.cancelled
+    session.outgoing.clear()
+    session.accept(execute(1), 3.0)
+    assert 1 == len(executor.started), "its slot is still busy with the orphan"
+    session.reported([ran(executor.started[0])], 4.0)
+    assert [] == session.outgoing
+    orphan, again = executor.started
+    assert orphan.batch != again.batch
+    session.reported([ran(again)], 5.0)
+    assert [1] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
+
+
+def test_a_batch_that_waits_for_its_slot_loses_that_time() -> None:
+    """Half a second behind an orphan is half a second less until the deadline; cancelling it answers at once."""
+    session, executor = greeted()
+    session.accept(execute(1), 1.0)
+    session.greet(2.0)
+    session.outgoing.clear()
+    session.accept(execute(1, remaining_ms=2000), 3.0)
+    session.reported([ran(executor.started[0])], 3.5)
+    within_s = executor.started[1].start_within_s
+    assert within_s is not None
+    assert 1500 == round((within_s[0] or 0.0) * 1000)
+
+
+def test_cancelling_a_batch_that_waits_for_its_slot_answers_at_once() -> None:
+    """It never starts."""
+    session, executor = greeted()
+    session.accept(execute(1), 1.0)
+    session.greet(2.0)
+    session.outgoing.clear()
+    session.accept(execute(5), 3.0)
+    session.accept(CancelBatch(batch=5), 3.1)
+    assert [BatchFailed(batch=5, code="cancelled", message="cancelled before its start")] == session.outgoing
+    session.reported([ran(executor.started[0])], 4.0)
+    assert 1 == len(executor.started)
+
+
+def test_draining_finishes_what_runs_and_leaves_the_rest_to_others() -> None:
+    """The goodbye comes after the last answer; a batch that arrives meanwhile is not started."""
+    session, executor = greeted()
+    session.accept(execute(1, slot=0), 1.0)
+    session.drain()
+    assert session.ended is None
+    session.accept(execute(2, slot=1), 1.5)
+    session.reported([ran(executor.started[0])], 2.0)
+    assert [BatchDone, Goodbye] == [type(entry) for entry in session.outgoing]
+    assert "drained" == session.ended
+    assert 1 == len(executor.started)
+
+
+def test_an_idle_worker_leaves_at_once() -> None:
+    """Nothing runs, so nothing is waited for."""
+    session, _ = greeted()
+    session.drain()
+    assert [Goodbye()] == session.outgoing
+    assert "drained" == session.ended
+
+
+def test_the_servers_goodbye_ends_the_session_and_its_heartbeat_does_not() -> None:
+    """The shell then connects anew."""
+    session, _ = greeted()
+    session.accept(Heartbeat(), 1.0)
+    assert session.ended is None
+    session.accept(Goodbye(), 2.0)
+    assert "the server said goodbye" == session.ended

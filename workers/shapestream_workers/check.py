@@ -1,0 +1,228 @@
+"""`shapestream check`: what `serve` would do with a YAML, tried without opening a port.
+
+Each model is compiled and run on made-up inputs: a request alone at the smallest sizes and at middling ones, and,
+where there is a batch axis, several requests in one call, divided again by the rules. That finds a file that
+does not load, a shape that does not fit and a rule that does not hold; it does not prove that results are right.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings import ModelSettings, ProbeSettings
+from shapestream.settings_loader import LoadedSettings
+from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.layout import Tensors
+from shapestream_engine.model import CompiledModel
+from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.shapes import Dimension
+from shapestream_engine.signature import InputPort, ModelSignature
+from shapestream_engine.slot import Report, Slot, Work
+from shapestream_workers.models import compile_models
+
+__all__ = ["CheckReport", "ModelReport", "check_configuration"]
+
+# Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
+TYPICAL_SIZE = 16
+TYPICAL_ROWS = 3
+# A model that takes longer than this over made-up inputs of these sizes is stuck.
+RUN_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    """One model: what it takes and gives, the engine's effective properties, and the calls that were tried."""
+
+    signature: ModelSignature
+    properties: dict[str, str]
+    calls: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckReport:
+    """What was found."""
+
+    models: list[ModelReport] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Lines that start with file:line:column."""
+    warnings: list[str] = field(default_factory=list)
+
+    def lines(self, shown: LoadedSettings | None) -> Iterator[str]:
+        """For a person; `shown` are settings to print too, each with its origin."""
+        if shown is not None:
+            for value in shown.effective_values():
+                yield f"{value.key} = {value.value!r}  ({value.origin})"
+            yield ""
+        for model in self.models:
+            yield from model.signature.describe()
+            if shown is not None:
+                yield from (
+                    f"  {name} = {value}  (engine)" for name, value in sorted(model.properties.items())
+                )
+            yield from (f"  ran {call}" for call in model.calls)
+        if not self.problems:
+            yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run"
+
+    def to_dict(self, shown: LoadedSettings | None) -> dict[str, Any]:
+        """For a script."""
+        plain: dict[str, Any] = {
+            "ok": not self.problems,
+            "problems": self.problems,
+            "warnings": self.warnings,
+            "models": [
+                {
+                    "signature": model.signature.to_dict(),
+                    "properties": model.properties,
+                    "calls": list(model.calls),
+                }
+                for model in self.models
+            ],
+        }
+        if shown is not None:
+            plain["settings"] = [
+                {"key": value.key, "value": value.value, "origin": value.origin}
+                for value in shown.effective_values()
+            ]
+        return plain
+
+
+def check_configuration(loaded: LoadedSettings) -> CheckReport:
+    """Compiles and tries every model; what is wrong is in the report, nothing is raised for it."""
+    report = CheckReport()
+    if loaded.settings.in_process is not None:
+        report.warnings.append(
+            loaded.problem(
+                ("in_process",), "a crash of a model ends the server, and memory cannot be given back"
+            )
+        )
+    for index, settings in enumerate(loaded.settings.models):
+        try:
+            compiled = compile_models(loaded, [settings], slots=1, threads=None)[settings.name]
+        except ConfigurationError as error:
+            report.problems += error.problems
+            continue
+        try:
+            calls, problems = _try_model(settings, compiled)
+        finally:
+            compiled.close()
+        report.problems += [loaded.problem(("models", index), problem) for problem in problems]
+        properties = dict(compiled.properties)
+        report.models.append(
+            ModelReport(signature=compiled.signature, properties=properties, calls=tuple(calls))
+        )
+    return report
+
+
+def _try_model(settings: ModelSettings, compiled: CompiledModel) -> tuple[list[str], list[str]]:
+    """What ran, and what did not."""
+    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    slot = Slot("check", {settings.name: RequestPool(compiled, 1)}, reports.put)
+    calls: list[str] = []
+    problems: list[str] = []
+    try:
+        for number, rows in enumerate(_plans(compiled.signature)):
+            members = [_request(compiled.signature, settings.probe, sizes) for sizes in rows]
+            report = _run(slot, reports, settings.name, number, compiled.signature, members)
+            call = (
+                f"{_spell(compiled.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
+            )
+            if report is None:
+                problems.append(f"no answer within {RUN_TIMEOUT_S:g} s for {call}")
+                break
+            if report.error_code is not None:
+                hint = (
+                    "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
+                )
+                problems.append(f"failed on made-up inputs, {call}: {report.message}{hint}")
+                continue
+            assert report.outputs is not None  # it ran
+            calls.append(f"{call}: {_spell_outputs(compiled.signature, report.outputs[0])}")
+    finally:
+        slot.close()
+    return calls, problems
+
+
+def _plans(signature: ModelSignature) -> Iterator[list[tuple[int, ...]]]:
+    """Sizes of the requests of each call: one small request, one middling one, and several together."""
+    small = tuple(_clamped(1, bounds) for bounds in signature.bounds)
+    typical = tuple(
+        _clamped(TYPICAL_ROWS if name == "batch" else TYPICAL_SIZE, bounds)
+        for name, bounds in zip(signature.dimensions, signature.bounds, strict=True)
+    )
+    yield [small]
+    if typical != small:
+        yield [typical]
+    most = signature.bounds[0].maximum if signature.has_batch else 0
+    if signature.has_batch and (most is None or most >= 2 * small[0]):
+        yield [small, small]
+
+
+def _clamped(size: int, bounds: Dimension) -> int:
+    size = max(size, bounds.minimum)
+    return size if bounds.maximum is None else min(size, bounds.maximum)
+
+
+def _request(signature: ModelSignature, probe: dict[str, ProbeSettings], sizes: tuple[int, ...]) -> Tensors:
+    shapes = signature.input_shapes(sizes)
+    layout = []
+    buffers = []
+    for number, (port, shape) in enumerate(zip(signature.inputs, shapes, strict=True)):
+        layout.append((number, port.element_type, shape))
+        buffers.append(_values(port, shape, probe.get(port.name)).tobytes())
+    return Tensors(layout=tuple(layout), buffers=buffers)
+
+
+def _values(port: InputPort, shape: tuple[int, ...], probe: ProbeSettings | None) -> np.ndarray[Any, Any]:
+    """Zeros and ones in turn, or what the probe says; the same in every run."""
+    dtype = dtype_of(port.element_type)
+    random = np.random.default_rng(0)
+    if port.mask_of is not None:
+        return np.ones(shape, dtype)
+    if probe is not None and probe.integers is not None:
+        low, high = probe.integers
+        return random.integers(low, high, shape, endpoint=True).astype(dtype)
+    if probe is not None and probe.floats is not None:
+        return random.uniform(*probe.floats, size=shape).astype(dtype)
+    return (np.arange(int(np.prod(shape))) % 2).reshape(shape).astype(dtype)
+
+
+def _run(
+    slot: Slot,
+    reports: queue.SimpleQueue[Report],
+    model: str,
+    number: int,
+    signature: ModelSignature,
+    members: list[Tensors],
+) -> Report | None:
+    shapes = [signature.resolve(member.layout) for member in members]
+    slot.start(
+        Work(
+            batch=number,
+            model=model,
+            sizes=merge_sizes(signature, [shape.sizes for shape in shapes]),
+            members=tuple(members),
+            shapes=tuple(shapes),
+            start_before=(None,) * len(members),
+        )
+    )
+    try:
+        return reports.get(timeout=RUN_TIMEOUT_S)
+    except queue.Empty:
+        return None
+
+
+def _spell(signature: ModelSignature, sizes: tuple[int, ...]) -> str:
+    said = ", ".join(f"{name} {size}" for name, size in zip(signature.dimensions, sizes, strict=True))
+    return said or "the only shape"
+
+
+def _spell_outputs(signature: ModelSignature, outputs: Tensors | None) -> str:
+    assert outputs is not None  # without a deadline nobody is left out
+    return ", ".join(f"{signature.outputs[number].name} {list(shape)}" for number, _, shape in outputs.layout)

@@ -1,0 +1,246 @@
+"""The command line. Each command is a page of words; what it does is in the module that it calls.
+
+Exit status: 0 ok, 1 something went wrong while running, 2 wrong usage, 3 the configuration cannot be used. Answers go
+to stdout, everything else to stderr. Engines and servers are imported by the commands that need them, so that
+`version` and a mistyped option answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shapestream.errors import ConfigurationError, ShapestreamError
+from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.telemetry.logging import configure
+
+__all__ = ["app", "main"]
+
+EXIT_RUNTIME, EXIT_CONFIGURATION = 1, 3
+
+app = typer.Typer(
+    help="Serves models whose tensor shapes change with every request.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="ADDRESS|CONFIG",
+        help="A server's address (ipc://..., tcp://...), or the YAML that it serves.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to look for the server.")]
+
+
+def main() -> None:
+    """The entry point of the `shapestream` command."""
+    app()
+
+
+@app.command()
+def serve(config: Config) -> None:
+    """Start the server and the workers that CONFIG names; SIGTERM drains, a second one stops at once."""
+    with _reported():
+        loaded = _configured(config)
+        from shapestream_workers.serve import run_server
+
+        status = run_server(loaded)
+    raise typer.Exit(status)
+
+
+@app.command()
+def worker(
+    config: Config,
+    connect: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The server; default: server.worker_listen of CONFIG."),
+    ] = None,
+    group: Annotated[int, typer.Option(min=0, help="Which entry of `workers` to be, counted from 0.")] = 0,
+    name: Annotated[str, typer.Option(help="How logs and timings call this worker.")] = "worker",
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+) -> None:
+    """Start one worker by itself; it serves the models of CONFIG to a server that runs already, or will."""
+    channel = None
+    if supervised:
+        from shapestream_workers.parent_watch import end_with_parent
+        from shapestream_workers.worker_process import claim_stdout
+
+        end_with_parent()
+        channel = claim_stdout()
+    with _reported():
+        loaded = _configured(config, quiet=supervised)
+        from shapestream_workers.worker_process import run_worker, server_address
+
+        groups = loaded.settings.worker_groups
+        if group and group >= len(groups):
+            raise typer.BadParameter(f"{config} has {len(groups)} groups of workers", param_hint="--group")
+        address = server_address(loaded, connect)
+        chosen = groups[group] if groups else _only_group(loaded)
+        status = run_worker(loaded, chosen, address, name=name, ready_channel=channel)
+    raise typer.Exit(status)
+
+
+@app.command()
+def check(
+    config: Config,
+    show: Annotated[bool, typer.Option("--show", help="Print each setting and where it comes from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Validate CONFIG, compile its models and run each of them once; nothing is served."""
+    with _reported(as_json=as_json):
+        loaded = load_settings(config)
+        configure("warning", "auto")
+        from shapestream_workers.check import check_configuration
+
+        report = check_configuration(loaded)
+        if as_json:
+            typer.echo(json.dumps(report.to_dict(loaded if show else None), indent=2))
+        else:
+            for line in report.lines(loaded if show else None):
+                typer.echo(line)
+        for warning in (*loaded.warnings, *report.warnings):
+            typer.echo(f"warning: {warning}", err=True)
+        if report.problems:
+            raise ConfigurationError([] if as_json else list(report.problems))
+
+
+@app.command()
+def infer(
+    target: Target,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.", show_default=False)],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME=VALUE...", help="VALUE is a .npy file or JSON: ids=[[1, 2, 3]]", show_default=False
+        ),
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Give up after this.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write each output to FOLDER/NAME.npy.")
+    ] = None,
+    timeout: Timeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Send one request and print the answer."""
+    with _reported(as_json=as_json):
+        from shapestream_workers.inference import format_result, read_inputs, run_one, save_outputs
+
+        arrays = read_inputs(inputs or [])
+        result = run_one(_address_of(target), model, arrays, deadline_s=deadline, timeout_s=timeout)
+        if save is not None:
+            save_outputs(result, save)
+        typer.echo(format_result(result, as_json=as_json))
+
+
+@app.command()
+def models(target: Target, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """List the models of a running server, with what they take and give."""
+    with _reported(as_json=as_json):
+        from shapestream_workers.inference import signatures_of
+
+        signatures = signatures_of(_address_of(target), timeout_s=timeout)
+        if as_json:
+            typer.echo(json.dumps([signature.to_dict() for signature in signatures], indent=2))
+        else:
+            for signature in signatures:
+                typer.echo("\n".join(signature.describe()))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of CONFIG, for editors."""
+    from shapestream.settings_messages import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Print the versions of shapestream and of what it runs on."""
+    from shapestream_workers.versions import versions
+
+    found = versions()
+    typer.echo(
+        json.dumps(found) if as_json else "\n".join(f"{name} {number}" for name, number in found.items())
+    )
+
+
+def _configured(config: Path, *, quiet: bool = False) -> LoadedSettings:
+    """The settings of a command that runs for long; its warnings go to the log. `quiet`: a parent said them."""
+    loaded = load_settings(config)
+    configure(loaded.settings.logging.level, loaded.settings.logging.format)
+    if not quiet:
+        import structlog
+
+        for warning in loaded.warnings:
+            structlog.get_logger().warning("configuration", what=warning)
+    return loaded
+
+
+def _only_group(loaded: LoadedSettings) -> Any:
+    from shapestream.settings import WorkerGroupSettings
+
+    if not loaded.settings.models:
+        raise ConfigurationError([loaded.problem(("models",), "no models (a worker needs one)")])
+    return WorkerGroupSettings()
+
+
+def _address_of(target: str) -> str:
+    """The address itself, or where the server of this YAML listens."""
+    if "://" in target:
+        return target
+    loaded = load_settings(target, files_must_exist=False)
+    for address in loaded.settings.server.listen:
+        if not address.endswith((":*", ":0")):
+            return address
+    message = "every port is chosen when the server starts (name the address that it logged)"
+    raise ConfigurationError([loaded.problem(("server", "listen"), message)])
+
+
+@contextmanager
+def _reported(*, as_json: bool = False) -> Iterator[None]:
+    """Turns errors into messages and exit statuses. What is nobody's mistake but ours keeps its traceback."""
+    try:
+        yield
+    except (ShapestreamError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
+        leaves = list(_leaves(error))
+        if all(isinstance(leaf, ConfigurationError) for leaf in leaves):
+            _fail([problem for leaf in leaves for problem in leaf.problems], EXIT_CONFIGURATION, as_json)
+        elif all(isinstance(leaf, (ShapestreamError, OSError)) for leaf in leaves):
+            _fail([str(leaf) for leaf in leaves], EXIT_RUNTIME, as_json)
+        elif all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+            _fail(["interrupted"], EXIT_RUNTIME, as_json)
+        else:
+            raise
+
+
+def _leaves(error: BaseException) -> Iterator[Any]:
+    """The errors in a group of a nursery's, and in its groups; an error that is no group is its own leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _fail(messages: list[str], status: int, as_json: bool) -> None:
+    if as_json and messages:
+        typer.echo(json.dumps({"errors": messages}, indent=2))
+    for message in messages:
+        typer.echo(message, err=True)
+    sys.exit(status)

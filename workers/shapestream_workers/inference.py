@@ -1,0 +1,99 @@
+"""`shapestream infer` and `models`: one question to a running server, from the shell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shapestream import blocking
+from shapestream.client.results import Result
+from shapestream.errors import InvalidRequest
+from shapestream_engine.element_types import element_type_of
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["format_result", "read_inputs", "run_one", "save_outputs", "signatures_of"]
+
+# A terminal is not the place for more numbers; --json and --save give all of them.
+SHOWN_ELEMENTS = 24
+
+
+def read_inputs(arguments: Sequence[str]) -> dict[str, Any]:
+    """`name=file.npy` and `name=[[1, 2]]`, as arrays and plain lists; raises `InvalidRequest`."""
+    inputs: dict[str, Any] = {}
+    for argument in arguments:
+        name, separator, text = argument.partition("=")
+        if not separator or not name:
+            raise InvalidRequest(f"{argument!r} is not NAME=VALUE (VALUE: a .npy file, or JSON)")
+        if name in inputs:
+            raise InvalidRequest(f"input {name!r} is given twice")
+        inputs[name] = _read_value(name, text)
+    return inputs
+
+
+def _read_value(name: str, text: str) -> Any:
+    if text.endswith(".npy"):
+        try:
+            return np.load(text, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"input {name!r}: {text}: {error}") from error
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"input {name!r}: {text!r} is neither a .npy file nor JSON ({error})"
+        raise InvalidRequest(message) from error
+
+
+def run_one(
+    address: str, model: str, inputs: Mapping[str, Any], *, deadline_s: float | None, timeout_s: float
+) -> Result:
+    """One request and its answer; raises the errors of the client."""
+    with blocking.connect(address, connect_timeout=timeout_s) as client:
+        return client.infer(model, inputs, deadline=deadline_s)
+
+
+def signatures_of(address: str, *, timeout_s: float) -> list[ModelSignature]:
+    """The signatures of all models of the server."""
+    with blocking.connect(address, connect_timeout=timeout_s) as client:
+        return [client.signature(name) for name in client.statistics()["models"]]
+
+
+def save_outputs(result: Result, folder: Path) -> None:
+    """Writes `folder/NAME.npy` for each output; characters that are no part of a file's name become `_`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in result.items():
+        stem = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
+        np.save(folder / f"{stem}.npy", array)
+
+
+def format_result(result: Result, *, as_json: bool) -> str:
+    """The outputs and where the time went, for a person or for a script."""
+    timings = result.timings
+    if as_json:
+        outputs = {
+            name: {
+                "element_type": element_type_of(array.dtype),
+                "shape": list(array.shape),
+                "data": _plain(array),
+            }
+            for name, array in result.items()
+        }
+        said = {name: getattr(timings, name) for name in ("queue_us", "run_us", "total_us", "worker")}
+        return json.dumps({"outputs": outputs, "timings": said})
+    lines = []
+    for name, array in result.items():
+        lines.append(f"{name}: {element_type_of(array.dtype)} {list(array.shape)}")
+        shown = np.array2string(array, threshold=SHOWN_ELEMENTS, edgeitems=3)
+        lines += [f"  {line}" for line in shown.splitlines()]
+    lines.append(f"queued {timings.queue_us} us, ran {timings.run_us} us on {timings.worker}")
+    return "\n".join(lines)
+
+
+def _plain(array: np.ndarray[Any, Any]) -> Any:
+    """Nested lists; numbers that JSON cannot hold become their names."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return np.where(np.isfinite(array), array.astype(object), array.astype(str)).tolist()
+    return array.tolist()

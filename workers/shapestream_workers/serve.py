@@ -1,0 +1,185 @@
+"""`shapestream serve`: the server and its workers, from one process, from a YAML; their common beginning and end.
+
+On the first SIGTERM or SIGINT the server refuses what is new and finishes what it has, within its grace; then
+the workers are stopped. The second one ends everything at once.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import trio
+from shapestream_engine.resources import divide_cpus
+
+from shapestream.serving.models import ModelOptions
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.server import LocalSlots, Server, serve
+from shapestream.settings import Settings
+from shapestream.settings_loader import LoadedSettings
+from shapestream_workers.models import available_cpus, compile_models
+from shapestream_workers.parent_watch import exit_after
+from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
+
+__all__ = ["run_server", "server_options", "worker_commands"]
+
+log = structlog.get_logger()
+
+# For workers to end after the server has drained: they have nothing left to do by then.
+STOP_GRACE_S = 5.0
+# After the second signal, or when nothing can serve any more: just enough to tell the clients.
+LAST_WORDS_S = 1.0
+EXIT_OK, EXIT_RUNTIME, EXIT_CONFIGURATION = 0, 1, 3
+
+
+def server_options(settings: Settings, worker_listen: str | None) -> ServerOptions:
+    """The server's options, from its settings; `worker_listen` is where workers reach it, if there are any."""
+    server = settings.server
+    return ServerOptions(
+        listen=server.listen,
+        worker_listen=worker_listen,
+        models={
+            model.name: ModelOptions(
+                max_batch=model.batching.max_batch,
+                max_delay_s=model.batching.max_delay_ms / 1000,
+                max_padding_ratio=model.batching.max_padding_ratio,
+            )
+            for model in settings.models
+        },
+        max_queued_requests=server.max_queued_requests,
+        max_queued_bytes=server.max_queued_bytes,
+        window_requests=server.window_requests,
+        window_bytes=server.window_bytes,
+        max_sessions=server.max_clients,
+        heartbeat_s=server.heartbeat_s,
+        client_silence_s=server.client_silence_s,
+        worker_silence_s=server.worker_silence_s,
+        grace_s=server.grace_s,
+    )
+
+
+def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]]:
+    """A command line per worker process; the same CLI that users have, with what only a parent can say."""
+    commands: dict[str, list[str]] = {}
+    for number, group in enumerate(loaded.settings.worker_groups):
+        for _ in range(group.count):
+            name = f"w{len(commands)}"
+            # -P: a file in the current folder must not shadow a module, which -m alone would allow.
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "shapestream_workers",
+                "worker",
+                str(loaded.path.absolute()),
+            ]
+            commands[name] = [
+                *command,
+                "--connect",
+                address,
+                "--group",
+                str(number),
+                "--name",
+                name,
+                "--supervised",
+            ]
+    return commands
+
+
+def run_server(loaded: LoadedSettings) -> int:
+    """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
+    local = None
+    in_process = loaded.settings.in_process
+    if in_process is not None:
+        slots, threads = divide_cpus(available_cpus(), 1, in_process.slots, in_process.threads)
+        models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
+        local = LocalSlots(models=models, slots=slots)
+        log.warning(
+            "models run in the server's process", why="in_process: a crash of a model ends the server"
+        )
+    with _worker_address(loaded.settings) as address:
+        return trio.run(_Serving(loaded, local, address).run)
+
+
+@contextmanager
+def _worker_address(settings: Settings) -> Iterator[str | None]:
+    """Where workers reach the server: as configured, or in a private folder for as long as the server lives."""
+    if settings.server.worker_listen is not None or not settings.worker_groups:
+        yield settings.server.worker_listen
+        return
+    # Short, since the path of a socket is: neither beside the YAML nor below the user's TMPDIR.
+    folder = tempfile.mkdtemp(prefix="shapestream-", dir="/tmp")
+    try:
+        yield f"ipc://{folder}/workers"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Serving:
+    """One run of `serve`: the server, its workers, and the signals that end both."""
+
+    def __init__(self, loaded: LoadedSettings, local: LocalSlots | None, address: str | None) -> None:
+        self._loaded = loaded
+        self._local = local
+        self._options = server_options(loaded.settings, address)
+        self._drained = trio.Event()
+        self._workers: WorkerProcesses | None = None
+        self._status = EXIT_OK
+        self._stop_asked = False
+
+    async def run(self) -> int:
+        """Returns the exit status."""
+        async with trio.open_nursery() as nursery:
+            server = await nursery.start(self._serve)
+            nursery.start_soon(self._obey_signals, server, nursery.cancel_scope)
+            await self._run_workers(server)
+            await self._drained.wait()
+            nursery.cancel_scope.cancel()
+        return self._status
+
+    async def _serve(self, *, task_status: trio.TaskStatus[Server]) -> None:
+        try:
+            await serve(self._options, local=self._local, task_status=task_status)
+        finally:
+            self._drained.set()
+
+    async def _run_workers(self, server: Server) -> None:
+        """Returns when there are none left: after the server has drained, or when they were given up."""
+        if not server.worker_addresses or not self._loaded.settings.worker_groups:
+            return
+        self._workers = WorkerProcesses(worker_commands(self._loaded, server.worker_addresses[0]))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_workers_after_server, self._workers)
+            try:
+                await self._workers.run()
+            except GaveUp as error:
+                self._status = EXIT_CONFIGURATION if error.configuration else EXIT_RUNTIME
+                log.error("server stops", why=str(error))
+                server.drain(grace_s=LAST_WORDS_S)
+            nursery.cancel_scope.cancel()
+
+    async def _stop_workers_after_server(self, workers: WorkerProcesses) -> None:
+        await self._drained.wait()
+        workers.stop(STOP_GRACE_S)
+
+    async def _obey_signals(self, server: Server, scope: trio.CancelScope) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                name = signal.Signals(number).name
+                if not self._stop_asked:
+                    self._stop_asked = True
+                    log.info("stopping", signal=name, grace_s=self._options.grace_s)
+                    server.drain()
+                    continue
+                log.warning("stopping at once", signal=name)
+                self._status = EXIT_RUNTIME
+                if self._workers is not None:
+                    self._workers.stop_now()
+                exit_after(LAST_WORDS_S)
+                scope.cancel()
+                return

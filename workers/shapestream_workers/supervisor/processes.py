@@ -1,0 +1,180 @@
+"""Carries out the supervisor's decisions on real processes.
+
+A worker lives only as long as its parent: it holds the reading end of a pipe, its stdin, and ends when the other
+end is gone, however that came to be (`parent_watch.py`). It gets a session of its own, so that Ctrl-C reaches
+the server alone, which then stops its workers in order. Its stderr is ours; its stdout tells when it is ready.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Mapping, Sequence
+
+import structlog
+import trio
+
+from shapestream_workers.supervisor.core import (
+    Action,
+    Event,
+    GiveUp,
+    KillWorker,
+    RestartPolicy,
+    StartWorker,
+    State,
+    StopNow,
+    StopRequested,
+    Supervisor,
+    TerminateWorker,
+    TimePassed,
+    WorkerExited,
+    WorkerReady,
+)
+
+__all__ = ["READY_LINE", "GaveUp", "WorkerProcesses"]
+
+log = structlog.get_logger()
+
+READY_LINE = b"ready\n"
+"""What a worker writes to stdout each time that the server has welcomed it."""
+EXIT_NOT_STARTED = 127
+"""The status, as a shell has it, of a process that could not be started at all."""
+
+
+class GaveUp(Exception):
+    """No worker is left, or one could never start for its configuration; the message says which and why."""
+
+    def __init__(self, message: str, *, configuration: bool) -> None:
+        super().__init__(message)
+        self.configuration = configuration
+
+
+class WorkerProcesses:
+    """Worker processes by name, each with its command line; kept running from `run` to `stop`."""
+
+    def __init__(self, commands: Mapping[str, Sequence[str]], policy: RestartPolicy | None = None) -> None:
+        self._commands = commands
+        self._supervisor = Supervisor(commands, policy)
+        self._processes: dict[str, trio.Process] = {}
+        self._sound: set[str] = set()
+        """Workers that have been ready at least once: their configuration can be used."""
+        self._waiting = set(commands)
+        """Workers that have not been ready yet."""
+        self._changed = trio.Event()
+        self._failure: GaveUp | None = None
+        self._nursery: trio.Nursery
+
+    def __repr__(self) -> str:
+        return repr(self._supervisor)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes that run, by worker."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    async def run(self) -> None:
+        """Starts all workers and keeps them running; returns when all have ended after `stop`.
+
+        Raises GaveUp. When it ends in any other way than by `stop`, no process is left behind either.
+        """
+        async with trio.open_nursery() as self._nursery:
+            self._act(self._supervisor.begin())
+            while not self._supervisor.finished and self._failure is None:
+                await self._wait()
+                self._handle(TimePassed())
+            self._nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self, grace_s: float) -> None:
+        """Lets every worker finish, within this time."""
+        self._handle(StopRequested(grace_s=grace_s))
+
+    def stop_now(self) -> None:
+        """Ends every worker at once."""
+        self._handle(StopNow())
+
+    async def _wait(self) -> None:
+        """Until something changed, or the supervisor's time has come."""
+        wakeup = self._supervisor.next_wakeup()
+        with trio.CancelScope(deadline=float("inf") if wakeup is None else wakeup):
+            await self._changed.wait()
+        self._changed = trio.Event()
+
+    def _handle(self, event: Event) -> None:
+        self._act(self._supervisor.handle(event, trio.current_time(), jitter=random.random()))
+        self._changed.set()
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartWorker(worker=name, attempt=attempt):
+                    if attempt:
+                        log.info("worker restarts", worker=name, attempt=attempt)
+                    self._nursery.start_soon(self._live, name)
+                case TerminateWorker(worker=name):
+                    if name in self._processes:
+                        self._processes[name].terminate()
+                case KillWorker(worker=name):
+                    log.warning("worker killed", worker=name, why="it did not end in time")
+                    if name in self._processes:
+                        self._processes[name].kill()
+                case GiveUp():
+                    self._give_up(action)
+
+    def _give_up(self, action: GiveUp) -> None:
+        log.error("worker given up", worker=action.worker, why=action.reason)
+        self._waiting.discard(action.worker)
+        message = f"worker {action.worker} is given up: {action.reason}"
+        if action.configuration and action.worker not in self._sound:
+            self._failure = GaveUp(message, configuration=True)
+        elif self._supervisor.hopeless:
+            self._failure = GaveUp(f"{message}; none is left", configuration=action.configuration)
+
+    async def _live(self, name: str) -> None:
+        """One process, from its start to its end."""
+        status = EXIT_NOT_STARTED
+        # Shielded: a process that exists must be in `_processes` before anybody can be cancelled.
+        with trio.CancelScope(shield=True):
+            try:
+                process = await trio.lowlevel.open_process(
+                    list(self._commands[name]),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                log.error("worker cannot be started", worker=name, why=str(error))
+                self._handle(WorkerExited(worker=name, status=status))
+                return
+        self._processes[name] = process
+        if self._supervisor.state_of(name) is State.STOPPING:
+            process.kill()  # it was told to end before it was there, and has nothing to finish
+        log.info("worker started", worker=name, pid=process.pid)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, name, process)
+                status = await process.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                with trio.CancelScope(shield=True):
+                    await process.wait()
+            del self._processes[name]
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    await trio.aclose_forcefully(pipe)
+        log.info("worker ended", worker=name, pid=process.pid, status=status)
+        self._handle(WorkerExited(worker=name, status=status))
+
+    async def _listen(self, name: str, process: trio.Process) -> None:
+        """Waits for the worker's word that it is ready: the only thing that it writes to this pipe."""
+        assert process.stdout is not None  # asked for
+        async for _ in process.stdout:
+            self._handle(WorkerReady(worker=name))
+            self._sound.add(name)
+            if name in self._waiting:
+                self._waiting.discard(name)
+                if not self._waiting:
+                    log.info("workers ready", workers=sorted(self._sound))

@@ -1,0 +1,187 @@
+"""A worker's tasks around its session: one connection at a time to its server, until it is told to leave.
+
+    run
+    └── one connection           again after `RETRY_S`, for as long as the server is away
+        ├── connection.run       the socket's watcher
+        ├── _read                entries in, one turn at a time
+        ├── _write               what the session has to say, in order
+        └── _beat                heartbeats, and the server's silence
+
+Slots report into the event loop through `LocalExecutor`; everything else is in `worker_session.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+import trio
+from shapestream_engine.model import CompiledModel
+
+from shapestream.errors import ProtocolError
+from shapestream.serving.batches import BatchReport
+from shapestream.serving.executors import LocalExecutor
+from shapestream.telemetry.logging import debug_enabled
+from shapestream.transport.interface import Connection
+from shapestream.wire.codec import Role, decode, pack_messages
+from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.messages import Execute, Heartbeat
+from shapestream_engine.layout import Buffer
+from shapestream_workers.worker_session import WorkerSession
+
+__all__ = ["Worker"]
+
+log = structlog.get_logger()
+
+# Between two connections. Doubled, up to the limit, while the server does not want this worker.
+RETRY_S = 0.5
+RETRY_MAX_S = 10.0
+# Until the server has said how often it beats.
+DEFAULT_HEARTBEAT_S = 1.0
+# So many of the server's heartbeats may be missing before it counts as gone.
+MISSED_HEARTBEATS = 10
+# How long the threads of the slots may take to end; an inference that cannot be cancelled is left behind.
+CLOSE_GRACE_S = 2.0
+
+
+class Worker:
+    """Compiled models and slots at the service of one server.
+
+    `connect` makes a connection; `ready` is called each time that the server has welcomed this worker.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        models: Mapping[str, CompiledModel],
+        slots: int,
+        connect: Callable[[], Connection],
+        *,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self._models = models
+        self._slots = slots
+        self._connect = connect
+        self._ready = ready
+        self._debug = debug_enabled()
+        self._drain = trio.Event()
+        self._wake_writer = trio.Event()
+        self._heard_at = 0.0
+        self._session: WorkerSession
+        self._backlog: deque[list[Buffer]] = deque()
+        """Messages that the connection has not taken yet. Bounded: each slot owes one report, a beat is skipped."""
+
+    def drain(self) -> None:
+        """Finish what runs, take nothing new, leave; `run` returns then."""
+        self._drain.set()
+
+    async def run(self) -> None:
+        """Serves until drained or cancelled. The server may come, go and come back at any time."""
+        executor = LocalExecutor(self._models, self._slots, self._reported, name=self.name)
+        self._session = WorkerSession(self.name, os.getpid(), executor)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_drain)
+                retry_s = RETRY_S
+                while not self._drain.is_set():
+                    why = await self._serve_one_connection()
+                    retry_s = RETRY_S if self._session.welcome else min(2 * retry_s, RETRY_MAX_S)
+                    log.info("disconnected", worker=self.name, why=why)
+                    with trio.move_on_after(retry_s):
+                        await self._drain.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
+                await trio.to_thread.run_sync(executor.close, abandon_on_cancel=True)
+
+    async def _serve_one_connection(self) -> str:
+        """Returns why it ended; everything that was said has been handed to the socket by then."""
+        connection = self._connect()
+        self._backlog.clear()
+        self._heard_at = trio.current_time()
+        self._session.greet(self._heard_at)
+        self._end_turn()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(connection.run)
+                nursery.start_soon(self._beat)
+                nursery.start_soon(self._read, connection)
+                await self._write(connection)
+                nursery.cancel_scope.cancel()
+        finally:
+            connection.close()
+        return self._session.ended or "cancelled"
+
+    async def _watch_drain(self) -> None:
+        await self._drain.wait()
+        log.info("worker drains", worker=self.name)
+        self._session.drain()
+        self._end_turn()
+
+    async def _read(self, connection: Connection) -> None:
+        session = self._session
+        while session.ended is None:
+            messages = await connection.receive()
+            now = self._heard_at = trio.current_time()
+            welcomed = session.welcome
+            for frames in messages:
+                try:
+                    envelope = decode(frames, role=Role.WORKER, limits=WORKER_LIMITS)
+                    if envelope.bad:
+                        raise ProtocolError(envelope.bad[0].message)
+                except ProtocolError as error:
+                    session.ended = f"the server sent what cannot be read: {error}"
+                    break
+                for entry in envelope.entries:
+                    if self._debug and isinstance(entry, Execute):
+                        log.debug("batch received", batch=entry.batch, slot=entry.slot, model=entry.model,
+                                  sizes=entry.sizes, requests=len(entry.members))  # fmt: skip
+                    session.accept(entry, now)
+            if session.welcome is not None and session.welcome is not welcomed:
+                log.info("worker ready", worker=self.name, models=list(self._models), slots=self._slots)
+                self._ready()
+            self._end_turn()
+
+    def _reported(self, reports: Sequence[BatchReport]) -> None:
+        if self._debug:
+            for report in reports:
+                log.debug("batch ran here", run_s=round(report.run_s, 6), reallocations=report.reallocations,
+                          new_shape=report.new_shape, code=report.code)  # fmt: skip
+        self._session.reported(reports, trio.current_time())
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Packs what the session has to say; the writer sends it."""
+        session = self._session
+        if session.outgoing:
+            self._backlog.extend(pack_messages(session.outgoing, limits=WORKER_LIMITS))
+            session.outgoing.clear()
+        if self._backlog or session.ended is not None:
+            self._wake_writer.set()
+
+    async def _write(self, connection: Connection) -> None:
+        """Sends until the session has ended and all is said."""
+        while True:
+            while self._backlog:
+                await connection.send(self._backlog[0])
+                self._backlog.popleft()
+            if self._session.ended is not None:
+                return
+            self._wake_writer = trio.Event()
+            await self._wake_writer.wait()
+
+    async def _beat(self) -> None:
+        session = self._session
+        while session.ended is None:
+            welcome = session.welcome
+            interval_s = DEFAULT_HEARTBEAT_S if welcome is None else welcome.heartbeat_ms / 1000
+            await trio.sleep(interval_s)
+            silence_s = trio.current_time() - self._heard_at
+            if welcome is not None and silence_s > MISSED_HEARTBEATS * interval_s:
+                session.ended = f"the server was silent for {silence_s:.1f} s"
+            elif welcome is not None and not self._backlog:
+                session.outgoing.append(Heartbeat())
+            self._end_turn()

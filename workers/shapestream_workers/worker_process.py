@@ -1,0 +1,101 @@
+"""`shapestream worker`: compiles a group's models and serves them to a server, as a process of its own.
+
+Started by a server (`--supervised`) it ends when that server is gone; started by hand it waits for the server, and
+finds it again after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import structlog
+import trio
+from shapestream_engine.resources import divide_cpus
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings import WorkerGroupSettings
+from shapestream.settings_loader import LoadedSettings
+from shapestream.transport.interface import Connection
+from shapestream.transport.zeromq import DealerSocket
+from shapestream_workers.models import available_cpus, compile_models
+from shapestream_workers.parent_watch import exit_after
+from shapestream_workers.supervisor.processes import READY_LINE
+from shapestream_workers.worker import Worker
+
+__all__ = ["claim_stdout", "run_worker", "server_address"]
+
+log = structlog.get_logger()
+
+# Between the second signal and an end that no thread of an engine can hold back.
+LAST_WORDS_S = 0.5
+EXIT_OK, EXIT_RUNTIME = 0, 1
+
+
+def claim_stdout() -> int:
+    """Keeps stdout for the word to the parent, returned as a descriptor; what a model prints goes to stderr."""
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    return channel
+
+
+def server_address(loaded: LoadedSettings, connect: str | None) -> str:
+    """Where the server listens for workers."""
+    address = connect or loaded.settings.server.worker_listen
+    if address is None:
+        message = "server.worker_listen is not set (set it, or say --connect ADDRESS)"
+        raise ConfigurationError([loaded.problem(("server",), message)])
+    return address
+
+
+def run_worker(
+    loaded: LoadedSettings, group: WorkerGroupSettings, address: str, *, name: str, ready_channel: int | None
+) -> int:
+    """Serves until told to stop; returns the exit status. Raises `ConfigurationError` for unusable models."""
+    structlog.contextvars.bind_contextvars(process=name)
+    processes = sum(other.count for other in loaded.settings.worker_groups)
+    slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
+    models = compile_models(loaded, loaded.settings.models_of(group), slots=slots, threads=threads)
+
+    def connect() -> Connection:
+        connection = DealerSocket()
+        connection.connect(address)
+        return connection
+
+    def ready() -> None:
+        if ready_channel is not None:
+            os.write(ready_channel, READY_LINE)
+
+    # Unique over hosts and restarts, as the server must never take one process for another.
+    unique = (
+        f"{name}-{os.getpid()}"
+        if ready_channel is not None
+        else f"{name}-{socket.gethostname()}-{os.getpid()}"
+    )
+    log.info("worker starts", worker=unique, server=address, slots=slots, threads=threads)
+    worker = Worker(unique, models, slots, connect, ready=ready)
+    return trio.run(_run, worker, loaded.settings.server.grace_s)
+
+
+async def _run(worker: Worker, grace_s: float) -> int:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_obey_signals, worker, grace_s, nursery.cancel_scope)
+        await worker.run()
+        nursery.cancel_scope.cancel()
+        return EXIT_OK
+    return EXIT_RUNTIME
+
+
+async def _obey_signals(worker: Worker, grace_s: float, scope: trio.CancelScope) -> None:
+    """The first signal drains, the second one ends; so does a drain that takes longer than its grace."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            worker.drain()
+            break
+        with trio.move_on_after(grace_s):
+            async for _ in signals:
+                break
+        log.warning("stopping at once")
+        exit_after(LAST_WORDS_S)
+        scope.cancel()
