@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from shapestream.wire.limits import MAX_INTEGER, MAX_MESSAGE_CHARACTERS, MAX_NAME_CHARACTERS
+from shapestream.wire.limits import (
+    MAX_INTEGER,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_NAME_CHARACTERS,
+    MAX_PLAIN_DEPTH,
+)
 
 __all__ = [
     "BadEntryError",
@@ -77,9 +82,19 @@ def uuid(value: Any) -> bytes:
 
 def plain_map(value: Any) -> dict[str, Any]:
     """A map of plain data; `decode` has made sure that its keys are strings."""
-    if type(value) is not dict or not all(type(key) is str for key in value):
-        raise BadEntryError("must be a map with strings as keys")
+    if type(value) is not dict:
+        raise BadEntryError("must be a map")
+    if _is_deeper_than(MAX_PLAIN_DEPTH, value):
+        raise BadEntryError(f"is nested more than {MAX_PLAIN_DEPTH} deep")
     return value
+
+
+def _is_deeper_than(limit: int, value: Any) -> bool:
+    if type(value) is dict:
+        value = value.values()
+    elif type(value) is not tuple:
+        return False
+    return limit == 0 or any(_is_deeper_than(limit - 1, item) for item in value)
 
 
 def map_of_maps(value: Any) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,9 @@ MAX_MESSAGE_CHARACTERS = 8192
 MAX_PLAIN_ITEMS = 4096
 """Elements of one array or map of plain data, such as a signature or statistics."""
 
+MAX_PLAIN_DEPTH = 32
+"""Nesting of plain data, so that whoever prints or compares it cannot run out of stack."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

@@ -1,0 +1,179 @@
+"""Random entries of every kind, for the tests of the codec."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from hypothesis import strategies as st
+
+from shapestream.wire.codec import Role
+from shapestream.wire.messages import (
+    BatchDone,
+    BatchFailed,
+    Cancel,
+    CancelBatch,
+    Credit,
+    Entry,
+    Execute,
+    ExecuteMember,
+    Failure,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelOpened,
+    ModelRefused,
+    OpenModel,
+    Request,
+    Result,
+    Statistics,
+    StatisticsRequest,
+    Timings,
+    Unknown,
+    Welcome,
+    WorkerHello,
+    WorkerWelcome,
+)
+from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.layout import Tensors
+
+integers = st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1))
+names = st.text(max_size=20)
+uuids = st.binary(min_size=16, max_size=16)
+remaining = st.none() | integers
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | names | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+plain_maps = st.dictionaries(names, plain, max_size=4)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensors:
+    """Up to four tensors, some of them too large to travel inline."""
+    ports = draw(st.lists(st.integers(0, 63), unique=True, max_size=4))
+    layout, buffers = [], []
+    for port in ports:
+        element_type = draw(st.sampled_from(sorted(ELEMENT_TYPES)))
+        shape = tuple(draw(st.lists(st.sampled_from([0, 1, 2, 3, 17, 40]), max_size=3)))
+        nbytes = prod(shape) * ELEMENT_TYPES[element_type].itemsize
+        layout.append((port, element_type, shape))
+        buffers.append(bytes([draw(st.integers(0, 255))]) * nbytes)
+    return Tensors(layout=tuple(layout), buffers=tuple(buffers))
+
+
+timings = st.builds(
+    Timings,
+    queue_us=integers,
+    run_us=integers,
+    total_us=integers,
+    batch_requests=integers,
+    batch_rows=integers,
+    worker=names,
+)
+requests = st.builds(
+    Request,
+    sequence=integers,
+    model=integers,
+    remaining_ms=remaining,
+    priority=st.integers(-100, 100),
+    tensors=tensors(),
+)
+results = st.builds(Result, sequence=integers, timings=timings, tensors=tensors())
+members = st.builds(ExecuteMember, remaining_ms=remaining, tensors=tensors())
+
+BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
+    Role.SERVER_OF_CLIENTS: [
+        st.builds(Heartbeat),
+        st.builds(Goodbye),
+        st.builds(Hello, client=uuids, software=names),
+        st.builds(OpenModel, name=names),
+        requests,
+        st.builds(Cancel, sequence=integers),
+        st.builds(StatisticsRequest),
+    ],
+    Role.CLIENT: [
+        st.builds(Heartbeat),
+        st.builds(Goodbye),
+        st.builds(
+            Welcome,
+            epoch=uuids,
+            window_requests=integers,
+            window_bytes=integers,
+            heartbeat_ms=integers,
+        ),
+        st.builds(Unknown),
+        st.builds(ModelOpened, name=names, number=integers, signature=plain_maps),
+        st.builds(ModelRefused, name=names, code=names, message=names),
+        results,
+        st.builds(
+            Failure,
+            sequence=integers,
+            code=names,
+            message=names,
+            retryable=st.booleans(),
+            retry_after_ms=remaining,
+        ),
+        st.builds(Credit, window_requests=integers, window_bytes=integers),
+        st.builds(Statistics, values=plain_maps),
+    ],
+    Role.SERVER_OF_WORKERS: [
+        st.builds(Heartbeat),
+        st.builds(Goodbye),
+        st.builds(
+            WorkerHello,
+            worker=names,
+            pid=integers,
+            slots=integers,
+            models=st.dictionaries(names, plain_maps, max_size=2),
+        ),
+        st.builds(
+            BatchDone,
+            batch=integers,
+            run_us=integers,
+            reallocations=integers,
+            new_shape=st.booleans(),
+            outputs=st.lists(st.none() | tensors(), min_size=1, max_size=3).map(tuple),
+        ),
+        st.builds(BatchFailed, batch=integers, code=names, message=names),
+    ],
+    Role.WORKER: [
+        st.builds(Heartbeat),
+        st.builds(Goodbye),
+        st.builds(Unknown),
+        st.builds(WorkerWelcome, epoch=uuids, heartbeat_ms=integers),
+        st.builds(
+            Execute,
+            batch=integers,
+            slot=integers,
+            model=names,
+            sizes=st.lists(integers, max_size=3).map(tuple),
+            members=st.lists(members, min_size=1, max_size=3).map(tuple),
+        ),
+        st.builds(CancelBatch, batch=integers),
+    ],
+}
+
+
+def entries_for(role: Role, *, max_size: int = 6) -> st.SearchStrategy[list[Entry]]:
+    """Lists of entries that `role` reads."""
+    return st.lists(st.one_of(BY_ROLE[role]), max_size=max_size)
+
+
+def comparable(entry: Entry) -> Any:
+    """An entry as plain values: buffers as bytes, whatever held them."""
+
+    def plain_value(value: Any) -> Any:
+        if isinstance(value, Tensors):
+            return (value.layout, tuple(bytes(memoryview(buffer)) for buffer in value.buffers))
+        if hasattr(value, "__dataclass_fields__"):
+            return (
+                type(value).__name__,
+                *(plain_value(getattr(value, name)) for name in value.__dataclass_fields__),
+            )
+        if isinstance(value, tuple):
+            return tuple(plain_value(item) for item in value)
+        return value
+
+    return plain_value(entry)

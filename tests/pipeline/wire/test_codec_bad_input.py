@@ -1,0 +1,392 @@
+"""Whatever arrives: a `ProtocolError` for the message, or a bad entry by its id; never a wrong entry let through."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pipeline.wire.strategies import comparable, entries_for
+
+from shapestream.errors import ProtocolError
+from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.messages import Entry, Request
+from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.layout import Tensors
+
+SERVER = Role.SERVER_OF_CLIENTS
+GOOD_LAYOUT = [[0, "f32", [2, 3]]]
+HOSTILE: list[Any] = [
+    None,
+    True,
+    False,
+    1.0,
+    -1,
+    0,
+    2**63,
+    2**64 - 1,
+    "f32",
+    "",
+    b"",
+    b"\x90",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+]
+
+
+def header(*entries: Any, version: Any = 1) -> bytes:
+    """A header frame with these entries."""
+    packed: bytes = msgpack.packb([version, list(entries)])
+    return packed
+
+
+def raw_request(**changes: Any) -> list[Any]:
+    """The elements of a good request for one inline f32 [2, 3], with changes."""
+    fields = {
+        "kind": 12,
+        "frames": 0,
+        "sequence": 7,
+        "model": 0,
+        "remaining_ms": None,
+        "priority": 0,
+        "layout": msgpack.packb(GOOD_LAYOUT),
+        "inline": [b"x" * 24],
+    }
+    return list((fields | changes).values())
+
+
+def test_the_unchanged_request_of_these_tests_is_good() -> None:
+    """The table below proves something only if its starting point is accepted."""
+    envelope = decode([header(raw_request())], role=SERVER)
+    assert [] == envelope.bad
+    assert 1 == len(envelope.entries)
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([], "0 frames"),
+        ([b""], "not acceptable msgpack"),
+        ([b"GET / HTTP/1.1"], "not acceptable msgpack"),
+        ([b"\xc1"], "not acceptable msgpack"),
+        ([header(raw_request())[:-1]], "not acceptable msgpack"),
+        ([header(raw_request()) + b"\x00"], "not acceptable msgpack"),
+        ([b"\x91" * 5000 + b"\x90"], "not acceptable msgpack"),
+        ([b"\x91" * 900 + b"\x90"], "is not \\[version"),
+        ([b"\xdd\xff\xff\xff\xff"], "not acceptable msgpack"),
+        ([b"\xc6\xff\xff\xff\xff"], "not acceptable msgpack"),
+        ([b"\x92\x01\x91\x92\x0a\xd4\x05\x00"], "not acceptable msgpack"),
+        ([b"\x92\x01\x91\x92\x0a\xd7\xff" + bytes(8)], "not acceptable msgpack"),
+        ([b"\x92\x01\x91\x92\x0a\xc7\x00\x05"], "extension type"),
+        ([b"\x92\x01\x91\x92\x00\xa1\xff"], "not acceptable msgpack"),
+        ([b"\x92\x01\x91\x93\x0e\x00\x82\xa1a\x01\xa1a\x02"], "a key twice"),
+        ([b"\x92\x01\x91\x93\x0e\x00\x81\x01\x02"], "not acceptable msgpack"),
+        ([b"\x92\x01\x91\x93\x0e\x00\x81\xc4\x01a\x02"], "not a string"),
+        ([msgpack.packb([1, []]) + b"x" * 2**20], "the limit is 1048576"),
+        ([msgpack.packb({"version": 1})], "is not \\[version"),
+        ([msgpack.packb([1])], "is not \\[version"),
+        ([msgpack.packb([1, [], []])], "is not \\[version"),
+        ([header(version=2)], "protocol version 1"),
+        ([header(version=True)], "protocol version 1"),
+        ([header(version=1.0)], "protocol version 1"),
+        ([msgpack.packb([1, {}])], "at most 256 entries"),
+        ([header(*[[0, 0]] * 257)], "at most 256 entries"),
+        ([header(5)], "not an array"),
+        ([header([])], "not an array"),
+        ([header([12])], "not an array"),
+        ([header([12.0, 0])], "must be integers"),
+        ([header([True, 0])], "must be integers"),
+        ([header([12, None])], "must be integers"),
+        ([header([12, True])], "must be integers"),
+        ([header([12, -1])], "must be integers"),
+        ([header([12, 1])], "claim more than the 0"),
+        ([header([0, 2**64 - 1])], "claim more than the 0"),
+        ([header(), b"x"], "claim 0 of the 1"),
+        ([header([0, 1], [0, 0]), b"x", b"y"], "claim 1 of the 2"),
+        ([header(), *[b""] * 1025], "1026 frames"),
+    ],
+)
+def test_messages_that_cannot_be_divided(frames: list[bytes], words: str) -> None:
+    """An unreadable envelope raises, and says what is wrong with it."""
+    with pytest.raises(ProtocolError, match=words):
+        decode(frames, role=SERVER)
+
+
+def layout(*rows: Any) -> bytes:
+    """The bytes of a layout with these rows."""
+    packed: bytes = msgpack.packb(list(rows))
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sequence": -1}, "Request.sequence"),
+        ({"sequence": 2**63}, "Request.sequence"),
+        ({"sequence": True}, "Request.sequence"),
+        ({"sequence": 7.0}, "Request.sequence"),
+        ({"model": "detector"}, "Request.model"),
+        ({"model": None}, "Request.model"),
+        ({"remaining_ms": -1}, "Request.remaining_ms"),
+        ({"remaining_ms": 0.5}, "Request.remaining_ms"),
+        ({"remaining_ms": False}, "Request.remaining_ms"),
+        ({"priority": None}, "Request.priority"),
+        ({"priority": 2**40}, "Request.priority"),
+        ({"priority": True}, "Request.priority"),
+        ({"layout": GOOD_LAYOUT}, "the layout must be a bin"),
+        ({"layout": b""}, "the layout is not msgpack"),
+        ({"layout": layout(*GOOD_LAYOUT) + b"\x00"}, "the layout is not msgpack"),
+        ({"layout": b"\x91" * 5000 + b"\x90"}, "the layout is not msgpack"),
+        ({"layout": b"\x91" * 600 + b"\x90"}, "\\[port, element type, shape\\]"),
+        ({"layout": msgpack.packb({})}, "the layout must be an array"),
+        ({"layout": bytes(30_000)}, "at most"),
+        ({"layout": layout(*[[n, "u8", [0]] for n in range(64)], [0, "u8", [0]])}, "is not msgpack"),
+        ({"layout": layout([0, "f32"])}, "\\[port, element type, shape\\]"),
+        ({"layout": layout([0, "f32", [2, 3], 0])}, "\\[port, element type, shape\\]"),
+        ({"layout": layout("abc")}, "\\[port, element type, shape\\]"),
+        ({"layout": layout(["image", "f32", [2, 3]])}, "the port must be an integer"),
+        ({"layout": layout([-1, "f32", [2, 3]])}, "the port must be an integer"),
+        ({"layout": layout([64, "f32", [2, 3]])}, "the port must be an integer"),
+        ({"layout": layout([False, "f32", [2, 3]])}, "the port must be an integer"),
+        ({"layout": layout([0, "object", [2, 3]])}, "element type 'object' is not one of boolean, i8"),
+        ({"layout": layout([0, "O", [2, 3]])}, "element type 'O'"),
+        ({"layout": layout([0, None, [2, 3]])}, "element type 'NoneType'"),
+        ({"layout": layout([0, ["f32"], [2, 3]])}, "element type 'tuple'"),
+        ({"layout": layout([0, "f32", 6])}, "the shape must be an array"),
+        ({"layout": layout([0, "f32", [1] * 33])}, "the shape must be an array"),
+        ({"layout": layout([0, "f32", [2.0, 3]])}, "dimension 0 is float"),
+        ({"layout": layout([0, "f32", [6, True]])}, "dimension 1 is bool"),
+        ({"layout": layout([0, "f32", [None, 3]])}, "dimension 0 is NoneType"),
+        ({"layout": layout([0, "f32", ["2", 3]])}, "dimension 0 is str"),
+        ({"layout": layout([0, "f32", [-2, -3]])}, "dimension 0 is -2"),
+        ({"layout": layout([0, "f32", [2**63]])}, "outside 0..2"),
+        ({"layout": layout([0, "f32", [2**62, 2**62]])}, "overflows"),
+        ({"layout": layout([0, "u8", [0, 2**62, 2**62]])}, "overflows"),
+        ({"layout": layout([0, "f32", [2**32, 2**32, 2**32]])}, "overflows"),
+        ({"layout": layout(*GOOD_LAYOUT * 2), "inline": [b"x" * 24] * 2}, "the same port"),
+        ({"inline": []}, "1 tensors are described"),
+        ({"inline": [b"x" * 24, b""]}, "1 tensors are described"),
+        ({"inline": None}, "1 tensors are described"),
+        ({"inline": b"x"}, "1 tensors are described"),
+        ({"inline": [b"x" * 23]}, "tensor 0 has 23 bytes, but f32 \\[2, 3\\] takes 24"),
+        ({"inline": [b"x" * 25]}, "tensor 0 has 25 bytes"),
+        ({"inline": [b""]}, "tensor 0 has 0 bytes"),
+        ({"inline": ["x" * 24]}, "must be a bin or nil"),
+        ({"inline": [[0] * 24]}, "must be a bin or nil"),
+        ({"inline": [None]}, "should be a frame"),
+        ({"layout": layout([0, "u8", [1025]]), "inline": [b"x" * 1025]}, "must travel as a frame"),
+        ({"more": 1}, "Request has 9 elements instead of 8"),
+        ({"kind": 24}, "kind 24 is not expected"),
+        ({"kind": 51}, "kind 51 is not expected"),
+        ({"kind": 9999}, "kind 9999 is not expected"),
+    ],
+)
+def test_a_bad_request_fails_alone(changes: dict[str, Any], words: str) -> None:
+    """A request that is wrong in itself is reported; its neighbours in the same message are served."""
+    neighbours = [raw_request(sequence=1), raw_request(sequence=2)]
+    envelope = decode([header(neighbours[0], raw_request(**changes), neighbours[1])], role=SERVER)
+    assert [1, 2] == [entry.sequence for entry in envelope.entries if isinstance(entry, Request)]
+    (bad,) = envelope.bad
+    assert re.search(words, bad.message), bad.message
+
+
+def nested(depth: int) -> Any:
+    """Maps within maps."""
+    return {"a": nested(depth - 1)} if depth else None
+
+
+def test_a_bad_entry_is_named_by_its_id_where_that_can_be_read() -> None:
+    """The sender learns which of its requests failed; an unreadable id is reported without one."""
+    rows = [raw_request(sequence=41, model=None), raw_request(sequence=None), [13, 0, 42, 0], [11, 0, 5]]
+    bad = decode([header(*rows)], role=SERVER).bad
+    assert [(12, 41), (12, None), (13, 42), (11, None)] == [(entry.kind, entry.id) for entry in bad]
+
+
+@pytest.mark.parametrize("values", [[], {"a": [1] * 5000}, nested(40), {"": {"a": nested(40)}}])
+def test_plain_data_is_bounded(values: Any) -> None:
+    """Statistics that are no map, too long or nested too deeply are refused before anybody walks them."""
+    try:
+        bad = decode([header([27, 0, values])], role=Role.CLIENT).bad
+    except ProtocolError:
+        return
+    assert [27] == [entry.kind for entry in bad]
+
+
+@pytest.mark.parametrize("first", [{}, {"model": None}, {"layout": b""}, {"kind": 77}])
+def test_a_bad_entry_takes_its_own_frames_with_it(first: dict[str, Any]) -> None:
+    """The frames of the next entry are found, whatever is wrong with the one before."""
+    large = layout([0, "u8", [2000]])
+    rows = [
+        raw_request(frames=2, layout=large, inline=[None]) if not first else raw_request(frames=2, **first),
+        raw_request(sequence=8, frames=1, layout=large, inline=[None]),
+    ]
+    envelope = decode([header(*rows), b"a" * 2000, b"b" * 2000, b"c" * 2000], role=SERVER)
+    (entry,) = envelope.entries
+    assert isinstance(entry, Request)
+    assert (8, b"c" * 2000) == (entry.sequence, entry.tensors.buffers[0])
+    assert 1 == len(envelope.bad)
+
+
+def test_an_entry_cannot_reach_into_the_frames_of_the_next() -> None:
+    """A request that claims no frame gets none, even when the message has some left."""
+    large = layout([0, "u8", [2000]])
+    thief = raw_request(layout=large, inline=[None])
+    owner = raw_request(sequence=8, frames=1, layout=large, inline=[None])
+    envelope = decode([header(thief, owner), b"b" * 2000], role=SERVER)
+    assert [8] == [entry.sequence for entry in envelope.entries if isinstance(entry, Request)]
+    assert ["tensor 0 should be a frame, but the entry owns no more"] == [
+        entry.message for entry in envelope.bad
+    ]
+
+
+@pytest.mark.parametrize(
+    "lookalike", [[[0, "f32", [2, True]]], [[0, "f32", [2.0, 1]]], [[False, "f32", [2, 1]]]]
+)
+def test_an_equal_layout_of_other_types_does_not_pass_for_a_known_one(lookalike: Any) -> None:
+    """`True == 1 == 1.0` in Python; a layout that merely equals a checked one is refused all the same."""
+    good = raw_request(layout=layout([0, "f32", [2, 1]]), inline=[b"x" * 8])
+    bad = raw_request(layout=layout(*lookalike), inline=[b"x" * 8])
+    for rows, expected in (([good, bad, good], 2), ([bad, good, bad], 1)):
+        envelope = decode([header(*rows)], role=SERVER)
+        assert expected == len(envelope.entries)
+        for entry in envelope.entries:
+            assert isinstance(entry, Request)
+            assert ((0, "f32", (2, 1)),) == entry.tensors.layout
+            assert_valid(entry)
+
+
+# ---------------------------------------------------------------- random mutation
+
+
+def assert_valid(value: Any) -> None:
+    """Checks a decoded entry anew, in another way than the codec does."""
+    if isinstance(value, Tensors):
+        assert len(value.layout) == len(value.buffers) == len({row[0] for row in value.layout})
+        for (port, element_type, shape), buffer in zip(value.layout, value.buffers, strict=True):
+            assert {int} >= {type(port), *map(type, shape)}
+            assert min((port, *shape)) >= 0
+            assert ELEMENT_TYPES[element_type].itemsize * prod(shape) == memoryview(buffer).nbytes
+    elif hasattr(value, "__dataclass_fields__"):
+        for name, field in value.__dataclass_fields__.items():
+            item = getattr(value, name)
+            if field.type in {"int", "int | None"}:
+                assert type(item) is int or (item is None and field.type == "int | None")
+                assert item is None or -(2**31) < item < 2**63
+            elif field.type in {"str", "bytes", "bool"}:
+                assert field.type == type(item).__name__
+            else:
+                assert_valid(item)
+    elif isinstance(value, tuple):
+        for item in value:
+            assert_valid(item)
+    else:
+        assert value is None or type(value) in {int, dict}
+
+
+def decode_hostile(frames: list[Any], role: Role) -> list[Entry]:
+    """Decodes; the only error that may come is `ProtocolError`, and what comes out must be valid."""
+    try:
+        envelope = decode(frames, role=role, limits=WORKER_LIMITS)
+    except ProtocolError:
+        return []
+    for entry in envelope.entries:
+        assert_valid(entry)
+    return envelope.entries
+
+
+@given(st.data(), st.sampled_from(list(Role)))
+@settings(max_examples=200)
+def test_damaged_bytes(data: st.DataObject, role: Role) -> None:
+    """Flipped, lost, added and truncated bytes of the header never raise anything else or pass as valid."""
+    frames = encode(data.draw(entries_for(role)), limits=WORKER_LIMITS)
+    damaged = bytearray(frames[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(damaged)))
+        match data.draw(st.sampled_from(["flip", "insert", "delete", "cut"])):
+            case "flip" if at < len(damaged):
+                damaged[at] = data.draw(st.integers(0, 255))
+            case "insert":
+                damaged[at:at] = data.draw(st.binary(min_size=1, max_size=3))
+            case "delete":
+                del damaged[at : at + 1]
+            case "cut":
+                del damaged[at:]
+    decode_hostile([bytes(damaged), *frames[1:]], role)
+
+
+def places(tree: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """The paths of all elements of nested lists."""
+    found = [path]
+    if isinstance(tree, list):
+        for index, item in enumerate(tree):
+            found += places(item, (*path, index))
+    return found
+
+
+def replaced(tree: Any, path: tuple[int, ...], value: Any) -> Any:
+    """A copy of nested lists with one element replaced."""
+    if not path:
+        return value
+    copy = list(tree)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], value)
+    return copy
+
+
+@given(st.data(), st.sampled_from(list(Role)))
+@settings(max_examples=300)
+def test_damaged_structure(data: st.DataObject, role: Role) -> None:
+    """A field of another type or value, anywhere, harms its own entry only, unless the envelope breaks."""
+    entries = data.draw(entries_for(role).filter(bool))
+    frames = encode(entries, limits=WORKER_LIMITS)
+    _, rows = msgpack.unpackb(frames[0], use_list=True)
+    victim = data.draw(st.integers(0, len(rows) - 1))
+    path = data.draw(st.sampled_from(places(rows[victim])))
+    rows[victim] = replaced(rows[victim], path, data.draw(st.sampled_from(HOSTILE)))
+    came = decode_hostile([header(*rows), *frames[1:]], role)
+    if len(path) > 1 or (path and path[0] > 1):  # not the entry as a whole, its kind or its frame count
+        unharmed = [comparable(entry) for index, entry in enumerate(entries) if index != victim]
+        survived = [comparable(entry) for entry in came]
+        assert unharmed == survived[:victim] + survived[len(survived) - len(entries) + victim + 1 :]
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_damaged_layouts(data: st.DataObject) -> None:
+    """The same inside the layouts, which are msgpack within msgpack."""
+    rows = [[0, "f32", [2, 3]], [1, "boolean", [4]], [2, "i64", []]]
+    path = data.draw(st.sampled_from(places(rows)))
+    mutated = replaced(rows, path, data.draw(st.sampled_from(HOSTILE)))
+    inline = [b"x" * 24, b"x" * 4, b"x" * 8]
+    request = raw_request(layout=msgpack.packb(mutated), inline=inline)
+    decode_hostile([header(request)], SERVER)
+    decode_hostile([header(raw_request(layout=msgpack.packb(rows), inline=inline))], SERVER)
+
+
+@given(st.data(), st.sampled_from(list(Role)))
+@settings(max_examples=100)
+def test_frames_that_are_lost_added_or_of_another_size(data: st.DataObject, role: Role) -> None:
+    """Too many and too few frames break the envelope; a frame of another size breaks its entry."""
+    entries = data.draw(entries_for(role))
+    frames = encode(entries, limits=WORKER_LIMITS)
+    with pytest.raises(ProtocolError):
+        decode([*frames, b""], role=role, limits=WORKER_LIMITS)
+    if len(frames) > 1:
+        at = data.draw(st.integers(1, len(frames) - 1))
+        with pytest.raises(ProtocolError):
+            decode(frames[:at] + frames[at + 1 :], role=role, limits=WORKER_LIMITS)
+        frames[at] = bytes(memoryview(frames[at]))[:-1]
+        assert len(entries) - 1 == len(decode_hostile(frames, role))
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4), st.sampled_from(list(Role)))
+@settings(max_examples=300)
+def test_noise(frames: list[bytes], role: Role) -> None:
+    """Random bytes raise `ProtocolError` and nothing else."""
+    decode_hostile(list(frames), role)
