@@ -1,0 +1,300 @@
+"""A server without scheduler, workers and engine: it speaks the protocol, answers from scripted models, and remembers.
+
+For tests of clients, ours and yours. It runs on any `PeerSocket`: over memory endpoints within one trio run, or
+over ZeroMQ in a thread of its own (`serve_in_thread`). What scripts it may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+
+from shapestream.errors import PeerGone, RequestError
+from shapestream.testing.scripted_model import ScriptedModel
+from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import Role, decode, pack_messages
+from shapestream.wire.messages import (
+    Cancel,
+    Entry,
+    Failure,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelOpened,
+    ModelRefused,
+    OpenModel,
+    Request,
+    Result,
+    Statistics,
+    StatisticsRequest,
+    Timings,
+    Unknown,
+    Welcome,
+)
+
+__all__ = ["ScriptedServer", "serve_in_thread"]
+
+_TIMINGS = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="scripted/0")
+
+
+class ScriptedServer:
+    """Serves scripted models. `held`, `requests`, `cancelled` and the others may be read from any thread."""
+
+    def __init__(
+        self,
+        *models: ScriptedModel,
+        window_requests: int = 1024,
+        window_bytes: int = 1 << 30,
+        heartbeat_s: float = 1.0,
+    ) -> None:
+        self._models = list(models)
+        self._window = (window_requests, window_bytes)
+        self._heartbeat_s = heartbeat_s
+        self._epoch = os.urandom(16)
+        self._known: set[bytes] = set()
+        self._holding = False
+        self._silent = False
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._nursery: trio.Nursery | None = None
+        self._replies: defaultdict[bytes, list[Entry]] = defaultdict(list)
+        self._socket: PeerSocket | None = None
+        self._turn_ended = threading.Condition()
+        self.requests: list[Request] = []
+        """Every request that arrived, sent again or not."""
+        self.held: list[tuple[bytes, Request]] = []
+        """Requests that are not answered yet, each with its peer."""
+        self.cancelled: list[int] = []
+        self.hellos = 0
+        self.goodbyes = 0
+
+    # ------------------------------------------------------------ the script, from any thread
+
+    def hold(self) -> None:
+        """From now on requests are kept unanswered."""
+        self._holding = True
+
+    def release(self, count: int | None = None, *, newest_first: bool = False) -> None:
+        """Answer so many of the requests that are held, or all of them and what comes after."""
+
+        def answer() -> None:
+            if count is None:
+                self._holding = False
+            for _ in range(len(self.held) if count is None else count):
+                self._answer(*self.held.pop(-1 if newest_first else 0))
+
+        self._do(answer)
+
+    def restart(self) -> None:
+        """Behave as another process at the same address: nobody is known, nothing is held."""
+
+        def forget() -> None:
+            self._epoch = os.urandom(16)
+            self._known.clear()
+            self.held.clear()
+
+        self._do(forget)
+
+    def go_silent(self, silent: bool = True) -> None:
+        """Say nothing and hear nothing, like a process that hangs."""
+
+        def change() -> None:
+            self._silent = silent
+
+        self._do(change)
+
+    def say(self, *entries: Entry) -> None:
+        """Say this to every client that is known."""
+
+        def say() -> None:
+            for peer in self._known:
+                self._replies[peer] += entries
+
+        self._do(say)
+
+    def wait_until(self, condition: Callable[[ScriptedServer], Any], *, timeout_s: float = 10.0) -> None:
+        """Block this thread until the condition holds; raises TimeoutError. Not from the server's own thread."""
+        with self._turn_ended:
+            if not self._turn_ended.wait_for(lambda: condition(self), timeout_s):
+                raise TimeoutError(f"the condition did not come true; {self!r}")
+
+    def __repr__(self) -> str:
+        return (
+            f"<ScriptedServer {len(self.requests)} requests, {len(self.held)} held, "
+            f"{len(self.cancelled)} cancelled>"
+        )
+
+    # ------------------------------------------------------------ the server
+
+    async def run(
+        self, socket: PeerSocket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve on this socket until cancelled."""
+        self._token = trio.lowlevel.current_trio_token()
+        self._socket = socket
+        async with trio.open_nursery() as self._nursery:
+            await self._nursery.start(socket.run)
+            self._nursery.start_soon(self._beat)
+            task_status.started()
+            while True:
+                for peer, frames in await socket.receive():
+                    if not self._silent:
+                        for entry in decode(frames, role=Role.SERVER_OF_CLIENTS).entries:
+                            self._take(peer, entry)
+                self._flush()
+
+    async def _beat(self) -> None:
+        while True:
+            await trio.sleep(self._heartbeat_s)
+            for peer in self._known if not self._silent else ():
+                self._replies[peer].append(Heartbeat())
+            self._flush()
+
+    def _do(self, act: Callable[[], None]) -> None:
+        def in_turn() -> None:
+            act()
+            self._flush()
+
+        if self._token is None:
+            act()
+        else:
+            self._token.run_sync_soon(in_turn)
+
+    def _take(self, peer: bytes, entry: Entry) -> None:
+        replies = self._replies[peer]
+        if isinstance(entry, Hello):
+            self.hellos += 1
+            self._known.add(peer)
+            replies.append(
+                Welcome(
+                    epoch=self._epoch,
+                    window_requests=self._window[0],
+                    window_bytes=self._window[1],
+                    heartbeat_ms=int(self._heartbeat_s * 1000),
+                )
+            )
+            return
+        if peer not in self._known:
+            replies.append(Unknown())
+            return
+        match entry:
+            case Request():
+                self.requests.append(entry)
+                if self._holding:
+                    self.held.append((peer, entry))
+                else:
+                    self._start(peer, entry)
+            case Cancel():
+                self._cancel(peer, entry)
+            case OpenModel():
+                replies.append(self._open(entry.name))
+            case StatisticsRequest():
+                replies.append(Statistics(values={"requests": len(self.requests)}))
+            case Goodbye():
+                self.goodbyes += 1
+                self._known.discard(peer)
+            case _:
+                pass
+
+    def _open(self, name: str) -> Entry:
+        for number, model in enumerate(self._models):
+            if model.signature.name == name:
+                return ModelOpened(name=name, number=number, signature=model.signature.to_dict())
+        known = ", ".join(model.signature.name for model in self._models)
+        return ModelRefused(name=name, code="invalid", message=f"no model {name!r}; known: {known}")
+
+    def _cancel(self, peer: bytes, entry: Cancel) -> None:
+        self.cancelled.append(entry.sequence)
+        for held in self.held:
+            if held[0] == peer and held[1].sequence == entry.sequence:
+                self.held.remove(held)
+                self._replies[peer].append(_failure(entry.sequence, "cancelled", "withdrawn"))
+                return
+
+    def _start(self, peer: bytes, request: Request) -> None:
+        duration_s = self._models[request.model].duration_of(request.tensors)
+        if duration_s > 0:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._answer_later, peer, request, duration_s)
+        else:
+            self._answer(peer, request)
+
+    async def _answer_later(self, peer: bytes, request: Request, duration_s: float) -> None:
+        await trio.sleep(duration_s)
+        self._answer(peer, request)
+        self._flush()
+
+    def _answer(self, peer: bytes, request: Request) -> None:
+        try:
+            outputs = self._models[request.model].run(request.tensors)
+        except RequestError as error:
+            self._replies[peer].append(_failure(request.sequence, error.code, error.message))
+        else:
+            self._replies[peer].append(Result(sequence=request.sequence, timings=_TIMINGS, tensors=outputs))
+
+    def _flush(self) -> None:
+        assert self._socket is not None
+        for peer, entries in self._replies.items():
+            if self._silent:
+                continue
+            for frames in pack_messages(entries):
+                try:
+                    self._socket.send_nowait(peer, frames)
+                except PeerGone:
+                    self._known.discard(peer)
+                    break
+        self._replies.clear()
+        with self._turn_ended:
+            self._turn_ended.notify_all()
+
+
+def _failure(sequence: int, code: str, message: str) -> Failure:
+    return Failure(sequence=sequence, code=code, message=message, retryable=False, retry_after_ms=None)
+
+
+@contextmanager
+def serve_in_thread(server: ScriptedServer, address: str) -> Iterator[str]:
+    """Serve at a ZeroMQ address, from a thread, for the time of the block; gives the address with its port."""
+    from shapestream.transport.zeromq import RouterSocket
+
+    started = threading.Event()
+    addresses: list[str] = []
+    stop: list[Callable[[], None]] = []
+    errors: list[Exception] = []
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            async with RouterSocket() as socket:
+                socket.bind(address)
+                addresses.extend(socket.addresses)
+                token = trio.lowlevel.current_trio_token()
+                stop.append(lambda: token.run_sync_soon(scope.cancel))
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(server.run, socket)
+                    started.set()
+
+    def run() -> None:
+        try:
+            trio.run(main)
+        except Exception as error:  # noqa: BLE001 - the thread's edge; raised below, in the caller's thread
+            errors.append(error)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, name="scripted-server", daemon=True)
+    thread.start()
+    started.wait()
+    try:
+        if not errors:
+            yield addresses[0]
+    finally:
+        if thread.is_alive():
+            stop[0]()
+        thread.join()
+    if errors:
+        raise errors[0]
