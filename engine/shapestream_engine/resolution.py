@@ -118,7 +118,8 @@ def _check_tensor(port: InputPort, element_type: Any, shape: Any) -> None:
         if type(size) is not int:
             raise ShapeError(f"{where} is {size!r}; a size is an integer")
         if not 0 <= size <= MAX_SIZE:
-            raise ShapeError(f"{where} is {size}; a size lies within 0..{MAX_SIZE}")
+            side = "negative" if size < 0 else "too large"
+            raise ShapeError(f"{where} is {side}; a size lies within 0..{MAX_SIZE}")
         raise ShapeError(f"{where} is {size}, the model takes {admitted}: [{port.shape}]")
 
 

@@ -36,7 +36,7 @@ def exact_nbytes(item_nbytes: int, shape: Sequence[int]) -> int:
     """
     extent = math.prod([size or 1 for size in shape], start=item_nbytes)
     if extent > MAX_SIZE:
-        raise ShapeError(f"a tensor of shape {list(shape)} needs more than {MAX_SIZE} bytes")
+        raise ShapeError(f"a tensor of this shape needs more than {MAX_SIZE} bytes")
     return 0 if 0 in shape else extent
 
 
@@ -58,7 +58,10 @@ class Dimension:
             if type(size) is not int:
                 raise ShapeError(f"a size is an integer, not {size!r}")
             if not 0 <= size <= MAX_SIZE:
-                raise ShapeError(f"a size lies within 0..{MAX_SIZE}, {size} does not")
+                # Without the number: Python refuses to print integers of thousands of digits.
+                raise ShapeError(
+                    f"a size lies within 0..{MAX_SIZE}; this one is {'negative' if size < 0 else 'too large'}"
+                )
         if self.maximum is not None and self.maximum < self.minimum:
             raise ShapeError(f"no size is at least {self.minimum} and at most {self.maximum}")
 
@@ -105,7 +108,7 @@ class Dimension:
     def __contains__(self, size: object) -> bool:
         if type(size) is not int:
             return False
-        return self.minimum <= size and (self.maximum is None or size <= self.maximum)
+        return self.minimum <= size <= (MAX_SIZE if self.maximum is None else self.maximum)
 
     def intersection(self, other: Dimension) -> Dimension:
         """The sizes that both admit; raises `ShapeError` if there are none."""

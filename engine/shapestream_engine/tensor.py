@@ -9,7 +9,7 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.shapes import exact_nbytes
+from shapestream_engine.shapes import MAX_SIZE, exact_nbytes
 
 __all__ = ["RESERVE_BYTES", "Tensor", "TensorLike"]
 
@@ -165,6 +165,8 @@ class Tensor:
 def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape as Python's own integers, which do not overflow when they are multiplied."""
     for size in shape:
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
-            raise ShapeError(f"the shape {list(shape)} has {size!r}; a size is an integer of 0 or more")
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise ShapeError(f"a size is an integer, not {size!r}")
+        if not 0 <= size <= MAX_SIZE:
+            raise ShapeError(f"a size lies within 0..{MAX_SIZE}")
     return tuple(map(int, shape))
