@@ -24,6 +24,7 @@ from shapestream.errors import (
     RequestError,
     ShapestreamError,
     TooLarge,
+    TransportError,
     Unavailable,
     WorkerLost,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "Stream",
     "Timings",
     "TooLarge",
+    "TransportError",
     "Unavailable",
     "WorkerLost",
     "__version__",
