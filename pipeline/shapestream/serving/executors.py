@@ -88,10 +88,8 @@ class LocalExecutor:
         slot = self._slots[batch.slot]
         self._running[batch.batch] = slot
         within_s = batch.start_within_s
-        start_before: tuple[float | None, ...]
-        if within_s is None:
-            start_before = (None,) * len(batch.members)
-        else:
+        start_before = None
+        if within_s is not None:
             now = monotonic()
             start_before = tuple([None if seconds is None else now + seconds for seconds in within_s])
         slot.start(
