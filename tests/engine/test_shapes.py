@@ -62,7 +62,7 @@ def test_every_spelling_of_a_dimension(spelling: Any, expected: Dimension) -> No
     "spelling",
     [
         "", "x", "..", "...", "1..2..3", "-2", "1.5", "5..3", "<=", "<=-1", "8 8", "٣", "1..-1", "+1", "1_0",
-        str(MAX_SIZE + 1), "9" * 39, "9" * 10_000, f"1..{MAX_SIZE + 1}",
+        str(MAX_SIZE + 1), 10**5000, -(10**5000), "9" * 39, "9" * 10_000, f"1..{MAX_SIZE + 1}",
         -2, 1.0, True, False, None, np.float64(1), np.bool_(True), MAX_SIZE + 1, (5, 3), (1, 2, 3), (True, 3), (-3, 4), {},
     ],
 )  # fmt: skip
