@@ -134,11 +134,12 @@ def _cut_with_neighbours(anchor: Request, max_rows: int, max_padding_ratio: floa
     candidates = [(bucket, bucket.prefix(max_rows)) for bucket in reversed(window)]
     targets = {tuple(map(max, anchor.shape, bucket.shape)) for bucket in window}
     best: list[Request] = []
-    best_rows = 0
+    best_score = (-1, 0)
     for target in sorted(targets, key=lambda shape: (prod(shape), shape)):
         members, rows = _fill(anchor, target, candidates, max_rows, max_padding_ratio)
-        if rows > best_rows:
-            best, best_rows = members, rows
+        # Requests may have no rows at all; then their number decides.
+        if (rows, len(members)) > best_score:
+            best, best_score = members, (rows, len(members))
             if rows == max_rows:
                 break
     return together(best)

@@ -1,0 +1,109 @@
+"""What a deep queue costs: counted in lines executed, since a test never asserts a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from shapestream.scheduling import Scheduler
+from shapestream.scheduling.actions import StartBatch
+from shapestream.scheduling.events import (
+    Arrival,
+    BatchFinished,
+    ModelAdded,
+    ModelProfile,
+    RequestCancelled,
+    RequestsArrived,
+    SlotJoined,
+)
+from shapestream.scheduling.lazy_heap import LazyHeap
+from shapestream.scheduling.records import DONE, QUEUED, State
+
+
+def _lines(call: Callable[[], Any]) -> tuple[int, Any]:
+    """Lines of Python executed by `call`, and what it returned."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        result = call()
+    finally:
+        sys.settrace(before)
+    return lines, result
+
+
+def _arrivals(first: int, count: int, lengths: int) -> RequestsArrived:
+    return RequestsArrived(
+        requests=tuple(
+            Arrival(
+                id=id_,
+                client=id_ % 7,
+                model="m",
+                sizes=(1, 16 + id_ % lengths),
+                nbytes=64,
+                deadline=1e6 + id_,
+                priority=id_ % 3,
+            )
+            for id_ in range(first, first + count)
+        )
+    )
+
+
+def _lines_of_a_batch(queued: int, lengths: int) -> int:
+    """Lines for the arrival of 64 requests, a cancellation and a finished batch, with `queued` waiting."""
+    scheduler = Scheduler(10**6, 10**9)
+    profile = ModelProfile(
+        name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=64
+    )
+    scheduler.handle(ModelAdded(model=profile), 0.0)
+    scheduler.handle(_arrivals(0, queued, lengths), 0.0)
+    (start,) = scheduler.handle(SlotJoined(slot=0, models=frozenset({"m"})), 0.0)
+    assert isinstance(start, StartBatch)
+    arrived, _ = _lines(lambda: scheduler.handle(_arrivals(queued, 64, lengths), 1.0))
+    cancelled, _ = _lines(lambda: scheduler.handle(RequestCancelled(id=queued // 2), 1.0))
+    finished, _ = _lines(lambda: scheduler.handle(BatchFinished(batch=start.batch, run_s=0.1), 2.0))
+    scheduler.check_invariants()
+    return arrived + cancelled + finished
+
+
+@pytest.mark.parametrize("lengths", [1, 8])
+def test_a_deep_queue_costs_no_more_per_batch(lengths):
+    """Nothing is scanned: with fifty times the queue an event executes about the same lines."""
+    shallow = _lines_of_a_batch(400, lengths)
+    deep = _lines_of_a_batch(20_000, lengths)
+    assert deep <= 1.5 * shallow
+
+
+class _Entry:
+    """What a heap asks of a request."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self.state = QUEUED
+
+
+def test_the_dead_leave_a_heap_without_being_searched_for():
+    """The heap stays proportional to the living, and its first entry is always alive."""
+    heap = LazyHeap(State.QUEUED)
+    entries = [_Entry(order) for order in range(1000)]
+    for entry in entries:
+        heap.push(float(1000 - entry.order), entry)
+    for living, entry in zip(range(999, -1, -1), entries, strict=True):
+        assert entries[-1] is heap.first()[2]
+        if entry is not entries[-1]:
+            entry.state = DONE
+            heap.shrink(living)
+            assert len(heap) <= 2 * living + 65
+    entries[-1].state = DONE
+    assert heap.first() is None
+    assert 0 == len(heap)
