@@ -1,0 +1,235 @@
+"""The engine for models that are Python callables over NumPy arrays: `function: package.module:name`.
+
+The callable gets each input as a keyword argument, a view of the request's own tensor that is valid during the
+call, and returns a mapping from output names to arrays; with a single output, the array alone will do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
+from shapestream_engine.model import CompiledModel, InferRequest, InputSpec, ModelSpec, OutputSpec
+from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.reservation import reserved, upper_bounds
+from shapestream_engine.rules import Rows, Rule, Whole, parse_rule
+from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike
+
+__all__ = ["FunctionModel", "FunctionRequest", "compile_spec"]
+
+_Array: TypeAlias = "np.ndarray[Any, Any]"
+_Function: TypeAlias = Callable[..., Any]
+
+
+def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> FunctionModel:
+    """The model of a callable. `slots` and `threads` change nothing: the callable runs in its caller's thread."""
+    if spec.path is not None:
+        raise SignatureError(f"model {spec.name!r}: the engine function takes a function, not a file")
+    if spec.properties:
+        raise SignatureError(f"model {spec.name!r}: the engine function has no properties")
+    function = spec.model if spec.function is None else _import(spec.name, spec.function)
+    if not callable(function):
+        raise ModelLoadError(f"model {spec.name!r}: {function!r} cannot be called")
+    signature = _signature(spec)
+    _check_arguments(function, signature)
+    name = str(spec.function or getattr(function, "__qualname__", type(function).__name__))
+    return FunctionModel(signature, function, name)
+
+
+class FunctionModel(CompiledModel):
+    """A callable, called by any number of requests at a time: it must be safe to call from several threads."""
+
+    def __init__(self, signature: ModelSignature, function: _Function, name: str) -> None:
+        super().__init__(signature, {"function": name})
+        self._function = function
+
+    def create_infer_request(self) -> FunctionRequest:
+        """A request with tensors of its own."""
+        return FunctionRequest(self.signature, self._function)
+
+    def close(self) -> None:
+        """Nothing to let go of: the module that the callable comes from stays loaded."""
+
+
+class FunctionRequest(InferRequest):
+    """Calls of a callable. A call that runs cannot be cancelled: Python has no way to interrupt it."""
+
+    def __init__(self, signature: ModelSignature, function: _Function) -> None:
+        super().__init__(signature)
+        self._function = function
+        self._tensors = _tensors(signature)
+        self._named = tuple(
+            (port.name, tensor) for port, tensor in zip(signature.inputs, self._tensors, strict=True)
+        )
+        self._expected = tuple((port, dtype_of(port.element_type)) for port in signature.outputs)
+        self._outputs = [
+            np.empty([0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions], dtype)
+            for port, dtype in self._expected
+        ]
+        self._error: InferenceError | None = None
+
+    @property
+    def input_tensors(self) -> Sequence[TensorLike]:
+        """The request's own input tensors, in the order of the signature."""
+        return self._tensors
+
+    def infer(self) -> None:
+        """Call the function; raises `InferenceError` for whatever it raises, and for outputs that are not as declared."""
+        arguments = {name: tensor.data for name, tensor in self._named}
+        try:
+            returned = self._function(**arguments)
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # the model's own code, which may do anything; SystemExit would end the slot
+            raise InferenceError(f"{type(error).__name__}: {error}") from error
+        self._outputs = self._check(returned)
+
+    def start_async(self) -> None:
+        """Runs at once: there is no device beside this thread."""
+        self._error = None
+        try:
+            self.infer()
+        except InferenceError as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Raises what the call that `start_async` began has raised."""
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """Does nothing: a Python callable cannot be interrupted."""
+
+    def outputs(self) -> list[_Array]:
+        """What the last call returned, which may be views of the inputs: copy before the next call."""
+        return self._outputs
+
+    def _check(self, returned: Any) -> list[_Array]:
+        expected = self._expected
+        if not isinstance(returned, Mapping):
+            if len(expected) != 1:
+                names = ", ".join(port.name for port, _ in expected)
+                raise InferenceError(
+                    f"the function returned {type(returned).__name__}, not a mapping with {names}"
+                )
+            returned = {expected[0][0].name: returned}
+        outputs = []
+        for port, dtype in expected:
+            array = returned.get(port.name)
+            if not isinstance(array, np.ndarray):
+                raise InferenceError(_no_array(port, returned))
+            if array.dtype != dtype:
+                raise InferenceError(
+                    f"output {port.name!r} is of type {array.dtype}, declared is {port.element_type}"
+                )
+            if array.ndim != len(port.shape):
+                raise InferenceError(
+                    f"output {port.name!r} has the shape {list(array.shape)}, declared is [{port.shape}]"
+                )
+            outputs.append(array)
+        if len(returned) != len(expected):
+            extra = ", ".join(
+                sorted(str(name) for name in returned.keys() - {port.name for port, _ in expected})
+            )
+            raise InferenceError(f"the function returned outputs that are not declared: {extra}")
+        return outputs
+
+
+def _no_array(port: OutputPort, returned: Mapping[Any, Any]) -> str:
+    if port.name in returned:
+        return f"output {port.name!r} is {type(returned[port.name]).__name__}, not a NumPy array"
+    return f"the function returned no output {port.name!r}, only {', '.join(map(str, returned)) or 'nothing'}"
+
+
+def _tensors(signature: ModelSignature) -> tuple[Tensor, ...]:
+    bounds = upper_bounds(signature)
+    return tuple(
+        Tensor(
+            port.element_type,
+            [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
+            upper_bound_bytes=bound,
+            reserve_bytes=RESERVE_BYTES if at_once else 0,
+        )
+        for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
+    )
+
+
+def _import(name: str, reference: str) -> Any:
+    module_name, _, attributes = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except Exception as error:  # importing runs the user's code, which may do anything
+        raise ModelLoadError(
+            f"model {name!r}: cannot load the function {reference!r}: {type(error).__name__}: {error}"
+        ) from error
+    return found
+
+
+def _signature(spec: ModelSpec) -> ModelSignature:
+    if not spec.inputs or not spec.outputs:
+        raise SignatureError(
+            f"model {spec.name!r}: a function needs inputs and outputs: nothing else says what they are"
+        )
+    try:
+        inputs = tuple(
+            InputPort(
+                name,
+                _stated(name, port.element_type, "element_type"),
+                _shape(name, port),
+                port.pad,
+                port.mask_of,
+            )
+            for name, port in spec.inputs.items()
+        )
+        batched = all("batch" in port.axis_names for port in inputs)
+        outputs = tuple(
+            OutputPort(
+                name,
+                _stated(name, port.element_type, "element_type"),
+                _shape(name, port),
+                _rule(port, batched),
+            )
+            for name, port in spec.outputs.items()
+        )
+    except EngineError as error:
+        raise SignatureError(f"model {spec.name!r}: {error}") from error
+    return ModelSignature(spec.name, inputs, outputs)
+
+
+def _rule(port: OutputSpec, batched: bool) -> Rule:
+    if port.rule is not None:
+        return parse_rule(port.rule)
+    return Rows() if batched else Whole()
+
+
+def _shape(name: str, port: InputSpec | OutputSpec) -> NamedShape:
+    return NamedShape.parse(_stated(name, port.shape, "shape"))
+
+
+def _stated(name: str, value: str | None, what: str) -> str:
+    if value is None:
+        raise SignatureError(f"port {name!r} needs its {what}: a function does not tell")
+    return value
+
+
+def _check_arguments(function: _Function, signature: ModelSignature) -> None:
+    try:
+        inspect.signature(function).bind(**{port.name: None for port in signature.inputs})
+    except TypeError as error:
+        names = ", ".join(port.name for port in signature.inputs)
+        raise SignatureError(
+            f"model {signature.name!r}: the function cannot be called with the inputs {names}: {error}"
+        ) from error
+    except ValueError:
+        return  # a callable written in C that does not tell its arguments

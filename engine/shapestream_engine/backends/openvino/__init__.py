@@ -1,0 +1,11 @@
+"""The OpenVINO engine: IR and ONNX files, and models built in memory, with native dynamic shapes.
+
+This folder is the only place that imports `openvino`. The way of a model: `reading` (file to `ov.Model`), `ports`
+(names, and the shapes that the spec states), `following` (which output axes follow which inputs), `compiling`
+(properties and device), `request` (the tensors that are resized in place).
+"""
+
+from shapestream_engine.backends.openvino.compiling import OpenVinoModel, compile_spec
+from shapestream_engine.backends.openvino.request import OpenVinoRequest, OpenVinoTensor
+
+__all__ = ["OpenVinoModel", "OpenVinoRequest", "OpenVinoTensor", "compile_spec"]

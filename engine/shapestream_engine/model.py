@@ -1,0 +1,227 @@
+"""Compiled models and their inference requests: the interface that every backend keeps, and `compile_model`.
+
+A model is described by a `ModelSpec`, which says what its file cannot know, and compiled by the engine that the
+spec names. Each `InferRequest` owns its input tensors; they are resized in place and reused from call to call:
+
+    model = compile_model(ModelSpec(name="sum", path=Path("sum.xml")))
+    request = model.create_infer_request()
+    request.input_tensor("x").shape = (2, 7)
+    request.input_tensor("x").data[...] = 1
+    request.infer()
+    request.output_tensor(0).data
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from shapestream_engine.errors import EngineMissing, ModelLoadError, SignatureError
+from shapestream_engine.ports import PadValue
+from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import TensorLike
+
+__all__ = [
+    "CompiledModel",
+    "InferRequest",
+    "InputSpec",
+    "ModelSpec",
+    "OutputSpec",
+    "OutputTensor",
+    "compile_model",
+    "port_number",
+]
+
+_BACKENDS = {
+    "openvino": "shapestream_engine.backends.openvino",
+    "function": "shapestream_engine.backends.function",
+}
+"""Engine -> the module with its `compile_spec`. Imported when it is asked for: engines are optional."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpec:
+    """What is to be known of an input beyond the model file. None: as the file says."""
+
+    shape: str | None = None
+    """Names and bounds, `batch:1..64, seq:1..512, 384`. A name alone takes the bounds that another input states for it."""
+    element_type: str | None = None
+    pad: Mapping[str, PadValue] = field(default_factory=dict)
+    mask_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSpec:
+    """What is to be known of an output beyond the model file. None: as the file says, or as shape inference shows."""
+
+    rule: Mapping[str, Any] | None = None
+    """As in a configuration, `{"rule": "with", "output": "peaks"}`; see `parse_rule`."""
+    shape: str | None = None
+    element_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model to compile: exactly one of `path`, `function` (`package.module:name`) and `model`.
+
+    `model` is one that is in memory already: an `openvino.Model`, or a callable for the engine `function`.
+    `properties` are the engine's own, under its own names, and win over the defaults.
+    """
+
+    name: str
+    path: Path | None = None
+    function: str | None = None
+    model: Any = None
+    engine: str | None = None
+    """`openvino` or `function`; chosen by what is given when None."""
+    device: str = "CPU"
+    inputs: Mapping[str, InputSpec] = field(default_factory=dict)
+    outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = [what for what in (self.path, self.function, self.model) if what is not None]
+        if len(given) != 1:
+            raise SignatureError(
+                f"model {self.name!r}: give one of path, function and model, not {len(given)}"
+            )
+        if self.engine is not None and self.engine not in _BACKENDS:
+            raise SignatureError(
+                f"model {self.name!r}: unknown engine {self.engine!r}; known are {', '.join(_BACKENDS)}"
+            )
+
+    @property
+    def effective_engine(self) -> str:
+        """The engine that compiles it: the one named, else by what is given."""
+        if self.engine is not None:
+            return self.engine
+        return "function" if self.function is not None or callable(self.model) else "openvino"
+
+    def reshape(self, shapes: Mapping[str, str]) -> ModelSpec:
+        """The same model with other shapes of inputs, as OpenVINO's `reshape`: takes effect when it is compiled."""
+        inputs = {**self.inputs}
+        for name, shape in shapes.items():
+            inputs[name] = replace(inputs.get(name, InputSpec()), shape=shape)
+        return replace(self, inputs=inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One output of the last call, in the engine's own memory: valid until the request's next call."""
+
+    element_type: str
+    data: np.ndarray[Any, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis."""
+        return tuple(self.data.shape)
+
+
+class InferRequest(ABC):
+    """One call at a time of a compiled model, with input tensors of its own.
+
+    Used by one thread, except `cancel`. Before the first call outputs have 0 in each dynamic dimension.
+    """
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self.signature = signature
+
+    @property
+    @abstractmethod
+    def input_tensors(self) -> Sequence[TensorLike]:
+        """The request's own input tensors, in the order of the signature; resize them in place."""
+
+    @abstractmethod
+    def infer(self) -> None:
+        """Run on what the input tensors hold, in this thread; raises `InferenceError`. The request stays usable."""
+
+    @abstractmethod
+    def start_async(self) -> None:
+        """Begin to run; the tensors must not be touched before `wait` has returned."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until the call that `start_async` began is over; raises `InferenceError` if it failed."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Ask a running call to stop, from any thread: `infer` or `wait` raises then. It may come too late."""
+
+    @abstractmethod
+    def outputs(self) -> list[np.ndarray[Any, Any]]:
+        """The outputs of the last call, as views of the engine's memory: copy before the next call."""
+
+    def input_tensor(self, port: int | str = 0) -> TensorLike:
+        """The input tensor of a port, by number or name."""
+        return self.input_tensors[port_number("input", port, self.signature)]
+
+    def output_tensor(self, port: int | str = 0) -> OutputTensor:
+        """The output of a port, by number or name, of the last call."""
+        number = port_number("output", port, self.signature)
+        return OutputTensor(self.signature.outputs[number].element_type, self.outputs()[number])
+
+    @property
+    def reallocations(self) -> int:
+        """How often an input tensor's data moved to another address, since the request was made."""
+        return sum(tensor.reallocations for tensor in self.input_tensors)
+
+
+class CompiledModel(ABC):
+    """A model that is ready to run, from any number of requests at a time."""
+
+    def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:
+        self.signature = signature
+        self.properties: Mapping[str, Any] = dict(properties)
+        """What the engine runs with in the end, as plain data for a log; defaults included."""
+
+    @abstractmethod
+    def create_infer_request(self) -> InferRequest:
+        """A request with tensors of its own."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the device's resources. Requests that were made of it must not be used afterwards."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.signature.name!r})"
+
+
+class _Backend(Protocol):
+    def compile_spec(self, spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel: ...
+
+
+def compile_model(spec: ModelSpec, *, slots: int = 1, threads: int | None = None) -> CompiledModel:
+    """Read, check and compile a model with the engine that it is for.
+
+    `slots` requests are to run at the same time, on `threads` CPU threads together (None: the engine's choice).
+    Raises `EngineMissing`, `ModelLoadError` or `SignatureError`, which say what to do.
+    """
+    if slots < 1 or (threads is not None and threads < 1):
+        raise ValueError(f"slots and threads are counts from 1, not {slots} and {threads}")
+    engine = spec.effective_engine
+    try:
+        backend: _Backend = importlib.import_module(_BACKENDS[engine])
+    except ModuleNotFoundError as error:
+        if error.name != engine:
+            raise
+        raise EngineMissing(engine) from error
+    except ImportError as error:
+        raise ModelLoadError(f"the engine {engine!r} is installed but cannot be loaded: {error}") from error
+    return backend.compile_spec(spec, slots=slots, threads=threads)
+
+
+def port_number(kind: str, port: int | str, signature: ModelSignature) -> int:
+    """The number of a port that is given by number or name; raises `KeyError` that lists the names."""
+    names = [each.name for each in (signature.inputs if kind == "input" else signature.outputs)]
+    if isinstance(port, str) and port in names:
+        return names.index(port)
+    if isinstance(port, int) and 0 <= port < len(names):
+        return port
+    raise KeyError(f"no {kind} {port!r}; model {signature.name!r} has {', '.join(names)}")
