@@ -50,6 +50,7 @@ class Server:
         self._client_socket = clients
         self._worker_socket = workers
         self._drain_asked = trio.Event()
+        self._grace_s = options.grace_s
         self._started = trio.current_time()
         self.epoch = os.urandom(16)
         """Tells this server process from every other."""
@@ -112,8 +113,13 @@ class Server:
         """Where workers can connect."""
         return () if self._worker_socket is None else self._worker_socket.addresses
 
-    def drain(self) -> None:
-        """Begins the end: new requests are refused, admitted ones get the grace to finish; `serve` returns."""
+    def drain(self, *, grace_s: float | None = None) -> None:
+        """Begins the end: new requests are refused, admitted ones get the grace to finish; `serve` returns.
+
+        `grace_s` replaces that of the options, for a caller who knows that waiting is of no use.
+        """
+        if grace_s is not None:
+            self._grace_s = grace_s
         self._drain_asked.set()
 
     def statistics(self) -> dict[str, Any]:
@@ -212,14 +218,14 @@ class Server:
 
     async def _drain(self) -> None:
         await self._drain_asked.wait()
-        log.info("server drains", unfinished=self._dispatcher.unfinished, grace_s=self._options.grace_s)
+        log.info("server drains", unfinished=self._dispatcher.unfinished, grace_s=self._grace_s)
         self._dispatcher.drain(trio.current_time())
         self._dispatcher.end_turn()
-        with trio.move_on_after(self._options.grace_s):
+        with trio.move_on_after(self._grace_s):
             await self._dispatcher.wait_idle()
         if self._dispatcher.unfinished:
             log.warning("grace is over", handed_back=self._dispatcher.unfinished)
-            self._dispatcher.hand_back(f"the server stopped first; the grace was {self._options.grace_s} s")
+            self._dispatcher.hand_back(f"the server stopped first; the grace was {self._grace_s} s")
         for session in self._reception.sessions:
             self._to_clients.say(session, Goodbye())
         if self._to_workers is not None and self._worker_port is not None:
