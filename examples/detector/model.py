@@ -16,6 +16,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from examples.detector.kernels import CHANNELS, RADIUS, RESPONSE_SCALE, THRESHOLD, WINDOW, gaussian_kernels
+from examples.model_file import write
 
 
 def build() -> ov.Model:
@@ -69,15 +70,9 @@ def _blur(image: ov.Node) -> ov.Node:
     )
 
 
-def write(path: Path) -> None:
-    """Writes the model as OpenVINO IR; the weights lie beside it, in full precision."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ov.save_model(build(), path, compress_to_fp16=False)
-
-
 if __name__ == "__main__":
     match sys.argv[1:]:
         case [out]:
-            write(Path(out))
+            write(build(), Path(out))
         case _:
             sys.exit(__doc__)

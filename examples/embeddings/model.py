@@ -16,6 +16,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from examples.embeddings.weights import BertWeights, load_weights, model_folder
+from examples.model_file import write
 
 # Added to the score of a masked position: exp(-10000) is 0 in float32.
 MASKED_SCORE = np.float32(-10_000.0)
@@ -94,15 +95,9 @@ class _Encoder:
         return self._weights.tensors[name]
 
 
-def write(path: Path) -> None:
-    """Writes the model as OpenVINO IR; the weights lie beside it, in full precision."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ov.save_model(build(load_weights(model_folder())), path, compress_to_fp16=False)
-
-
 if __name__ == "__main__":
     match sys.argv[1:]:
         case [out]:
-            write(Path(out))
+            write(build(load_weights(model_folder())), Path(out))
         case _:
             sys.exit(__doc__)
