@@ -249,6 +249,11 @@ class Settings(_Model):
             return ()
         return (WorkerGroupSettings(),) if self.workers is None else self.workers
 
+    def effective(self) -> Settings:
+        """The same with what is chosen by the rest of the file written out: engines, and the default worker."""
+        models = tuple(model.model_copy(update={"engine": model.effective_engine}) for model in self.models)
+        return self.model_copy(update={"models": models, "workers": self.worker_groups})
+
     def models_of(self, group: WorkerGroupSettings) -> tuple[ModelSettings, ...]:
         """The models that a group serves."""
         if group.models is None:

@@ -49,7 +49,7 @@ class LoadedSettings:
 
     def effective_values(self) -> Iterator[EffectiveValue]:
         """Every setting, in the order of the schema, with its origin (for `shapestream check --show`)."""
-        for location, value in _leaves(self.settings, ()):
+        for location, value in _leaves(self.settings.effective(), ()):
             place = self.source.places.get(location)
             if place is None and location[:-1] in self.source.places and isinstance(location[-1], int):
                 place = self.source.places[location[:-1]]

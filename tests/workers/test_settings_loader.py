@@ -310,6 +310,8 @@ def test_effective_values_say_where_they_come_from(tmp_path: Path) -> None:
     assert (8, "x.yaml:4") == origins["models[0].batching.max_batch"]
     assert (0.0, "default") == origins["models[0].batching.max_delay_ms"]
     assert ("m", "x.yaml:2") == origins["models[0].name"]
+    assert ("openvino", "default") == origins["models[0].engine"]
+    assert (1, "default") == origins["workers[0].count"]
 
 
 def test_trust_allows_padding_without_a_warning(tmp_path: Path) -> None:

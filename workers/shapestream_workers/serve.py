@@ -15,13 +15,14 @@ from contextlib import contextmanager
 
 import structlog
 import trio
-from shapestream_engine.resources import divide_cpus
 
+from shapestream.serving.executors import LocalSlots
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
-from shapestream.serving.server import LocalSlots, Server, serve
+from shapestream.serving.server import Server, serve
 from shapestream.settings import Settings
 from shapestream.settings_loader import LoadedSettings
+from shapestream_engine.resources import divide_cpus
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses

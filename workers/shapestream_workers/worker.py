@@ -7,22 +7,21 @@
         ├── _write               what the session has to say, in order
         └── _beat                heartbeats, and the server's silence
 
-Slots report into the event loop through `LocalExecutor`; everything else is in `worker_session.py`.
+Slots report into the event loop; what all this means is for `worker_session.py` to say.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 import trio
-from shapestream_engine.model import CompiledModel
 
 from shapestream.errors import ProtocolError
 from shapestream.serving.batches import BatchReport
-from shapestream.serving.executors import LocalExecutor
+from shapestream.serving.executors import SlotSource
 from shapestream.telemetry.logging import debug_enabled
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import Role, decode, pack_messages
@@ -42,12 +41,10 @@ RETRY_MAX_S = 10.0
 DEFAULT_HEARTBEAT_S = 1.0
 # So many of the server's heartbeats may be missing before it counts as gone.
 MISSED_HEARTBEATS = 10
-# How long the threads of the slots may take to end; an inference that cannot be cancelled is left behind.
-CLOSE_GRACE_S = 2.0
 
 
 class Worker:
-    """Compiled models and slots at the service of one server.
+    """Slots at the service of one server.
 
     `connect` makes a connection; `ready` is called each time that the server has welcomed this worker.
     """
@@ -55,14 +52,12 @@ class Worker:
     def __init__(
         self,
         name: str,
-        models: Mapping[str, CompiledModel],
-        slots: int,
+        slots: SlotSource,
         connect: Callable[[], Connection],
         *,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self._models = models
         self._slots = slots
         self._connect = connect
         self._ready = ready
@@ -80,7 +75,7 @@ class Worker:
 
     async def run(self) -> None:
         """Serves until drained or cancelled. The server may come, go and come back at any time."""
-        executor = LocalExecutor(self._models, self._slots, self._reported, name=self.name)
+        executor = self._slots.start(self._reported)
         self._session = WorkerSession(self.name, os.getpid(), executor)
         try:
             async with trio.open_nursery() as nursery:
@@ -94,8 +89,7 @@ class Worker:
                         await self._drain.wait()
                 nursery.cancel_scope.cancel()
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
-                await trio.to_thread.run_sync(executor.close, abandon_on_cancel=True)
+            await executor.aclose()
 
     async def _serve_one_connection(self) -> str:
         """Returns why it ended; everything that was said has been handed to the socket by then."""
@@ -141,7 +135,7 @@ class Worker:
                                   sizes=entry.sizes, requests=len(entry.members))  # fmt: skip
                     session.accept(entry, now)
             if session.welcome is not None and session.welcome is not welcomed:
-                log.info("worker ready", worker=self.name, models=list(self._models), slots=self._slots)
+                log.info("worker ready", worker=self.name)
                 self._ready()
             self._end_turn()
 

@@ -12,13 +12,14 @@ import socket
 
 import structlog
 import trio
-from shapestream_engine.resources import divide_cpus
 
 from shapestream.errors import ConfigurationError
+from shapestream.serving.executors import LocalSlots
 from shapestream.settings import WorkerGroupSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.transport.interface import Connection
 from shapestream.transport.zeromq import DealerSocket
+from shapestream_engine.resources import divide_cpus
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
 from shapestream_workers.supervisor.processes import READY_LINE
@@ -73,18 +74,21 @@ def run_worker(
         if ready_channel is not None
         else f"{name}-{socket.gethostname()}-{os.getpid()}"
     )
-    log.info("worker starts", worker=unique, server=address, slots=slots, threads=threads)
-    worker = Worker(unique, models, slots, connect, ready=ready)
+    log.info(
+        "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
+    )
+    worker = Worker(unique, LocalSlots(models=models, slots=slots), connect, ready=ready)
     return trio.run(_run, worker, loaded.settings.server.grace_s)
 
 
 async def _run(worker: Worker, grace_s: float) -> int:
+    status = EXIT_RUNTIME
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_obey_signals, worker, grace_s, nursery.cancel_scope)
         await worker.run()
+        status = EXIT_OK
         nursery.cancel_scope.cancel()
-        return EXIT_OK
-    return EXIT_RUNTIME
+    return status
 
 
 async def _obey_signals(worker: Worker, grace_s: float, scope: trio.CancelScope) -> None:

@@ -1,0 +1,327 @@
+"""What clients notice when processes die, drain or come back: nothing, or a coded error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shapestream
+from shapestream import blocking
+
+pytestmark = pytest.mark.e2e
+
+GATED = """\
+    models:
+      - name: gated
+        function: gated:double_when_open
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
+        batching: {max_batch: 8}
+"""
+TWO_WORKERS = GATED + "    workers: [{count: 2, slots: 1, threads: 1}]\n"
+ONE_WORKER = GATED + "    workers: [{count: 1, slots: 1, threads: 1}]\n"
+
+
+def rows(value: float, *, n: int = 3) -> dict[str, Any]:
+    """One row of `n` equal numbers."""
+    return {"x": np.full((1, n), value, np.float32)}
+
+
+class Asking:
+    """Requests in threads of their own, each with its answer or error as a future."""
+
+    def __init__(self, client: blocking.Client, model: str) -> None:
+        self._client = client
+        self._model = model
+        self._pool = ThreadPoolExecutor(32)
+
+    def ask(self, value: float, **options: Any) -> Future[shapestream.Result]:
+        """One request."""
+        return self._pool.submit(self._client.infer, self._model, rows(value), **options)
+
+    def close(self) -> None:
+        """Does not wait for threads that a broken server would hold."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def answer(future: Future[shapestream.Result]) -> list[list[float]]:
+    """The output of a request, within reason."""
+    result: list[list[float]] = future.result(60)["y"].tolist()
+    return result
+
+
+def test_a_worker_killed_in_the_middle_of_a_batch_is_not_noticed_by_the_client(workplace: Any) -> None:
+    """Its batch runs again elsewhere, with the right answer, and a new worker takes its place."""
+    served = workplace.serve(TWO_WORKERS)
+    served.wait_for("workers ready")
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        future = asking.ask(21)
+        (victim,) = workplace.wait_entered()
+        assert victim in served.workers().values()
+        os.kill(victim, signal.SIGKILL)
+        workplace.wait_entered(2)
+        workplace.open_gate()
+        assert [[42.0, 42.0, 42.0]] == answer(future)
+        served.wait_for("worker joined", 3)
+        assert victim not in served.workers().values()
+        statistics = client.statistics()
+        assert (1, {}) == (statistics["results"], statistics["failures"])
+        asking.close()
+
+
+def test_a_stream_survives_the_death_of_each_worker_in_turn(workplace: Any) -> None:
+    """300 requests, two kills on the way: 300 right answers, in order, none twice."""
+    served = workplace.serve(TWO_WORKERS)
+    workplace.open_gate()
+    served.wait_for("workers ready")
+    answers = []
+    with served.client() as client, client.stream("gated", (rows(i) for i in range(300))) as results:
+        for number, result in enumerate(results):
+            answers.append((result.key, result["y"][0, 0]))
+            if number in (50, 150):
+                os.kill(next(iter(served.workers().values())), signal.SIGKILL)
+    assert [(i, 2.0 * i) for i in range(300)] == answers
+
+
+def test_a_request_that_kills_its_workers_ends_alone(workplace: Any) -> None:
+    """It is tried a few times, then answered `worker_lost`; its neighbours get their results."""
+    served = workplace.serve(TWO_WORKERS.replace("double_when_open", "double"))
+    served.wait_for("workers ready")
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        futures = {value: asking.ask(value) for value in (1, 13, 2, 3)}
+        with pytest.raises(shapestream.WorkerLost):
+            answer(futures.pop(13))
+        assert {value: [[2.0 * value] * 3] for value in futures} == {
+            value: answer(future) for value, future in futures.items()
+        }
+        asking.close()
+
+
+def test_a_failing_batch_fails_the_culprit_alone_and_in_the_models_words(workplace: Any) -> None:
+    """The others of its batch are run again without it; the worker lives."""
+    served = workplace.serve(ONE_WORKER.replace("double_when_open", "double"))
+    with served.client() as client:
+        stream = client.stream("gated", [rows(value) for value in (1, 14, 2)], on_error="yield")
+        with stream as results:
+            first, failed, last = results
+        assert (2.0, 4.0) == (first["y"][0, 0], last["y"][0, 0])
+        assert "model_error" == failed.error.code
+        assert "fourteen is not to my liking" in str(failed.error)
+    assert 1 == len(served.events("worker started"))
+
+
+def test_sigterm_finishes_what_was_accepted_and_refuses_what_is_new(workplace: Any) -> None:
+    """Running and queued requests get their answers, later ones `draining`; status 0, no process, no socket left."""
+    served = workplace.serve(ONE_WORKER)
+    with served.client() as client, served.client() as late:
+        asking = Asking(client, "gated")
+        late.signature("gated")
+        running = asking.ask(1)
+        workplace.wait_entered()
+        queued = [asking.ask(value) for value in (2, 3)]
+        until_queued(client, 3)
+        served.send(signal.SIGTERM)
+        served.wait_for("server drains")
+        with pytest.raises(shapestream.Draining):
+            late.infer("gated", rows(4))
+        workplace.open_gate()
+        assert [[[2.0] * 3], [[4.0] * 3], [[6.0] * 3]] == [answer(future) for future in (running, *queued)]
+        asking.close()
+    assert 0 == served.wait()
+    assert served.family_is_gone()
+    assert not (served.folder / "s.sock").exists()
+
+
+def until_queued(client: blocking.Client, requests: int) -> None:
+    """Waits until the server has admitted so many requests."""
+    waiting = threading.Event()
+    for _ in range(3000):
+        if client.statistics()["requests"] >= requests:
+            return
+        waiting.wait(0.01)
+    pytest.fail(f"the server did not admit {requests} requests: {client.statistics()}")
+
+
+def test_a_drain_that_takes_too_long_hands_the_rest_back(workplace: Any) -> None:
+    """After the grace unfinished requests are answered `draining`, and the server ends."""
+    text = "    server: {listen: [ipc://s.sock], grace_s: 0.3}\n" + ONE_WORKER
+    served = workplace.serve(text)
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        stuck = asking.ask(1)
+        workplace.wait_entered()
+        served.send(signal.SIGTERM)
+        with pytest.raises(shapestream.Draining):
+            answer(stuck)
+        asking.close()
+    assert 0 == served.wait()
+    assert served.family_is_gone()
+
+
+def test_the_second_sigterm_ends_everything_at_once(workplace: Any) -> None:
+    """A batch that would run for ever does not hold the server or its worker back."""
+    served = workplace.serve(ONE_WORKER)
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        asking.ask(1)
+        workplace.wait_entered()
+        served.send(signal.SIGTERM)
+        served.wait_for("stopping")
+        served.send(signal.SIGTERM)
+        assert 1 == served.wait(20)
+        asking.close()
+    assert served.family_is_gone()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_no_worker_outlives_a_server_that_was_killed(workplace: Any, busy: bool) -> None:
+    """SIGKILL leaves the server no time to tell anybody; the workers end all the same."""
+    served = workplace.serve(TWO_WORKERS)
+    served.wait_for("workers ready")
+    assert 2 == len(served.workers())
+    asking = None
+    client = served.client() if busy else None
+    if client is not None:
+        asking = Asking(client, "gated")
+        asking.ask(1)
+        workplace.wait_entered()
+    served.send(signal.SIGKILL)
+    assert -signal.SIGKILL == served.wait()
+    for _ in range(500):
+        if served.family_is_gone():
+            break
+        threading.Event().wait(0.02)
+    assert served.family_is_gone()
+    if client is not None and asking is not None:
+        asking.close()
+        client.close()
+
+
+def test_a_client_waits_for_a_server_that_is_restarted(workplace: Any) -> None:
+    """The request that was under way is sent again, under the same number, and answered."""
+    served = workplace.serve(ONE_WORKER)
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        future = asking.ask(5)
+        workplace.wait_entered()
+        served.send(signal.SIGKILL)
+        served.wait()
+        workplace.open_gate()
+        workplace.serve(served.config)
+        assert [[10.0, 10.0, 10.0]] == answer(future)
+        asking.close()
+
+
+def test_work_of_a_client_that_disappears_is_dropped(workplace: Any) -> None:
+    """Its queued requests never run; everybody else goes on."""
+    text = "    server: {listen: [ipc://s.sock], heartbeat_s: 0.2, client_silence_s: 0.8}\n" + ONE_WORKER
+    served = workplace.serve(text)
+    script = (
+        "import sys, numpy as np\n"
+        "from shapestream import blocking\n"
+        "client = blocking.connect(sys.argv[1], connect_timeout=60)\n"
+        "items = [{'x': np.full((8, 3), i, np.float32)} for i in range(20)]\n"
+        "with client.stream('gated', items) as results:\n"
+        "    list(results)\n"
+    )
+    doomed = subprocess.Popen([sys.executable, "-c", script, served.address])
+    try:
+        workplace.wait_entered()
+        with served.client() as client:
+            until_queued(client, 20)
+            doomed.kill()
+            doomed.wait(30)
+            for _ in range(3000):
+                statistics = client.statistics()
+                if statistics["clients"] == 1:
+                    break
+                threading.Event().wait(0.01)
+            assert 1 == statistics["clients"]
+            workplace.open_gate()
+            assert [[2.0, 2.0, 2.0]] == client.infer("gated", rows(1), deadline=30)["y"].tolist()
+            # The batch that ran when the client died, and ours.
+            assert (2, 1) == (client.statistics()["batches"], client.statistics()["results"])
+    finally:
+        doomed.kill()
+        doomed.wait(30)
+
+
+DIAL_IN = """\
+    server: {{listen: [ipc://s.sock], worker_listen: ipc://w.sock, heartbeat_s: 0.2, worker_silence_s: 1}}
+    models:
+      - name: gated
+        function: gated:double_when_open
+        inputs: {{x: {{shape: "batch:1..8, n:1..64", element_type: f32}}}}
+        outputs: {{y: {{shape: "batch, n", element_type: f32, rule: rows}}}}
+    workers: []
+"""
+
+
+def test_a_worker_by_itself_finds_its_server_before_and_after_a_restart(workplace: Any) -> None:
+    """The order of starting does not matter, and a new server gets the old worker."""
+    config = workplace.write(DIAL_IN.format())
+    worker = workplace.start("worker", str(config))
+    worker.wait_for("worker starts")
+    workplace.open_gate()
+    first = workplace.serve(config)
+    with first.client() as client:
+        assert [[2.0] * 3] == client.infer("gated", rows(1), deadline=30)["y"].tolist()
+        first.send(signal.SIGKILL)
+        first.wait()
+        second = workplace.serve(config)
+        assert [[4.0] * 3] == client.infer("gated", rows(2), deadline=30)["y"].tolist()
+    worker.send(signal.SIGTERM)
+    assert 0 == worker.wait()
+    second.wait_for("worker left")
+    assert "goodbye" == second.events("worker left")[0]["why"]
+
+
+def test_a_worker_by_itself_finishes_its_batch_before_it_leaves(workplace: Any) -> None:
+    """SIGTERM in the middle of a batch: the answer still comes from this worker, and the status is 0."""
+    config = workplace.write(DIAL_IN.format())
+    served = workplace.serve(config)
+    worker = workplace.start("worker", str(config), "--name", "left")
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        future = asking.ask(4)
+        workplace.wait_entered()
+        worker.send(signal.SIGTERM)
+        worker.wait_for("worker drains")
+        workplace.open_gate()
+        assert [[8.0] * 3] == answer(future)
+        assert future.result().timings.worker.startswith("left-")
+        asking.close()
+    assert 0 == worker.wait()
+
+
+def test_a_worker_that_is_stopped_is_taken_for_lost_and_welcomed_back(workplace: Any) -> None:
+    """SIGSTOP is silence: its batch runs elsewhere. After SIGCONT it joins again, and its late answer harms nobody."""
+    config = workplace.write(DIAL_IN.format())
+    served = workplace.serve(config)
+    frozen = workplace.start("worker", str(config), "--name", "frozen")
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        future = asking.ask(6)
+        workplace.wait_entered()
+        frozen.send(signal.SIGSTOP)
+        served.wait_for("worker left")
+        workplace.start("worker", str(config), "--name", "sound")
+        workplace.wait_entered(2)
+        workplace.open_gate()
+        assert [[12.0] * 3] == answer(future)
+        assert future.result().timings.worker.startswith("sound-")
+        frozen.send(signal.SIGCONT)
+        served.wait_for("worker joined", 3)
+        for value in range(10):
+            assert [[2.0 * value] * 3] == client.infer("gated", rows(value), deadline=30)["y"].tolist()
+        asking.close()
