@@ -62,7 +62,8 @@ class WatchedSocket:
         """Closes the socket; what it still has to send lingers for as long as its options say."""
         if not self._closed:
             self._closed = True
-            trio.lowlevel.notify_closing(self._fd)
+            if trio.lowlevel.in_trio_run():
+                trio.lowlevel.notify_closing(self._fd)
             self._socket.close()
             self._receivers.unpark_all()
 

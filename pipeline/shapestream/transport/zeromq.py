@@ -113,9 +113,12 @@ class RouterSocket(WatchedSocket):
         self._check_open()
         ready = ready_to_send(frames)
         outbox = self._outboxes.get(peer)
-        if outbox is not None:
-            if len(outbox) >= self._options.outbox_messages or outbox.nbytes >= self._options.outbox_bytes:
+        if outbox is not None and self._is_full(outbox):
+            self._look()  # the peer may have read since this loop last had the time to look
+            if self._is_full(outbox):
                 raise OutboxFull(f"peer {peer.hex()} does not read: {outbox!r}")
+            outbox = self._outboxes.get(peer)
+        if outbox is not None:
             outbox.put(ready)
         elif not self._try_send(peer, ready):
             outbox = self._outboxes[peer] = Outbox()
@@ -143,6 +146,10 @@ class RouterSocket(WatchedSocket):
             path.release()
         self._paths.clear()
 
+    def _is_full(self, outbox: Outbox) -> bool:
+        # A message may pass the limit of bytes, or one larger than that could never wait at all.
+        return len(outbox) >= self._options.outbox_messages or outbox.nbytes >= self._options.outbox_bytes
+
     def _try_send(self, peer: bytes, frames: Sequence[bytes | zmq.Frame]) -> bool:
         """Whether libzmq took the message. Only the first part can be refused: there the peer is chosen."""
         send = self._socket.send
@@ -161,6 +168,7 @@ class RouterSocket(WatchedSocket):
 
     def _look(self) -> None:
         if self._outboxes:
+            self._events()  # libzmq learns only now who has read; the flush may then swallow other news
             self._flush()
         super()._look()
 

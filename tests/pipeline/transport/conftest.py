@@ -1,0 +1,59 @@
+"""Both transports behind the same fixture, so that one suite shows that they behave alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import trio
+
+from shapestream.transport.interface import Connection, PeerSocket
+from shapestream.transport.memory import memory_server
+from shapestream.transport.zeromq import DealerSocket, RouterSocket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A server, and connections to it; all of them watched."""
+
+    server: PeerSocket
+    connections: tuple[Connection, ...]
+
+
+OpenLink: TypeAlias = Callable[[int], AbstractAsyncContextManager[Link]]
+
+
+@pytest.fixture(params=["memory", "ipc", "tcp"])
+def open_link(request: pytest.FixtureRequest, tmp_path: Path) -> OpenLink:
+    """Opens a server with so many connections, over each transport in turn."""
+
+    @asynccontextmanager
+    async def opened(count: int) -> AsyncIterator[Link]:
+        server: PeerSocket
+        connections: list[Connection]
+        if request.param == "memory":
+            memory = memory_server()
+            server, connections = memory, [memory.connect() for _ in range(count)]
+        else:
+            router = RouterSocket()
+            router.bind(f"ipc://{tmp_path}/s" if request.param == "ipc" else "tcp://127.0.0.1:*")
+            dealers = [DealerSocket() for _ in range(count)]
+            for dealer in dealers:
+                dealer.connect(router.addresses[0])
+            server, connections = router, list(dealers)
+        async with trio.open_nursery() as nursery:
+            for socket in (server, *connections):
+                await nursery.start(socket.run)
+            try:
+                with trio.fail_after(60):
+                    yield Link(server=server, connections=tuple(connections))
+            finally:
+                # Closing ends run(); the nursery waits for that.
+                for socket in (server, *connections):
+                    socket.close()
+
+    return opened

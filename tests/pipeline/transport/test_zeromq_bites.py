@@ -1,0 +1,386 @@
+"""What bites with ZeroMQ under an event loop (section 6 of the design), shown not to bite here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+import zmq
+
+from shapestream.errors import OutboxFull, PeerGone
+from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.zeromq import DealerSocket, RouterSocket
+
+SMALL = SocketOptions(high_water_mark=2, outbox_messages=50, outbox_bytes=20_000_000)
+
+
+@asynccontextmanager
+async def opened(
+    address: str,
+    count: int = 1,
+    *,
+    options: SocketOptions | None = None,
+    watched: bool = True,
+) -> AsyncIterator[tuple[RouterSocket, list[DealerSocket]]]:
+    """A router and so many dealers; dealers that are not `watched` are slow peers: nobody ever reads there."""
+    router = RouterSocket(options=options)
+    router.bind(address)
+    dealers = [DealerSocket(options=options) for _ in range(count)]
+    for dealer in dealers:
+        dealer.connect(router.addresses[0])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(router.run)
+        if watched:
+            for dealer in dealers:
+                await nursery.start(dealer.run)
+        try:
+            with trio.fail_after(60):
+                yield router, dealers
+        finally:
+            for socket in (router, *dealers):
+                socket.close()
+
+
+async def introduce(router: RouterSocket, dealers: Sequence[DealerSocket]) -> list[bytes]:
+    """The peer ids of the dealers, in their order."""
+    peers = []
+    for dealer in dealers:
+        dealer.send_nowait([b"hello"])
+        ((peer, _),) = await router.receive()
+        peers.append(peer)
+    return peers
+
+
+# ---------------------------------------------------------------- ZMQ_FD
+
+
+@pytest.mark.parametrize("address", ["ipc://{}/s", "tcp://127.0.0.1:*", "inproc://fd"])
+def test_the_announcement_is_never_missed(tmp_path: Path, address: str) -> None:
+    """Bursts cross in both directions while other tasks send: a swallowed ZMQ_FD would stop one side for ever."""
+    rounds, senders = 400, 3
+
+    async def push(dealer: DealerSocket, name: int) -> None:
+        for number in range(rounds):
+            await dealer.send([b"%d:%d" % (name, number)])
+            if number % (name + 2) == 0:
+                await trio.lowlevel.checkpoint()
+
+    async def answer(router: RouterSocket, inbox: trio.MemorySendChannel[Any]) -> None:
+        while True:
+            for message in await router.receive():
+                inbox.send_nowait(message)
+
+    async def reply(router: RouterSocket, outbox: trio.MemoryReceiveChannel[Any]) -> None:
+        # A task of its own: its sends swallow announcements while `answer` is parked.
+        async for peer, frames in outbox:
+            router.send_nowait(peer, frames)
+            router.send_nowait(peer, [b"again", *frames])
+
+    async def collect(dealer: DealerSocket) -> None:
+        came = 0
+        while came < 2 * rounds * senders:
+            came += len(await dealer.receive())
+
+    async def main() -> None:
+        async with opened(address.format(tmp_path)) as (router, (dealer,)):
+            async with trio.open_nursery() as nursery:
+                ends = trio.open_memory_channel[Any](10_000)
+                nursery.start_soon(answer, router, ends[0])
+                nursery.start_soon(reply, router, ends[1])
+                for name in range(senders):
+                    nursery.start_soon(push, dealer, name)
+                await collect(dealer)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("address", ["ipc://{}/s", "inproc://pingpong"])
+def test_thousands_of_single_messages(tmp_path: Path, address: str) -> None:
+    """One message at a time, both sides parked in between: the hardest case for a descriptor that speaks once."""
+
+    async def echo(router: RouterSocket) -> None:
+        while True:
+            for peer, frames in await router.receive():
+                router.send_nowait(peer, frames)
+
+    async def main() -> None:
+        async with opened(address.format(tmp_path)) as (router, (dealer,)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(echo, router)
+                for number in range(3000):
+                    dealer.send_nowait([b"%d" % number])
+                    assert [[b"%d" % number]] == await dealer.receive()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("swallow", ["send", "receive", "bind"])
+def test_whoever_swallows_the_announcement_wakes_the_receiver(tmp_path: Path, swallow: str) -> None:
+    """A message that another call found first still reaches the task that waits for one."""
+
+    async def main() -> None:
+        async with opened("inproc://swallow", 2) as (router, (dealer, other)):
+            (_, peer) = await introduce(router, [dealer, other])
+            came: list[Any] = []
+
+            async def wait() -> None:
+                came.extend(await router.receive())
+
+            for _ in range(200):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(wait)
+                    await trio.testing.wait_all_tasks_blocked()
+                    # In memory, so that the message is there before the next line, in the same turn of the loop.
+                    dealer.send_nowait([b"wake up"])
+                    match swallow:
+                        case "send":
+                            router.send_nowait(peer, [b"unrelated"])
+                        case "receive":
+                            came.extend(router.receive_nowait())
+                            dealer.send_nowait([b"wake up, too"])
+                        case _:
+                            router.bind("inproc://elsewhere" + str(len(came)))
+                    other.receive_nowait()
+            assert len(came) >= 200
+
+    trio.run(main)
+
+
+# ---------------------------------------------------------------- slow peers
+
+
+def test_nothing_is_dropped_at_the_high_water_mark() -> None:
+    """Far more messages than libzmq holds wait in the outbox, and all arrive in order once the peer reads."""
+
+    async def main() -> None:
+        async with opened("inproc://hwm", options=SMALL, watched=False) as (router, (dealer,)):
+            (peer,) = await introduce(router, [dealer])
+            for number in range(40):
+                router.send_nowait(peer, [b"%d" % number])
+            came: list[int] = []
+            while len(came) < 40:
+                came += [int(frames[0]) for frames in dealer.receive_nowait()]
+                await trio.lowlevel.checkpoint()
+            assert list(range(40)) == came
+            assert {} == router._outboxes
+
+    trio.run(main)
+
+
+def test_a_peer_that_does_not_read_is_given_up() -> None:
+    """The outbox is bounded in messages; after `forget` nothing of it is left, and the peer may start again."""
+
+    async def main() -> None:
+        async with opened("inproc://full", options=SMALL, watched=False) as (router, (dealer,)):
+            (peer,) = await introduce(router, [dealer])
+            taken = 0
+
+            def overfill() -> None:
+                nonlocal taken
+                for taken in range(1000):
+                    router.send_nowait(peer, [b"%d" % taken])
+
+            with pytest.raises(OutboxFull, match="<Outbox: 50 messages"):
+                overfill()
+            assert 50 <= taken <= 60
+            router.forget(peer)
+            came = [int(frames[0]) for frames in dealer.receive_nowait()]
+            assert list(range(taken - 50)) == came
+            router.send_nowait(peer, [b"afresh"])
+            while not (frames := dealer.receive_nowait()):
+                await trio.lowlevel.checkpoint()
+            assert [[b"afresh"]] == frames
+
+    trio.run(main)
+
+
+def test_the_outbox_is_bounded_in_bytes() -> None:
+    """A few huge messages fill it as well; their bytes are counted."""
+
+    async def main() -> None:
+        async with opened("inproc://bytes", options=SMALL, watched=False) as (router, (dealer,)):
+            (peer,) = await introduce(router, [dealer])
+            huge = bytes(9_000_000)
+
+            def overfill() -> None:
+                for _ in range(40):
+                    router.send_nowait(peer, [huge])
+
+            with pytest.raises(OutboxFull, match="3 messages, 27000000 bytes"):
+                overfill()
+
+    trio.run(main)
+
+
+def test_a_slow_peer_does_not_hold_up_the_others() -> None:
+    """While one peer's outbox fills, another gets a thousand messages through the same socket."""
+
+    async def main() -> None:
+        async with opened("inproc://slow", 2, options=SMALL, watched=False) as (router, (slow, fast)):
+            slow_peer, fast_peer = await introduce(router, [slow, fast])
+            for number in range(30):
+                router.send_nowait(slow_peer, [b"%d" % number])
+            came: list[int] = []
+            for number in range(1000):
+                router.send_nowait(fast_peer, [b"%d" % number])
+                came += [int(frames[0]) for frames in fast.receive_nowait()]
+            while len(came) < 1000:
+                await trio.lowlevel.checkpoint()
+                came += [int(frames[0]) for frames in fast.receive_nowait()]
+            assert list(range(1000)) == came
+            late: list[int] = []
+            while len(late) < 30:
+                late += [int(frames[0]) for frames in slow.receive_nowait()]
+                await trio.lowlevel.checkpoint()
+            assert list(range(30)) == late
+
+    trio.run(main)
+
+
+def test_an_outbox_goes_with_its_peer(tmp_path: Path) -> None:
+    """When a peer disconnects with messages waiting for it, they are dropped, and the next send says so."""
+
+    async def main() -> None:
+        async with opened(f"ipc://{tmp_path}/s", options=SMALL, watched=False) as (router, (dealer,)):
+            (peer,) = await introduce(router, [dealer])
+            for _ in range(15):
+                router.send_nowait(peer, [bytes(1_000_000)])
+            assert router._outboxes
+            dealer.close()
+            while router._outboxes:
+                await trio.lowlevel.checkpoint()
+            with pytest.raises(PeerGone):
+                router.send_nowait(peer, [b"anybody?"])
+
+    trio.run(main)
+
+
+def test_a_dealer_waits_for_room() -> None:
+    """`send_nowait` says WouldBlock, `send` waits; every message that was accepted arrives, in order."""
+
+    async def main() -> None:
+        async with opened("inproc://room", options=SMALL) as (router, (dealer,)):
+            accepted = 0
+
+            def fill() -> None:
+                nonlocal accepted
+                while True:
+                    dealer.send_nowait([b"%d" % accepted, b"rest"])
+                    accepted += 1
+
+            with pytest.raises(trio.WouldBlock):
+                fill()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(dealer.send, [b"cancelled while it waited", b""])
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            came: list[int] = []
+
+            async def read() -> None:
+                while len(came) < accepted + 20:
+                    came.extend(int(frames[0]) for _, frames in await router.receive())
+
+            async with trio.open_nursery() as nursery:
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(read)
+                for number in range(20):
+                    await dealer.send([b"%d" % (accepted + number), b"rest"])
+            assert list(range(accepted + 20)) == came
+
+    trio.run(main)
+
+
+# ---------------------------------------------------------------- frames
+
+
+def test_large_frames_are_neither_copied_in_nor_out(tmp_path: Path) -> None:
+    """A received large frame is ZeroMQ's own memory, is relayed as it is, and may lie at any address."""
+
+    async def main() -> None:
+        async with opened(f"ipc://{tmp_path}/s") as (router, (dealer,)):
+            values = np.arange(100_000, dtype="f4")
+            dealer.send_nowait([b"header", values.data, b"small"])
+            ((peer, frames),) = await router.receive()
+            assert [bytes, zmq.Frame, bytes] == [type(frame) for frame in frames]
+            np.testing.assert_array_equal(values, np.frombuffer(frames[1], "f4"))
+            router.send_nowait(peer, frames)
+            ((_, back, _),) = await dealer.receive()
+            np.testing.assert_array_equal(values, np.frombuffer(back, "f4"))
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    "frames", [[], [b"first", memoryview(bytes(10))[::2]], [b"first", "text"], [b"first", 5]]
+)
+def test_a_message_that_cannot_be_sent_leaves_no_half_behind(tmp_path: Path, frames: list[Any]) -> None:
+    """What libzmq would refuse is refused before its first frame is sent; the next message is whole."""
+
+    async def main() -> None:
+        async with opened(f"ipc://{tmp_path}/s") as (router, (dealer,)):
+            with pytest.raises((TypeError, ValueError)):
+                dealer.send_nowait(frames)
+            (peer,) = await introduce(router, [dealer])
+            with pytest.raises((TypeError, ValueError)):
+                router.send_nowait(peer, frames)
+            router.send_nowait(peer, [b"whole", b"message"])
+            assert [[b"whole", b"message"]] == await dealer.receive()
+
+    trio.run(main)
+
+
+def test_a_connection_that_breaks_within_a_message() -> None:
+    """libzmq then swallows up to the last frame; we let it, so that the next message keeps its beginning."""
+
+    class Breaking:
+        """Refuses the second frame, as libzmq does when the pipe ends between two frames."""
+
+        def __init__(self) -> None:
+            self.calls: list[tuple[bytes, bool]] = []
+
+        def send(self, frame: bytes, flags: int) -> None:
+            self.calls.append((frame, bool(flags & zmq.SNDMORE)))
+            if len(self.calls) == 2:
+                raise zmq.Again
+
+    async def main() -> None:
+        async with DealerSocket() as dealer:
+            real, breaking = dealer._socket, Breaking()
+            dealer._socket = breaking  # type: ignore[assignment]
+            with pytest.raises(trio.WouldBlock):
+                dealer.send_nowait([b"a", b"b", b"c", b"d"])
+            dealer._socket = real
+            assert [(b"a", True), (b"b", True), (b"c", True), (b"d", False)] == breaking.calls
+
+    trio.run(main)
+
+
+def test_an_oversized_frame_ends_its_connection_only(tmp_path: Path) -> None:
+    """A peer that announces more than the limit is disconnected by libzmq; the others do not notice."""
+    options = SocketOptions(max_frame_bytes=1_000_000)
+
+    async def main() -> None:
+        async with opened(f"ipc://{tmp_path}/s", 2, options=options) as (router, (greedy, modest)):
+            first, _ = await introduce(router, [greedy, modest])
+            greedy.send_nowait([bytes(1_000_001)])
+
+            async def until_gone() -> None:
+                while True:
+                    router.send_nowait(first, [b"still there?"])
+                    await trio.lowlevel.checkpoint()
+
+            with pytest.raises(PeerGone):
+                await until_gone()
+            modest.send_nowait([bytes(1_000_000)])
+            ((_, frames),) = await router.receive()
+            assert 1_000_000 == len(frames[0])
+
+    trio.run(main)
