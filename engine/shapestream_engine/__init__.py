@@ -15,38 +15,60 @@ from shapestream_engine.errors import (
     SignatureError,
 )
 from shapestream_engine.layout import Buffer, Layout, Tensors
+from shapestream_engine.model import (
+    CompiledModel,
+    InferRequest,
+    InputSpec,
+    ModelSpec,
+    OutputSpec,
+    OutputTensor,
+    compile_model,
+)
+from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.rules import IndexColumn, Rows, Rule, Whole, With, parse_rule
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
+from shapestream_engine.slot import Report, Slot, Work
 from shapestream_engine.tensor import Tensor, TensorLike
 
 __all__ = [
     "ELEMENT_TYPES",
     "Buffer",
+    "CompiledModel",
     "Dimension",
     "ElementTypeError",
     "EngineError",
     "EngineMissing",
     "IndexColumn",
+    "InferRequest",
     "InferenceError",
     "InputPort",
+    "InputSpec",
     "Layout",
     "ModelLoadError",
     "ModelSignature",
+    "ModelSpec",
     "NamedShape",
     "OutputPort",
+    "OutputSpec",
+    "OutputTensor",
     "PartialShape",
+    "Report",
+    "RequestPool",
     "RequestShape",
     "Rows",
     "Rule",
     "RuleError",
     "ShapeError",
     "SignatureError",
+    "Slot",
     "Tensor",
     "TensorLike",
     "Tensors",
     "Whole",
     "With",
+    "Work",
+    "compile_model",
     "dtype_of",
     "element_type_of",
     "parse_rule",

@@ -12,7 +12,7 @@ import numpy as np
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.rules import Rule, parse_rule, rule_to_dict
-from shapestream_engine.shapes import NamedShape
+from shapestream_engine.shapes import NamedShape, PartialShape
 
 __all__ = ["InputPort", "OutputPort", "PadValue"]
 
@@ -39,6 +39,16 @@ class InputPort:
         _check_port("input", self.name, self.element_type)
         for dimension, value in self.pad.items():
             self._check_pad(dimension, value)
+
+    @property
+    def partial_shape(self) -> PartialShape:
+        """The shapes that it may take, without names: what OpenVINO calls its `partial_shape`."""
+        return self.shape.partial_shape
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it may take more than one shape."""
+        return self.shape.is_dynamic
 
     @property
     def axis_names(self) -> tuple[str | None, ...]:
@@ -121,6 +131,16 @@ class OutputPort:
 
     def __post_init__(self) -> None:
         _check_port("output", self.name, self.element_type)
+
+    @property
+    def partial_shape(self) -> PartialShape:
+        """The shapes that it may take, without names: what OpenVINO calls its `partial_shape`."""
+        return self.shape.partial_shape
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it may take more than one shape."""
+        return self.shape.is_dynamic
 
     @property
     def batch_axis(self) -> int | None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic, perf_counter
-from typing import Literal, TypeAlias
 
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.errors import EngineError, InferenceError
@@ -23,47 +22,12 @@ from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InferRequest
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.work import ErrorCode, Report, Work
 
 __all__ = ["ErrorCode", "Report", "Slot", "Work"]
 
-ErrorCode: TypeAlias = Literal["model_error", "unavailable", "cancelled", "internal"]
-
 _REMEMBERED_SHAPES = 4096
 """Call shapes remembered per model, to tell new ones; when so many are known, all are forgotten."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One batch. `members`, `shapes` and `start_before` are parallel, in the order of their rows in the call."""
-
-    batch: int
-    model: str
-    sizes: tuple[int, ...]
-    """The call's size of each of the signature's `dimensions`, padding included."""
-    members: tuple[Tensors, ...]
-    shapes: tuple[RequestShape, ...] | None = None
-    """What the signature's `resolve` said of each member; None: it is asked here."""
-    start_before: tuple[float | None, ...] | None = None
-    """Time of `time.monotonic` after which a member may not start any more; None: whenever."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What became of a batch."""
-
-    batch: int
-    outputs: tuple[Tensors | None, ...] | None
-    """Parallel to the members; None for one whose time to start had passed. None as a whole on failure."""
-    run_s: float
-    """Seconds of the inference alone."""
-    gather_s: float
-    """Seconds from the start of the work to the start of the inference."""
-    reallocations: int
-    """Of input tensors, by this batch."""
-    new_shape: bool
-    """This slot had not run the model with these sizes before."""
-    error_code: ErrorCode | None
-    message: str
 
 
 class Slot:
@@ -121,7 +85,7 @@ class Slot:
         if pool is None or request is None:
             reason = "is not served here" if pool is None else f"has no free request: {pool!r}"
             message = f"model {work.model!r} {reason}"
-            return _report(work, outputs=None, error_code="unavailable", message=message)
+            return Report(batch=work.batch, outputs=None, error_code="unavailable", message=message)
         try:
             return self._run(work, pool, request)
         except Exception as error:  # noqa: BLE001 - the edge where whatever went wrong becomes a coded report
@@ -143,11 +107,13 @@ class Slot:
                 break
             places = still
         else:
-            return _report(work, outputs=(None,) * len(work.members), gather_s=perf_counter() - began)
+            return Report(
+                batch=work.batch, outputs=(None,) * len(work.members), gather_s=perf_counter() - began
+            )
         started, ended = self._infer(work.batch, request)
         results = pool.assembly.split(call.sizes, call.shapes, request.outputs())
-        return _report(
-            work,
+        return Report(
+            batch=work.batch,
             outputs=_in_place(results, places, len(work.members)),
             run_s=ended - started,
             gather_s=started - began,
@@ -189,7 +155,7 @@ class Slot:
             code, message = "model_error", str(error)
         else:
             code, message = "internal", f"{type(error).__name__}: {error}"
-        return _report(work, outputs=None, error_code=code, message=message)
+        return Report(batch=work.batch, outputs=None, error_code=code, message=message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,26 +197,3 @@ def _in_place(results: Sequence[Tensors], places: Sequence[int], members: int) -
     for place, result in zip(places, results, strict=True):
         outputs[place] = result
     return tuple(outputs)
-
-
-def _report(
-    work: Work,
-    *,
-    outputs: tuple[Tensors | None, ...] | None,
-    run_s: float = 0.0,
-    gather_s: float = 0.0,
-    reallocations: int = 0,
-    new_shape: bool = False,
-    error_code: ErrorCode | None = None,
-    message: str = "",
-) -> Report:
-    return Report(
-        batch=work.batch,
-        outputs=outputs,
-        run_s=run_s,
-        gather_s=gather_s,
-        reallocations=reallocations,
-        new_shape=new_shape,
-        error_code=error_code,
-        message=message,
-    )

@@ -2,10 +2,11 @@
 
 This folder is the only place that imports `openvino`. The way of a model: `reading` (file to `ov.Model`), `ports`
 (names, and the shapes that the spec states), `following` (which output axes follow which inputs), `compiling`
-(properties and device), `request` (the tensors that are resized in place).
+(properties and device), `request` and `tensor` (the calls, and the tensors that are resized in place).
 """
 
 from shapestream_engine.backends.openvino.compiling import OpenVinoModel, compile_spec
-from shapestream_engine.backends.openvino.request import OpenVinoRequest, OpenVinoTensor
+from shapestream_engine.backends.openvino.request import OpenVinoRequest
+from shapestream_engine.backends.openvino.tensor import OpenVinoTensor
 
 __all__ = ["OpenVinoModel", "OpenVinoRequest", "OpenVinoTensor", "compile_spec"]

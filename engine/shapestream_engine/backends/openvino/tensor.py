@@ -1,0 +1,141 @@
+"""An inference request's own input tensor in OpenVINO's memory, resized in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import openvino as ov
+
+from shapestream_engine.backends.openvino.engine_words import engine_words
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import InferenceError, ShapeError
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import MAX_SIZE
+
+__all__ = ["OpenVinoTensor", "TensorOwner"]
+
+_Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+class TensorOwner(Protocol):
+    """What a tensor must know of its request."""
+
+    engine_request: ov.InferRequest
+    running: bool
+
+
+class OpenVinoTensor:
+    """One of a request's own input tensors. Setting `shape` resizes it in place, as OpenVINO's `set_shape` does.
+
+    It reallocates only if the shape needs more than the capacity, which then at least doubles, up to the upper bound.
+    A reallocation is counted when the data moved to another address, which is asked of OpenVINO, not inferred.
+    """
+
+    __slots__ = ("_address", "_bound", "_capacity", "_data", "_dtype", "_number", "_port", "_request", "_shape", "_tensor",
+                 "reallocations")  # fmt: skip
+
+    def __init__(
+        self, request: TensorOwner, number: int, port: InputPort, bound: int | None, *, reserve: bool
+    ) -> None:
+        self._request = request
+        self._number = number
+        self._tensor = request.engine_request.get_input_tensor(number)
+        self._port = port
+        self._dtype = dtype_of(port.element_type)
+        self._bound = bound
+        self._capacity = int(self._tensor.byte_size)
+        self._shape: tuple[int, ...] = ()
+        self.reallocations = 0
+        """How often the data moved to another address since the tensor was made."""
+        if reserve and bound is not None and bound > self._capacity:
+            self._reserve(bound)
+        self._address = self._view().ctypes.data if self._capacity else 0
+        self._empty()
+
+    @property
+    def element_type(self) -> str:
+        """OpenVINO's name of the element type, such as `f32`."""
+        return self._port.element_type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis. Setting it raises `ShapeError` for a shape that the port does not take."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Sequence[int]) -> None:
+        shape = tuple(shape)
+        if shape == self._shape:
+            return
+        port = self._port
+        # OpenVINO takes any shape at any time: a wrong one fails later, and one set during a call corrupts memory.
+        if not port.shape.partial_shape.admits(shape):
+            raise ShapeError(f"input {port.name!r} takes [{port.shape}], not {list(shape)}")
+        if self._request.running:
+            raise InferenceError(f"input {port.name!r} cannot be resized while its request runs")
+        needed = self._dtype.itemsize
+        for size in shape:
+            needed *= size
+        if needed > MAX_SIZE:
+            raise ShapeError(
+                f"input {port.name!r}: {list(shape)} has more bytes than any machine can address"
+            )
+        try:
+            if needed > self._capacity:
+                self._grow(needed)
+            self._tensor.shape = shape
+        except RuntimeError as error:
+            self._replace()
+            raise MemoryError(f"input {port.name!r} of shape {list(shape)}: {engine_words(error)}") from error
+        self._shape = shape
+        self._data = data = self._view()
+        if needed:
+            address = data.ctypes.data
+            self.reallocations += address != self._address
+            self._address = address
+
+    @property
+    def data(self) -> _Array:
+        """A view of exactly `shape`, in OpenVINO's memory; valid until the shape is set again."""
+        return self._data
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that a shape may take without a reallocation."""
+        return self._capacity
+
+    def _grow(self, needed: int) -> None:
+        """Doubling makes the cost of growth a constant per byte; the bound keeps it from taking what cannot come."""
+        doubled = 2 * self._capacity
+        self._reserve(max(needed, doubled if self._bound is None else min(doubled, self._bound)))
+
+    def _reserve(self, nbytes: int) -> None:
+        # `set_shape` takes any shape of the rank; this one has as many elements as are wanted.
+        elements = -(-nbytes // self._dtype.itemsize)
+        self._tensor.shape = [elements] + [1] * (len(self._port.shape) - 1)
+        self._capacity = elements * self._dtype.itemsize
+
+    def _empty(self) -> None:
+        self._tensor.shape = [0 if axis.is_dynamic else axis.minimum for axis in self._port.shape.dimensions]
+        self._shape = tuple(map(int, self._tensor.shape))
+        self._data = self._view()
+
+    def _replace(self) -> None:
+        """After an allocation that failed OpenVINO's tensor has no memory but believes in its old capacity (2026.4)."""
+        request = self._request.engine_request
+        request.set_input_tensor(
+            self._number, ov.Tensor(self._tensor.element_type, ov.Shape([0] * len(self._shape)))
+        )
+        self._tensor = request.get_input_tensor(self._number)
+        self._capacity = self._address = 0
+        self._empty()
+
+    def _view(self) -> _Array:
+        data: _Array = self._tensor.data
+        # bf16, which NumPy has no type of its own for, comes as a type of the same size.
+        return data if data.dtype == self._dtype else data.view(self._dtype)
+
+    def __repr__(self) -> str:
+        return f"OpenVinoTensor({self.element_type}, {list(self._shape)}, {self._data.nbytes} of {self._capacity} bytes)"
