@@ -28,7 +28,7 @@ class DimensionTable:
     bounds: tuple[Dimension, ...]
     """What all inputs admit together."""
     paddable: tuple[bool, ...]
-    """Every input that has the dimension allows padding of it; `batch` is never padded."""
+    """Every input that has the dimension allows padding of it, which none may do for `batch`."""
     has_batch: bool
     """Every input has a dynamic dimension `batch`; otherwise requests cannot be put together."""
     axes: tuple[tuple[int | None, ...], ...]
@@ -50,8 +50,7 @@ class DimensionTable:
             names=names,
             bounds=tuple(_bounds(name, inputs) for name in names),
             paddable=tuple(
-                name != BATCH
-                and all(port.pads(name) for port, per in zip(inputs, axis_names, strict=True) if name in per)
+                all(port.pads(name) for port, per in zip(inputs, axis_names, strict=True) if name in per)
                 for name in names
             ),
             has_batch=has_batch,

@@ -62,7 +62,7 @@ def test_every_spelling_of_a_dimension(spelling: Any, expected: Dimension) -> No
     "spelling",
     [
         "", "x", "..", "...", "1..2..3", "-2", "1.5", "5..3", "<=", "<=-1", "8 8", "٣", "1..-1", "+1", "1_0",
-        str(MAX_SIZE + 1), 10**5000, -(10**5000), "9" * 39, "9" * 10_000, f"1..{MAX_SIZE + 1}",
+        str(MAX_SIZE + 1), "9" * 39, "9" * 10_000, f"1..{MAX_SIZE + 1}",
         -2, 1.0, True, False, None, np.float64(1), np.bool_(True), MAX_SIZE + 1, (5, 3), (1, 2, 3), (True, 3), (-3, 4), {},
     ],
 )  # fmt: skip
@@ -70,6 +70,13 @@ def test_what_is_no_dimension_is_a_shape_error(spelling: Any) -> None:
     """Negative, reversed, overflowing and non-integer sizes are refused, whatever their type."""
     with pytest.raises(ShapeError):
         Dimension.parse(spelling)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_too_long_to_print_are_shape_errors_too(sign: int) -> None:
+    """Python raises an error of its own when it is asked to print an integer of 5000 digits."""
+    with pytest.raises(ShapeError, match="a size lies within 0"):
+        Dimension.parse(sign * 10**5000)
 
 
 @pytest.mark.parametrize(

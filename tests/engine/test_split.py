@@ -85,6 +85,15 @@ def test_results_are_copies() -> None:
     assert [[[[1, 1]]], [[[1, 1]]]] == lists(results)
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["in order", "out of order"])
+def test_the_engines_outputs_stay_as_they_are(order: list[int]) -> None:
+    """An index is rewritten in the copy: the engine's memory may be read-only, or read by somebody else."""
+    peaks = np.array([[7, index, 0] for index in order], "f4")
+    peaks.flags.writeable = False
+    results = split(PEAKS, [(1, 3), (1, 3)], np.zeros(2), peaks)
+    assert [[[7, 0, 0]], [[7, 0, 0]]] == [result[1].tolist() for result in results]
+
+
 @pytest.mark.parametrize("members", [[(1, 3, 2), (2, 1, 2), (1, 0, 2)], [(2, 2, 2)], [(1, 2, 2), (1, 2, 2)]])
 def test_padded_dimensions_are_trimmed_back(members: list[tuple[int, ...]]) -> None:
     """An output axis named like a padded dimension has each request's own size in its result."""

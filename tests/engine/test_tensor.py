@@ -97,9 +97,7 @@ def test_beyond_the_upper_bound_is_an_error_that_changes_nothing() -> None:
     assert ((2, 2), [7.0] * 4) == (tensor.shape, tensor.data.ravel().tolist())
 
 
-@pytest.mark.parametrize(
-    "shape", [(-1,), (1.0,), (True,), ("3",), (10**5000,), (2**62, 4), (2**40, 2**40, 0)]
-)
+@pytest.mark.parametrize("shape", [(-1,), (1.0,), (True,), ("3",), (2**64,), (2**62, 4), (2**40, 2**40, 0)])
 def test_impossible_shapes_are_refused(shape: Any) -> None:
     """Negative, fractional, boolean and overflowing sizes are shape errors, and the tensor stays as it was."""
     tensor = Tensor("u8", (3,))
