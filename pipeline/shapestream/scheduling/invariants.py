@@ -49,6 +49,7 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> No
     assert not ledger.unwanted, "an unwanted batch was not looked at"
     with_deadline = {request.id for request in requests if request.deadline is not None}
     assert {request.id for request in ledger.deadlines.living()} == with_deadline
+    assert len(ledger.deadlines) <= 2 * len(ledger.requests) + 65, "the dead were not thrown out"
     assert all(request.deadline is None or request.deadline > now for request in requests), "late, but here"
 
 
@@ -99,6 +100,7 @@ def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
         assert lane.key == fixed, "a lane mixes what may not mix"
         in_runs = [request for run in bucket.runs.values() for request in run]
         living = [request for request in in_runs if request.state is QUEUED]
+        assert len(in_runs) <= 2 * len(living) + 32, "the dead were not thrown out"
         assert bucket.count == len(living) > 0
         assert bucket.rows == sum(request.rows for request in living)
         assert all(run[0].state is QUEUED for run in bucket.runs.values()), "a dead entry stands in front"

@@ -48,6 +48,14 @@ def test_a_full_bucket_behind_a_waiting_one_goes(stage):
     assert [(2, 3)] == stage.starts()
 
 
+def test_of_full_buckets_the_oldest_goes_first(stage):
+    """Two shapes that have filled their batches take turns by age."""
+    stage.model(max_delay_s=0.5, max_batch=2)
+    stage.arrive((1, 9), (1, 4), (1, 4), (1, 9))
+    stage.slots(0)
+    assert [(1, 4)] == stage.starts()
+
+
 def test_busy_slots_do_not_wake_anybody(stage):
     """With no free slot the end of the delay is nothing to wake up for; the next free slot takes all."""
     stage.model(max_delay_s=0.5, max_batch=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -21,7 +22,7 @@ from shapestream.scheduling.events import (
     SlotJoined,
 )
 from shapestream.scheduling.lazy_heap import LazyHeap
-from shapestream.scheduling.records import DONE, QUEUED, State
+from shapestream.scheduling.records import DONE, QUEUED, Request, State
 
 
 def _lines(call: Callable[[], Any]) -> tuple[int, Any]:
@@ -82,6 +83,47 @@ def test_a_deep_queue_costs_no_more_per_batch(lengths):
     shallow = _lines_of_a_batch(400, lengths)
     deep = _lines_of_a_batch(20_000, lengths)
     assert deep <= 1.5 * shallow
+
+
+@pytest.mark.parametrize("ending", ["finished", "cancelled"])
+def test_nothing_is_held_of_requests_that_ended(ending):
+    """Deadlines, lanes and batches let go of what is over, without the garbage collector's help."""
+    scheduler = Scheduler(10**6, 10**9, story_length=8)
+    for name in ("m", "without_slots"):
+        profile = ModelProfile(
+            name=name, dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=8
+        )
+        scheduler.handle(ModelAdded(model=profile), 0.0)
+    gc.disable()
+    try:
+        before = _held()
+        # The first in every order stays, so that the dead behind it do not come to the front by themselves.
+        staying = Arrival(
+            id=-1,
+            client=0,
+            model="without_slots" if ending == "finished" else "m",
+            sizes=(1, 16),
+            nbytes=1,
+            deadline=1e5,
+        )
+        scheduler.handle(RequestsArrived(requests=(staying,)), 0.0)
+        scheduler.handle(_arrivals(0, 1000, 1), 0.0)
+        if ending == "cancelled":
+            for id_ in range(1000):
+                scheduler.handle(RequestCancelled(id=id_), 1.0)
+        else:
+            actions = scheduler.handle(SlotJoined(slot=0, models=frozenset({"m"})), 0.0)
+            while actions:
+                (start,) = (action for action in actions if isinstance(action, StartBatch))
+                actions = scheduler.handle(BatchFinished(batch=start.batch, run_s=0.1), 1.0)[1:]
+        assert "0 running, 1 queued" == repr(scheduler.statistics())
+        assert _held() - before <= 200
+    finally:
+        gc.enable()
+
+
+def _held() -> int:
+    return sum(type(thing) is Request for thing in gc.get_objects())
 
 
 class _Entry:

@@ -6,10 +6,12 @@ import pytest
 
 from shapestream.scheduling.actions import CancelBatch, DeliverResults, FailRequest, ForgetRequest, StartBatch
 from shapestream.scheduling.events import (
+    Arrival,
     BatchFinished,
     ClientLeft,
     DrainStarted,
     RequestCancelled,
+    RequestsArrived,
     SlotLeft,
 )
 
@@ -168,6 +170,16 @@ def test_two_shapes_on_two_slots_are_not_cut_in_halves(stage):
     stage.slots(0, 1)
     stage.arrive(*[(1, 4)] * 5, *[(1, 9)] * 5)
     assert [(1, 2, 3, 4, 5), (6, 7, 8, 9, 10)] == stage.starts()
+
+
+def test_two_models_on_two_slots_are_not_cut_in_halves(stage):
+    """The share counts what waits for the other models of the slot as well."""
+    stage.model("a")
+    stage.model("b")
+    stage.slots(0, 1, models=("a", "b"))
+    arrivals = [Arrival(id=id_, client=0, model="ab"[id_ // 4], sizes=(1, 4), nbytes=1) for id_ in range(8)]
+    stage.play(RequestsArrived(requests=tuple(arrivals)))
+    assert [(0, 1, 2, 3), (4, 5, 6, 7)] == stage.starts()
 
 
 def test_the_slot_that_is_free_longest_goes_first(stage):
