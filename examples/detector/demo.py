@@ -33,7 +33,7 @@ from examples.server_process import ServerFailed, with_server
 from shapestream import ShapestreamError
 
 ROOT = Path(__file__).parents[2]
-CROPS_PER_SIZE, QUICK_CROPS_PER_SIZE = 40, 12
+CROPS_PER_SIZE, QUICK_CROPS_PER_SIZE = 30, 10
 MODEL = ROOT / ".cache" / "detector.xml"
 WORKERS = 2
 PROBLEMS_SHOWN = 10

@@ -18,7 +18,7 @@ from examples.detector.pictures import CROP_SIZES
 
 def tables(answers: Sequence[Answer]) -> Group:
     """The photographs one by one, the crops by size; times in milliseconds."""
-    photographs = Table(title="photographs", title_justify="left")
+    photographs = Table(title="photographs (shape: height x width)", title_justify="left")
     for heading in ("picture", "worker"):
         photographs.add_column(heading)
     for heading in ("shape", "detections", "shared with", "queue ms", "inference ms"):
@@ -27,7 +27,7 @@ def tables(answers: Sequence[Answer]) -> Group:
         photographs.add_row(
             answer.picture.name.replace("_", " "),
             worker_of(answer.timings.worker),
-            _by(answer.picture.image.shape),
+            _by(answer.picture.size),
             str(len(answer.peaks)),
             _others(answer.timings.batch_requests - 1),
             _ms([answer.timings.queue_us]),
@@ -37,9 +37,9 @@ def tables(answers: Sequence[Answer]) -> Group:
 
 
 def _crop_table(answers: Sequence[Answer]) -> Table:
-    crops = Table(title="crops, by size (times: median)", title_justify="left")
+    crops = Table(title="crops by shape (times: median)", title_justify="left")
     for heading in (
-        "size",
+        "shape",
         "requests",
         "rows",
         "detections",

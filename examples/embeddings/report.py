@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from examples.coverage import workers_of
 from examples.embeddings.corpus import Corpus
@@ -15,27 +17,25 @@ from examples.embeddings.docstrings import Docstring
 from examples.embeddings.similarity import Neighbour
 from examples.embeddings.streaming import Embedded
 
+_NAME_WIDTH, _LINE_WIDTH = 38, 52
 
-def neighbours_table(
+
+def neighbours(
     queries: Sequence[str], found: Sequence[Sequence[Neighbour]], docstrings: Sequence[Docstring]
-) -> Table:
-    """The nearest docstrings of each query, the best first."""
-    table = Table(title="nearest docstrings", title_justify="left")
-    table.add_column("query", max_width=26)
-    table.add_column("cosine", justify="right")
-    table.add_column("documented", overflow="fold", max_width=30)
-    table.add_column("first line", no_wrap=True)
-    for query, neighbours in zip(queries, found, strict=True):
-        for rank, neighbour in enumerate(neighbours):
+) -> Group:
+    """The nearest docstrings of each query, the best first; what is too long for a line is cut off."""
+    parts: list[RenderableType] = []
+    for query, nearest in zip(queries, found, strict=True):
+        lines = Table.grid(padding=(0, 2))
+        lines.add_column(no_wrap=True, min_width=6, justify="right")
+        lines.add_column(no_wrap=True, overflow="ellipsis", min_width=_NAME_WIDTH, max_width=_NAME_WIDTH)
+        lines.add_column(no_wrap=True, overflow="ellipsis", max_width=_LINE_WIDTH)
+        for neighbour in nearest:
             docstring = docstrings[neighbour.number]
-            table.add_row(
-                query if rank == 0 else "",
-                f"{neighbour.cosine:.2f}",
-                escape(docstring.name),
-                escape(docstring.text.splitlines()[0]),
-                end_section=rank == len(neighbours) - 1,
-            )
-    return table
+            first_line = docstring.text.splitlines()[0]
+            lines.add_row(f"{neighbour.cosine:.2f}", escape(docstring.name), escape(first_line))
+        parts += [Text(), Text(query, style="bold"), lines]
+    return Group(*parts)
 
 
 def summary(

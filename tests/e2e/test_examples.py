@@ -1,0 +1,89 @@
+"""The two examples as users run them: real processes over ipc, with a log instead of a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from examples import model_file
+from examples.detector import kernels, model
+from PIL import Image
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+# A loaded machine may need several times the usual quarter of a minute.
+TIMEOUT_S = 240
+
+
+def own_configuration(name: str, folder: Path, replacements: dict[str, str] | None = None) -> Path:
+    """A copy of configs/NAME.yaml that listens below `folder`, so that it disturbs nobody else's run."""
+    text = (ROOT / "configs" / f"{name}.yaml").read_text()
+    for old, new in {"../.cache/": f"{ROOT}/.cache/", **(replacements or {})}.items():
+        assert old in text
+        text = text.replace(old, new)
+    copy = folder / f"{name}.yaml"
+    copy.write_text(text)
+    return copy
+
+
+def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The program's end, with stdout and stderr together."""
+    environment = {
+        key: value for key, value in os.environ.items() if key not in {"FORCE_COLOR", "TTY_COMPATIBLE"}
+    }
+    command: Sequence[str | Path] = [sys.executable, "-m", program, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, check=False, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_demo_succeeds_and_draws(tmp_path: Path) -> None:
+    """Every answer is right; the log is short and plain; the overview is a picture with colours."""
+    config = own_configuration("demo", tmp_path)
+    done = run("examples.detector.demo", "--quick", "--config", config, "--out", tmp_path / "out")
+    assert 0 == done.returncode, done.stdout
+    assert "OK: every answer equals, to the bit" in done.stdout
+    assert "132 in" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert len(done.stdout.splitlines()) < 70
+    with Image.open(tmp_path / "out" / "overview.png") as overview:
+        assert overview.width > 1000
+        assert len(overview.convert("RGB").getcolors(1 << 24) or []) > 1000
+
+
+def test_demo_fails_on_wrong_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the workers serve a model with another threshold, the demo says where, and its status is 1."""
+    monkeypatch.setattr(model, "THRESHOLD", kernels.THRESHOLD + 1)
+    model_file.write(model.build(), tmp_path / "detector.xml")
+    config = own_configuration("demo", tmp_path, {f"{ROOT}/.cache/": f"{tmp_path}/"})
+    done = run("examples.detector.demo", "--quick", "--config", config, "--out", tmp_path / "out")
+    assert 1 == done.returncode, done.stdout
+    assert "peaks or scores differ" in done.stdout
+    assert "FAILED" in done.stdout
+
+
+def test_demo_says_why_the_server_does_not_start(tmp_path: Path) -> None:
+    """A corrupt model file ends the demo at once, with status 1 and the server's own reason."""
+    (tmp_path / "detector.xml").write_text("<net")
+    config = own_configuration("demo", tmp_path, {f"{ROOT}/.cache/": f"{tmp_path}/"})
+    done = run("examples.detector.demo", "--quick", "--config", config, "--out", tmp_path / "out")
+    assert 1 == done.returncode, done.stdout
+    assert "the server ended with status 3" in done.stdout
+    assert "detector.xml" in done.stdout
+
+
+def test_embeddings_succeed(tmp_path: Path) -> None:
+    """Rows agree with the model run alone, and the queries are answered; the log is short and plain."""
+    config = own_configuration("embeddings", tmp_path)
+    done = run("examples.embeddings.run", "--quick", "--config", config, "--out", tmp_path / "out")
+    assert 0 == done.returncode, done.stdout
+    assert "OK: cosine above 0.999" in done.stdout
+    assert "300 in" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert len(done.stdout.splitlines()) < 70
