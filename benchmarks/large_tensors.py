@@ -48,14 +48,12 @@ def measure(folder: Path, *, requests: int, rounds: int) -> Report:
             )
             with blocking.connect(address, connect_timeout=60) as client:
                 client.signature(LARGE)
-            raw = RawClient(address, LARGE)
-            stack.callback(raw.close)
-            return Contender(
-                name=label,
-                run=lambda count: raw.round(payloads[:count], (1, LARGE_WIDTH), OUTSTANDING),
-                server=child,
-                requests=requests,
-            )
+
+            def run(count: int) -> None:
+                with RawClient(address, LARGE) as client:
+                    client.round(payloads[:count], (1, LARGE_WIDTH), OUTSTANDING)
+
+            return Contender(name=label, run=run, server=child, requests=requests)
 
         echo_address = f"ipc://{folder}/large-echo.sock"
         one_hop = bare("bare-echo", "echo", echo_address)

@@ -12,7 +12,7 @@ import zmq
 
 from benchmarks.bare_echo import COPY_BELOW_BYTES
 from shapestream.wire.codec import Role, decode, encode
-from shapestream.wire.messages import Entry, Failure, Hello, ModelOpened, OpenModel, Request, Result, Welcome
+from shapestream.wire.messages import Entry, Failure, Goodbye, Hello, ModelOpened, OpenModel, Request, Result, Welcome
 from shapestream_engine.layout import Tensors
 
 TIMEOUT_MS = 60_000
@@ -44,7 +44,10 @@ def echo_round(socket: zmq.Socket[bytes], payloads: Sequence[bytes], outstanding
 
 
 class RawClient:
-    """A session on a shapestream server, over the codec and a plain pyzmq socket."""
+    """A session on a shapestream server, over the codec and a plain pyzmq socket.
+
+    It sends no heartbeats: open one for each round.
+    """
 
     def __init__(self, address: str, model: str) -> None:
         self._socket = connect_dealer(address)
@@ -56,9 +59,12 @@ class RawClient:
         assert isinstance(opened, ModelOpened)
         self._model = opened.number
 
-    def close(self) -> None:
-        """Leaves without a word."""
-        self._socket.close()
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send(Goodbye())
+        self._socket.close(linger=TIMEOUT_MS)
 
     def _send(self, entry: Entry) -> None:
         self._socket.send_multipart(encode([entry]))

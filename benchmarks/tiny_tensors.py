@@ -101,11 +101,13 @@ def _server_contenders(stack: ExitStack, folder: Path, server: _Server, requests
         child_process(["-m", "shapestream_workers", "serve", str(path)], log=log)
     )
     _await_server(address)
-    raw = RawClient(address, TINY)
-    stack.callback(raw.close)
 
     def alone(outstanding: int) -> Callable[[int], None]:
-        return lambda count: raw.round(_payloads(count), (1, TINY_WIDTH), outstanding)
+        def run(count: int) -> None:
+            with RawClient(address, TINY) as client:
+                client.round(_payloads(count), (1, TINY_WIDTH), outstanding)
+
+        return run
 
     def contender(kind: str, run: Callable[[int], None], count: int) -> Contender:
         return Contender(name=f"{server.label}, {kind}", run=run, server=child, requests=count)
