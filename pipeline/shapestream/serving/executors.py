@@ -14,15 +14,15 @@ from time import monotonic
 from typing import Protocol, TypeAlias
 
 import trio
-from shapestream_engine.model import CompiledModel
-from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.slot import Report, Slot, Work
 
 from shapestream.serving.batches import Batch, BatchReport, Executor
 from shapestream.serving.links import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck
 from shapestream.wire.messages import CancelBatch, Execute, ExecuteMember
+from shapestream_engine.model import CompiledModel
+from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.slot import Report, Slot, Work
 
 __all__ = ["InProcessExecutor", "LocalExecutor", "LocalSlots", "RemoteExecutor", "Reports", "SlotSource"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
+from dataclasses import is_dataclass
 from typing import Any, Literal, TextIO
 
 import structlog
@@ -24,6 +25,7 @@ MAX_TEXT_CHARACTERS = 2000
 MAX_RATE_LIMIT_KEYS = 1024
 
 _PLAIN = (bool, int, float, type(None))
+_MARKS_OF_DATA = ("__array_interface__", "__buffer__", "nbytes")
 
 
 class _LossyStream:
@@ -59,10 +61,10 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if isinstance(value, BaseException):
         return _plain(f"{type(value).__name__}: {value}")
-    if hasattr(value, "__buffer__") or hasattr(value, "__array_interface__") or hasattr(value, "nbytes"):
-        return f"<{type(value).__name__}>"
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{len(value)} bytes>"
+    if is_dataclass(value) or any(hasattr(value, name) for name in _MARKS_OF_DATA):
+        return f"<{type(value).__name__}>"  # its text would be its contents
     return _plain(str(value))
 
 

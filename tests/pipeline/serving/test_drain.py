@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import trio
 from tests.pipeline.serving.harness import RawPeer, ScriptedSlots, request
@@ -16,7 +17,7 @@ from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Result
 Body = Callable[[Server, RawPeer, ScriptedSlots], Awaitable[None]]
 
 
-def run_to_the_end(body: Body, **options: float) -> float:
+def run_to_the_end(body: Body, **options: Any) -> float:
     """Runs `body` beside a server; returns how long the server lived on after it, on the jumping clock."""
 
     async def main() -> float:
@@ -81,7 +82,7 @@ def test_what_is_not_finished_within_the_grace_is_handed_back() -> None:
         await trio.testing.wait_all_tasks_blocked()
         server.drain()
         began = trio.current_time()
-        endings = []
+        endings: list[Failure] = []
         while len(endings) < 2:
             with trio.move_on_after(1):
                 endings.append(await client.hear(Failure))

@@ -98,7 +98,7 @@ def test_a_large_tensor_is_relayed_to_the_worker_untouched() -> None:
             scale = np.ones((1,), np.float32)
             tensors = Tensors(
                 layout=((0, "f32", (1, 262_144)), (1, "f32", (1,))),
-                buffers=(memoryview(x).cast("B"), scale.tobytes()),
+                buffers=(memoryview(x.data).cast("B"), scale.tobytes()),
             )
             client.say(request(1, tensors))
             execute = await worker.hear(Execute)

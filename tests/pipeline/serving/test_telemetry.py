@@ -1,0 +1,206 @@
+"""Log lines and counters: what they say, and what they must never say."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import structlog
+import trio
+from tests.pipeline.serving.harness import ScriptedSlots, echo_tensors, memory_serving, request
+from trio.testing import MockClock
+
+from shapestream.telemetry.logging import RateLimit, configure, debug_enabled
+from shapestream.telemetry.statistics import LatencyHistogram, ServerStatistics
+from shapestream.wire.messages import Result
+
+
+class Terminal(io.StringIO):
+    """A stream that says that a person reads it."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+@pytest.fixture(autouse=True)
+def default_logging() -> Iterator[None]:
+    """Leaves structlog as other tests expect it."""
+    yield
+    structlog.reset_defaults()
+
+
+def test_json_off_a_terminal_and_text_on_one() -> None:
+    """`auto` looks at the stream."""
+    file, terminal = io.StringIO(), Terminal()
+    configure(stream=file)
+    structlog.get_logger().info("server ready", listen=("a", "b"))
+    line = json.loads(file.getvalue())
+    assert ("server ready", ["a", "b"], "info") == (line["event"], line["listen"], line["level"])
+    assert "timestamp" in line
+    configure(stream=terminal)
+    structlog.get_logger().info("server ready")
+    assert "server ready" in terminal.getvalue()
+    assert not terminal.getvalue().startswith("{")
+
+
+def test_formats_can_be_forced() -> None:
+    """A terminal may want JSON, a file text."""
+    terminal, file = Terminal(), io.StringIO()
+    configure(format="json", stream=terminal)
+    structlog.get_logger().info("x")
+    assert "x" == json.loads(terminal.getvalue())["event"]
+    configure(format="pretty", stream=file)
+    structlog.get_logger().info("x")
+    assert "\x1b" not in file.getvalue()
+
+
+def test_levels_hide_what_is_below() -> None:
+    """The hot path asks `debug_enabled` once, and believes it."""
+    file = io.StringIO()
+    configure("warning", stream=file)
+    structlog.get_logger().info("hidden")
+    structlog.get_logger().warning("shown")
+    assert ["shown"] == [json.loads(line)["event"] for line in file.getvalue().splitlines()]
+    assert not debug_enabled()
+    configure("debug", stream=file)
+    assert debug_enabled()
+
+
+def test_tensor_data_never_reaches_a_line() -> None:
+    """Whatever holds bytes is replaced by what it is, at any depth."""
+    file = io.StringIO()
+    configure(stream=file)
+    secret = b"secret-secret"
+    array = np.frombuffer(secret, np.uint8)
+    structlog.get_logger().info(
+        "x", a=secret, b=array, c=[memoryview(secret)], d={"e": bytearray(secret)}, f=echo_tensors()
+    )
+    line = json.loads(file.getvalue())
+    assert "secret" not in file.getvalue()
+    assert "<13 bytes>" == line["a"]
+    assert "115" not in str(line["b"])
+    assert "\\x00" not in file.getvalue()
+
+
+def test_a_line_from_outside_stays_one_line_and_short() -> None:
+    """Text of a peer can neither forge a line nor fill the disk."""
+    file = io.StringIO()
+    configure(stream=file)
+    structlog.get_logger().info("client joined", software='x"}\n{"event": "forged"}' + "y" * 100_000)
+    assert 1 == file.getvalue().count("\n")
+    assert len(file.getvalue()) < 3000
+
+
+def test_a_stream_that_cannot_be_written_ends_nothing() -> None:
+    """A full disk costs log lines, not the server."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    configure(stream=Full())
+    structlog.get_logger().error("lost")
+
+
+def test_exceptions_are_logged_as_data() -> None:
+    """`exc_info` keeps its traceback, in JSON."""
+    file = io.StringIO()
+    configure(stream=file)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        structlog.get_logger().error("broken", exc_info=True)
+    line = json.loads(file.getvalue())
+    assert "ValueError" == line["exception"][0]["exc_type"]
+
+
+def test_the_rate_limit_counts_what_it_holds_back() -> None:
+    """One line per key and interval; the next one says how many were left out."""
+    limit = RateLimit(interval_s=1.0)
+    assert [0, None, None, 2, 0] == [
+        limit.admit("a", 0.0),
+        limit.admit("a", 0.5),
+        limit.admit("a", 0.9),
+        limit.admit("a", 1.5),
+        limit.admit("b", 1.5),
+    ]
+
+
+def test_the_rate_limit_is_bounded() -> None:
+    """Keys from outside cannot make it grow; the oldest is forgotten."""
+    limit = RateLimit()
+    for number in range(5000):
+        limit.admit(str(number), 0.0)
+    assert limit.admit("4999", 0.5) is None
+    assert 0 == limit.admit("0", 0.5)
+
+
+@pytest.mark.parametrize("us", [0, 1, 7, 8, 15, 16, 100, 999, 12_345, 10**6, 10**9])
+def test_a_histogram_gives_a_time_back_to_six_percent(us: int) -> None:
+    """The buckets widen with the time."""
+    histogram = LatencyHistogram()
+    histogram.record(us)
+    assert abs(histogram.quantile_us(0.5) - us) <= us / 16
+
+
+def test_a_histograms_quantiles() -> None:
+    """Ninety fast ones and ten slow ones."""
+    histogram = LatencyHistogram()
+    histogram.record(100, times=90)
+    histogram.record(10_000, times=10)
+    assert 90 <= histogram.quantile_us(0.5) <= 110
+    assert 90 <= histogram.quantile_us(0.9) <= 110
+    assert 9_000 <= histogram.quantile_us(0.99) <= 11_000
+    assert 1090.0 == histogram.to_dict()["mean"]
+
+
+def test_a_histogram_takes_any_time() -> None:
+    """None below zero, none for ever: a clock's mistake is no crash."""
+    histogram = LatencyHistogram()
+    histogram.record(-5)
+    histogram.record(2**80)
+    assert 0 == histogram.quantile_us(0.1)
+    assert histogram.quantile_us(0.99) >= 2**39
+
+
+def test_shapes_are_counted_up_to_a_bound() -> None:
+    """Random shapes cannot make the statistics grow for ever."""
+    statistics = ServerStatistics()
+    for number in range(10_050):
+        statistics.count_batch("m", (number,), requests=1, rows=1, run_us=1, reallocations=0)
+    assert 10_000 == statistics.distinct_shapes
+    assert 10_050 == statistics.batches
+
+
+def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info() -> None:
+    """From arrival to delivery; the batch's line names its requests."""
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with memory_serving(slots) as running:
+            client = running.client()
+            await client.open_session()
+            client.say(request(41))
+            slots.finish(await slots.next_batch())
+            await client.hear(Result)
+
+    quiet, file = io.StringIO(), io.StringIO()
+    configure("info", stream=quiet)
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    configure("debug", stream=file)
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    (arrived,) = [line for line in lines if line["event"] == "request arrived"]
+    assert 41 == arrived["sequence"]
+    (started,) = [line for line in lines if line["event"] == "batch started"]
+    assert [arrived["request"]] == started["requests"]
+    (ran,) = [line for line in lines if line["event"] == "batch ran"]
+    assert started["batch"] == ran["batch"]
+    (delivered,) = [line for line in lines if line["event"] == "results delivered"]
+    assert [arrived["request"]] == delivered["requests"]
+    assert "request arrived" not in quiet.getvalue()
+    assert "batch" not in quiet.getvalue()
