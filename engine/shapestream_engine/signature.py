@@ -187,7 +187,6 @@ def _check_rule(output: OutputPort, outputs: Sequence[OutputPort], table: Dimens
             else "the model has no batch axis, so its outputs are taken whole"
         )
         raise SignatureError(f"{where} cannot hold: {remedy}")
-    rank = output.shape.rank
     match output.rule:
         case Rows():
             if output.shape.names.count(BATCH) != 1 or output.batch_axis is None:
@@ -202,7 +201,7 @@ def _check_rule(output: OutputPort, outputs: Sequence[OutputPort], table: Dimens
                 raise SignatureError(
                     f"{where} follows {name!r}, which is no output with the rule index_column"
                 )
-            if rank == 0:
+            if output.shape.rank == 0:
                 raise SignatureError(f"{where} needs rows; the output is a scalar")
         case Whole():
             pass
