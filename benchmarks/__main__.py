@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import large_tensors, reallocations, tiny_tensors
+from benchmarks.report import Report
 
 
 def main(
@@ -26,7 +28,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="ss-bench-") as name:
         folder = Path(name)
         reports = []
-        for title, measure in (
+        measurements: list[tuple[str, Callable[[], Report]]] = [
             (
                 "tiny tensors",
                 lambda: tiny_tensors.measure(folder, requests=400 if smoke else 16_000, rounds=rounds),
@@ -36,7 +38,8 @@ def main(
                 lambda: large_tensors.measure(folder, requests=24 if smoke else 300, rounds=rounds),
             ),
             ("reallocations", lambda: reallocations.measure(folder, requests=200 if smoke else 10_000)),
-        ):
+        ]
+        for title, measure in measurements:
             with console.status(f"measuring {title}"):
                 report = measure()
             reports.append(report)

@@ -17,7 +17,7 @@ COPY_BELOW_BYTES = 64 * 1024
 
 
 def _serve_echo(address: str) -> None:
-    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.ROUTER)
     socket.bind(address)
     while True:
         frames = socket.recv_multipart(copy=False)
@@ -26,7 +26,7 @@ def _serve_echo(address: str) -> None:
 
 
 def _serve_relay(address: str, echo_address: str) -> None:
-    context = zmq.Context.instance()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     front, back = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     front.bind(address)
     back.connect(echo_address)

@@ -12,7 +12,17 @@ import zmq
 
 from benchmarks.bare_echo import COPY_BELOW_BYTES
 from shapestream.wire.codec import Role, decode, encode
-from shapestream.wire.messages import Entry, Failure, Goodbye, Hello, ModelOpened, OpenModel, Request, Result, Welcome
+from shapestream.wire.messages import (
+    Entry,
+    Failure,
+    Goodbye,
+    Hello,
+    ModelOpened,
+    OpenModel,
+    Request,
+    Result,
+    Welcome,
+)
 from shapestream_engine.layout import Tensors
 
 TIMEOUT_MS = 60_000
@@ -20,7 +30,7 @@ TIMEOUT_MS = 60_000
 
 def connect_dealer(address: str) -> zmq.Socket[bytes]:
     """A DEALER connected to `address` that fails loudly instead of waiting for ever."""
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
     socket.setsockopt(zmq.SNDTIMEO, TIMEOUT_MS)
@@ -37,8 +47,8 @@ def echo_round(socket: zmq.Socket[bytes], payloads: Sequence[bytes], outstanding
         while sent < len(payloads) and sent - received < outstanding:
             socket.send_multipart([header, payloads[sent]], copy=copy)
             sent += 1
-        answer = socket.recv_multipart(copy=copy)[-1]
-        if (answer if copy else answer.buffer) != payloads[received]:
+        answer = socket.recv_multipart()[-1] if copy else socket.recv_multipart(copy=False)[-1].buffer
+        if answer != payloads[received]:
             raise AssertionError("the echo's answer differs")
         received += 1
 

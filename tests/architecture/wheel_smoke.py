@@ -92,6 +92,7 @@ def check_missing_engine(folder: Path) -> None:
 def check_serving(folder: Path) -> None:
     """The installed server serves a NumPy callable to the installed client."""
     import numpy as np
+
     import shapestream.blocking
 
     (folder / "smoke_model.py").write_text(MODEL)
