@@ -82,7 +82,10 @@ class SlotJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLeft:
-    """A slot is gone, for good; what it ran is run again elsewhere."""
+    """A slot is gone, for good; what it ran is run again elsewhere.
+
+    Where several leave together, the idle ones go first: "elsewhere" is any slot that has not left yet.
+    """
 
     slot: int
 

@@ -125,6 +125,9 @@ class Dispatcher:
     def executor_left(self, executor: Executor, now: float) -> None:
         """Its slots are gone, and what they ran is run again elsewhere."""
         gone = [slot for slot in self.slots.values() if slot.executor is executor]
+        # The idle ones leave first, or the scheduler would start there what the busy ones lose.
+        busy = {running.slot for running in self._batches.values()}
+        gone.sort(key=lambda slot: slot in busy)
         for slot in gone:
             del self.slots[slot.number]
         for slot in gone:

@@ -214,6 +214,25 @@ def test_a_request_that_loses_three_workers_fails() -> None:
     run(main)
 
 
+def test_the_idle_slots_of_a_worker_that_leaves_get_none_of_its_batches() -> None:
+    """Its slots leave together: a lost batch neither goes to a slot that is gone nor uses up its attempts."""
+
+    async def main() -> None:
+        async with memory_serving() as running:
+            client, leaver = running.client(), running.worker()
+            await leaver.join_as_worker("leaver", slots=8)
+            await client.open_session()
+            client.say(request(1))
+            await leaver.hear(Execute)
+            leaver.say(Goodbye())
+            second = running.worker()
+            await second.join_as_worker("second")
+            second.say(done(await second.hear(Execute)))
+            assert 1 == (await client.hear(Result)).sequence
+
+    run(main)
+
+
 def test_a_late_report_of_a_lost_attempt_changes_nothing() -> None:
     """The worker was given up; when it speaks again it is told to greet, and its result is nobody's."""
 
