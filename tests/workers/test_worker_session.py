@@ -33,7 +33,7 @@ class RecordingExecutor:
 
     name = "w"
     slots = 2
-    models: Mapping[str, ModelSignature] = {"m": SIGNATURE}  # noqa: RUF012 - never changed
+    models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
 
     def __init__(self) -> None:
         self.started: list[Batch] = []

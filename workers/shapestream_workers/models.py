@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings
 from shapestream.settings_loader import LoadedSettings
-from shapestream_engine.errors import EngineError
+from shapestream.yaml_source import Location
+from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError
+from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 
 __all__ = ["available_cpus", "compile_models", "model_spec"]
 
@@ -59,8 +60,7 @@ def compile_models(
         try:
             compiled[model.name] = compile_model(model_spec(model), slots=slots, threads=threads)
         except EngineError as error:
-            location = ("models", loaded.settings.models.index(model))
-            problems.append(loaded.problem(location, str(error)))
+            problems.append(loaded.problem(_location(loaded, model, error), str(error)))
             continue
         log.info(
             "model compiled",
@@ -74,3 +74,17 @@ def compile_models(
             unused.close()
         raise ConfigurationError(problems)
     return compiled
+
+
+def _location(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> Location:
+    """The setting that the engine's complaint is about, as far as the kind of the error and its words tell."""
+    location: Location = ("models", loaded.settings.models.index(model))
+    if isinstance(error, EngineMissing):
+        return (*location, "engine")
+    if isinstance(error, ModelLoadError):
+        return (*location, "path" if model.function is None else "function")
+    for key, ports in (("inputs", model.inputs), ("outputs", model.outputs)):
+        for name in ports:
+            if f"{key[:-1]} {name!r}" in str(error):
+                return (*location, key, name)
+    return location

@@ -29,3 +29,8 @@ def double(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         raise ValueError("fourteen is not to my liking")
     print("models may print what they like")
     return x * 2
+
+
+def fourteen(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Fails on everything."""
+    raise ValueError("fourteen is not to my liking")

@@ -58,8 +58,8 @@ class WorkerProcesses:
         self._processes: dict[str, trio.Process] = {}
         self._sound: set[str] = set()
         """Workers that have been ready at least once: their configuration can be used."""
-        self._waiting = set(commands)
-        """Workers that have not been ready yet."""
+        self._ready: set[str] = set()
+        """Workers whose present process is ready."""
         self._changed = trio.Event()
         self._failure: GaveUp | None = None
         self._nursery: trio.Nursery
@@ -71,6 +71,11 @@ class WorkerProcesses:
     def pids(self) -> dict[str, int]:
         """The processes that run, by worker."""
         return {name: process.pid for name, process in self._processes.items()}
+
+    @property
+    def ready(self) -> frozenset[str]:
+        """The workers that run and that the server has welcomed."""
+        return frozenset(self._ready)
 
     async def run(self) -> None:
         """Starts all workers and keeps them running; returns when all have ended after `stop`.
@@ -124,7 +129,6 @@ class WorkerProcesses:
 
     def _give_up(self, action: GiveUp) -> None:
         log.error("worker given up", worker=action.worker, why=action.reason)
-        self._waiting.discard(action.worker)
         message = f"worker {action.worker} is given up: {action.reason}"
         if action.configuration and action.worker not in self._sound:
             self._failure = GaveUp(message, configuration=True)
@@ -162,6 +166,7 @@ class WorkerProcesses:
                 with trio.CancelScope(shield=True):
                     await process.wait()
             del self._processes[name]
+            self._ready.discard(name)
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await trio.aclose_forcefully(pipe)
@@ -174,7 +179,7 @@ class WorkerProcesses:
         async for _ in process.stdout:
             self._handle(WorkerReady(worker=name))
             self._sound.add(name)
-            if name in self._waiting:
-                self._waiting.discard(name)
-                if not self._waiting:
-                    log.info("workers ready", workers=sorted(self._sound))
+            if name not in self._ready:
+                self._ready.add(name)
+                if len(self._ready) == len(self._commands):
+                    log.info("workers ready", workers=sorted(self._ready))

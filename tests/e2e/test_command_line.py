@@ -1,0 +1,246 @@
+"""The commands as a shell sees them: what they print, and their exit status."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+pytestmark = pytest.mark.e2e
+
+SORT = """\
+    models:
+      - name: sort
+        function: numpy:sort
+        inputs: {a: {shape: "batch:1..8, n:0..64", element_type: f32}}
+        outputs: {sorted: {shape: "batch, n", element_type: f32, rule: rows}}
+"""
+
+
+def doubling_model(path: Path) -> None:
+    """An IR that doubles `x`."""
+    x = ops.parameter([-1, 4], np.float32)
+    x.output(0).get_tensor().set_names({"x"})
+    y = ops.add(x, x)
+    y.output(0).get_tensor().set_names({"y"})
+    ov.save_model(ov.Model([ops.result(y)], [x]), path, compress_to_fp16=False)
+
+
+def model_yaml(path: str, extra: str = "") -> str:
+    """One model, from that file."""
+    return f"models:\n  - name: m\n    path: {path}\n{extra}"
+
+
+def test_infer_prints_the_answer_to_json_and_npy_inputs(workplace: Any) -> None:
+    """The same request, once from a literal and once from a file, to a server named by address and by YAML."""
+    served = workplace.serve(SORT + "    in_process: true\n")
+    by_literal = workplace.run("infer", str(served.config), "sort", "a=[[3, 1, 2]]")
+    assert (0, "") == (by_literal.returncode, by_literal.stderr)
+    assert ["sorted: f32 [1, 3]", "  [[1. 2. 3.]]"] == by_literal.stdout.splitlines()[:2]
+    np.save(workplace.folder / "a.npy", np.array([[2, np.inf, 1]], np.float32))
+    by_file = workplace.run("infer", served.address, "sort", "a=a.npy", "--json", "--save", "out")
+    outputs = json.loads(by_file.stdout)["outputs"]
+    assert {"sorted": {"element_type": "f32", "shape": [1, 3], "data": [[1.0, 2.0, "inf"]]}} == outputs
+    np.testing.assert_array_equal([[1, 2, np.inf]], np.load(workplace.folder / "out" / "sorted.npy"))
+
+
+def test_models_lists_what_a_server_serves(workplace: Any) -> None:
+    """Ports and dimensions for people, signatures for scripts."""
+    served = workplace.serve(SORT + "    in_process: true\n")
+    for_people = workplace.run("models", served.address)
+    assert "  input  a: f32 [batch:1..8, n:..64]" in for_people.stdout.splitlines()
+    (signature,) = json.loads(workplace.run("models", served.address, "--json").stdout)
+    assert "sort" == signature["name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["sort", "a=[[3]]", "b=[[3]]"], 1, "invalid: "),
+        (["sort", "a=[[3]"], 1, "invalid: input 'a': '[[3]' is neither a .npy file nor JSON"),
+        (["sort", "a=gone.npy"], 1, "invalid: input 'a': gone.npy: "),
+        (["sort", "a"], 1, "invalid: 'a' is not NAME=VALUE"),
+        (["srt", "a=[[3]]"], 1, "sort"),
+        (["sort", "--deadlin", "3"], 2, "No such option"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_mistakes_of_infer_are_told_apart_by_status(
+    sort_server: Any, workplace: Any, arguments: list[str], status: int, words: str
+) -> None:
+    """1 for a request that fails, 2 for wrong usage; nothing on stdout, no traceback."""
+    ran = workplace.run("infer", sort_server.address, *arguments)
+    assert (status, "") == (ran.returncode, ran.stdout)
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.fixture(scope="module")
+def sort_server(module_workplace: Any) -> Any:
+    """A server for the tests that do not harm it."""
+    return module_workplace.serve(SORT + "    in_process: true\n")
+
+
+def test_infer_without_a_server_says_so_in_time(workplace: Any) -> None:
+    """No server, one line, status 1."""
+    ran = workplace.run("infer", f"ipc://{workplace.folder}/none.sock", "m", "x=1", "--timeout", "0.3")
+    assert 1 == ran.returncode
+    assert ran.stderr.startswith("unavailable: ")
+    assert "Traceback" not in ran.stderr
+
+
+def test_check_runs_each_model_and_shows_where_values_come_from(workplace: Any) -> None:
+    """What was tried is listed; `--show` names lines, defaults and the engine's own properties."""
+    doubling_model(workplace.folder / "m.xml")
+    shape = '    inputs: {x: {shape: "batch:1..8, 4"}}\n'
+    config = workplace.write(model_yaml("m.xml", shape))
+    ran = workplace.run("check", str(config), "--show")
+    assert (0, "") == (ran.returncode, ran.stderr)
+    lines = ran.stdout.splitlines()
+    assert f"models[0].inputs.x.shape = 'batch:1..8, 4'  ({config}:5)" in lines
+    assert "models[0].batching.max_delay_ms = 0.0  (default)" in lines
+    assert any("INFERENCE_PRECISION" in line and "f32" in line and "(engine)" in line for line in lines)
+    assert "  ran batch 1: y [1, 4]" in lines
+    assert "  ran batch 1 x 2 requests: y [1, 4]" in lines
+    assert "ok: 1 model compiled and run" == lines[-1]
+    report = json.loads(workplace.run("check", str(config), "--json").stdout)
+    assert (True, [], "m") == (report["ok"], report["problems"], report["models"][0]["signature"]["name"])
+
+
+def test_check_reports_every_model_that_cannot_be_used(workplace: Any) -> None:
+    """A corrupt file, a shape that contradicts the file and a rule that cannot hold: three lines, status 3."""
+    doubling_model(workplace.folder / "m.xml")
+    (workplace.folder / "bad.xml").write_text("<net>no more")
+    config = workplace.write(
+        "models:\n"
+        "  - {name: corrupt, path: bad.xml}\n"
+        "  - {name: type, path: m.xml, inputs: {x: {element_type: f16}}}\n"
+        "  - {name: rule, path: m.xml, outputs: {y: {rule: index_column, column: 7}}}\n"
+        "  - {name: port, path: m.xml, inputs: {z: {shape: '4'}}}\n"
+    )
+    ran = workplace.run("check", str(config))
+    assert 3 == ran.returncode
+    places = [line.removeprefix(str(config)).split(": ")[:2] for line in ran.stderr.splitlines()]
+    assert [
+        [":3:21", "models[0].path"],
+        [":4:40", "models[1].inputs.x"],
+        [":5:41", "models[2].outputs.y"],
+        [":6:40", "models[3].inputs.z"],
+    ] == places
+    assert "bad.xml" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    as_json = workplace.run("check", str(config), "--json")
+    assert 3 == as_json.returncode
+    assert 4 == len(json.loads(as_json.stdout)["problems"])
+
+
+def test_check_reports_a_model_that_fails_on_made_up_inputs(workplace: Any) -> None:
+    """The engine's words, and the advice to name realistic inputs."""
+    config = workplace.write(
+        SORT.replace("numpy:sort", "gated:fourteen").replace("{a: {", "{x: {").replace("sorted:", "y:")
+    )
+    ran = workplace.run("check", str(config))
+    assert 3 == ran.returncode
+    assert "failed on made-up inputs, batch 1, n 1" in ran.stderr
+    assert "fourteen is not to my liking" in ran.stderr
+    assert "probe" in ran.stderr
+
+
+def test_an_unusable_yaml_is_status_3_everywhere(workplace: Any) -> None:
+    """All problems, on stderr, before anything is started; in JSON for scripts."""
+    config = workplace.write("models:\n  - {name: m, path: gone.xml, tust: true}\nworkers: [{count: '2'}]\n")
+    expected = [
+        f"{config}:3:15: models[0].path: no such file: {workplace.folder}/gone.xml "
+        "(a relative path starts at the folder of this YAML)",
+        f'{config}:3:31: models[0].tust: unknown key (did you mean "trust"?)',
+        f'{config}:4:12: workers[0].count: expected an integer, got "2" (remove the quotes)',
+    ]
+    for command in ("serve", "worker", "check"):
+        ran = workplace.run(command, str(config))
+        assert (3, expected, "") == (ran.returncode, ran.stderr.splitlines(), ran.stdout)
+    assert expected == json.loads(workplace.run("check", str(config), "--json").stdout)["errors"]
+    assert 3 == workplace.run("serve", "gone.yaml").returncode
+
+
+@pytest.mark.parametrize("how", ["in_process: true", "workers: [{count: 2}]"])
+@pytest.mark.parametrize("suffix", [".xml", ".onnx"])
+def test_a_corrupt_model_ends_serve_with_status_3(workplace: Any, suffix: str, how: str) -> None:
+    """The file is named, in a line that points into the YAML, and no process is left."""
+    (workplace.folder / f"bad{suffix}").write_bytes(b"\x00this is no model\xff" * 100)
+    served = workplace.try_serve(model_yaml(f"bad{suffix}", how + "\n"))
+    assert 3 == served.wait()
+    log = served.log.read_text()
+    assert f"{served.config}:4:5: models[0].path: " in log
+    assert f"bad{suffix}" in log
+    assert "Traceback" not in log
+    assert served.family_is_gone()
+
+
+def test_a_model_whose_weights_are_missing_ends_serve_with_status_3(workplace: Any) -> None:
+    """An .xml without its .bin loads only where there are no weights; here there are."""
+    doubling_model(workplace.folder / "m.xml")
+    x = ops.parameter([-1, 64], np.float32)
+    weights = ops.constant(np.random.default_rng(0).random((64, 64), np.float32))
+    ov.save_model(
+        ov.Model([ops.result(ops.matmul(x, weights, False, False))], [x]), workplace.folder / "w.xml"
+    )
+    (workplace.folder / "w.bin").unlink()
+    served = workplace.try_serve(model_yaml("w.xml"))
+    assert 3 == served.wait()
+    assert "models[0].path: " in served.log.read_text()
+
+
+def test_a_second_server_at_the_same_address_is_refused(workplace: Any) -> None:
+    """The first one keeps its clients; the second one says why and ends with status 1."""
+    first = workplace.serve(SORT + "    in_process: true\n")
+    second = workplace.try_serve(first.config)
+    assert 1 == second.wait()
+    assert "another process listens there" in second.log.read_text()
+    assert "Traceback" not in second.log.read_text()
+    with first.client() as client:
+        assert [[1.0, 2.0]] == client.infer("sort", {"a": np.array([[2, 1]], np.float32)})["sorted"].tolist()
+
+
+def test_models_in_process_are_served_and_drained_like_others(workplace: Any) -> None:
+    """No worker process is started, SIGINT drains as SIGTERM does, and what a model prints stays out of the way."""
+    text = SORT.replace("numpy:sort", "gated:double").replace("{a: {", "{x: {").replace("sorted:", "y:")
+    served = workplace.serve(text + "    in_process: {slots: 2, threads: 1}\n")
+    with served.client() as client:
+        result = client.infer("sort", {"x": np.array([[2, 1]], np.float32)})
+        assert ([[4.0, 2.0]], "local") == (result["y"].tolist(), result.timings.worker.split("/")[0])
+    assert {} == served.workers()
+    served.send(signal.SIGINT)
+    assert 0 == served.wait()
+
+
+def test_version_and_schema_are_for_scripts_too(workplace: Any) -> None:
+    """Both are JSON when asked, and neither loads an engine."""
+    versions = json.loads(workplace.run("version", "--json").stdout)
+    assert ("1", ov.__version__.split("-")[0]) == (versions["protocol"], versions["openvino"].split("-")[0])
+    schema = json.loads(workplace.run("schema").stdout)
+    assert "https://json-schema.org/draft/2020-12/schema" == schema["$schema"]
+    assert 2 == workplace.run("serv").returncode
+
+
+def test_logs_are_json_lines_that_follow_a_request_by_its_id(workplace: Any) -> None:
+    """At debug the request, its batch and its slot appear in the server's and the worker's lines; its data never does."""
+    text = "    logging: {level: debug}\n" + SORT + "    workers: [{count: 1}]\n"
+    served = workplace.serve(text)
+    with served.client() as client:
+        client.infer("sort", {"a": np.array([[7654321, 1]], np.float32)}, deadline=30)
+    served.send(signal.SIGTERM)
+    assert 0 == served.wait()
+    lines = served.log.read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    (arrived,) = [event for event in events if event["event"] == "request arrived"]
+    (started,) = [event for event in events if event["event"] == "batch started"]
+    (received,) = [event for event in events if event["event"] == "batch received"]
+    assert arrived["request"] in started["requests"]
+    assert (started["batch"], "w0") == (received["batch"], received["process"])
+    assert "7654321" not in served.log.read_text()

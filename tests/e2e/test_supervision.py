@@ -1,0 +1,205 @@
+"""The supervisor's shell on real, tiny processes: started, restarted, given up and never left behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from shapestream_workers.supervisor.core import RestartPolicy
+from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
+
+pytestmark = pytest.mark.e2e
+
+PATIENT = RestartPolicy(backoff_initial_s=0.0, max_crashes=1000)
+HASTY = RestartPolicy(backoff_initial_s=0.0, backoff_max_s=0.0, max_crashes=3, window_s=1000.0)
+PATIENCE_S = 30.0
+
+
+def python(code: str) -> list[str]:
+    """A process that runs `code`, isolated so that it starts at once."""
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
+# Says that it is ready, and lives until its stdin ends or it is told to.
+SOUND = python("import os; os.write(1, b'ready\\n'); os.read(0, 1)")
+# Ignores SIGTERM.
+STUBBORN = python(
+    "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'ready\\n'); os.read(0, 1); os.read(0, 1)"
+)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Polls real processes, within reason."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - nothing announces what a process does
+            await trio.sleep(0.01)
+
+
+def ready(processes: WorkerProcesses, count: int) -> Callable[[], bool]:
+    """Whether so many workers run and have said that they are ready."""
+    return lambda: len(processes.ready) == count
+
+
+def test_a_killed_process_is_replaced_by_another() -> None:
+    """The name stays, the pid changes, the neighbour is left alone."""
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": SOUND, "b": SOUND}, PATIENT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(ready(processes, 2))
+            before = dict(processes.pids)
+            os.kill(before["a"], 9)
+            await until(lambda: processes.pids.get("a", before["a"]) != before["a"])
+            assert before["b"] == processes.pids["b"]
+            processes.stop(PATIENCE_S)
+
+    trio.run(main)
+
+
+def test_stop_lets_processes_end_by_themselves() -> None:
+    """SIGTERM ends them, `run` returns, nobody is left."""
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": SOUND, "b": SOUND}, PATIENT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(ready(processes, 2))
+            pids = list(processes.pids.values())
+            processes.stop(PATIENCE_S)
+        assert {} == processes.pids
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        assert "<Supervisor 2 stopped>" == repr(processes)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_process_that_ignores_the_request_is_killed(at_once: bool) -> None:
+    """After the grace, or at once when nothing is waited for."""
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": STUBBORN}, PATIENT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(ready(processes, 1))
+            if at_once:
+                processes.stop(math.inf)
+                processes.stop_now()
+            else:
+                processes.stop(0.05)
+        assert {} == processes.pids
+
+    trio.run(main)
+
+
+def test_cancelling_leaves_no_process_behind() -> None:
+    """However the server's tasks end, its workers end first."""
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": STUBBORN, "b": SOUND}, PATIENT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(ready(processes, 2))
+            pids = list(processes.pids.values())
+            nursery.cancel_scope.cancel()
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+
+    trio.run(main)
+
+
+def test_a_process_that_never_comes_up_is_given_up() -> None:
+    """After three crashes in a row nobody is left to serve, and `run` says so."""
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": python("raise SystemExit(5)")}, HASTY)
+        with trio.fail_after(PATIENCE_S), pytest.raises(GaveUp, match="it ended 3 times") as caught:
+            await processes.run()
+        assert not caught.value.configuration
+
+    trio.run(main)
+
+
+def test_a_configuration_that_cannot_be_used_ends_all_at_the_first_start() -> None:
+    """Status 3 of one worker stops the others too: better no server than one that lacks a model."""
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": python("raise SystemExit(3)"), "b": SOUND}, PATIENT)
+        with trio.fail_after(PATIENCE_S), pytest.raises(GaveUp, match="worker a") as caught:
+            await processes.run()
+        assert caught.value.configuration
+        assert {} == processes.pids
+
+    trio.run(main)
+
+
+def test_a_configuration_that_breaks_later_costs_one_worker_only(tmp_path: Path) -> None:
+    """A worker that had been ready and then finds its model gone is given up; the others go on."""
+    marker = tmp_path / "second"
+    code = (
+        f"import os, sys\nif os.path.exists({str(marker)!r}): sys.exit(3)\n"
+        f"open({str(marker)!r}, 'w').close(); os.write(1, b'ready\\n'); os.read(0, 1)"
+    )
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": python(code), "b": SOUND}, PATIENT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(ready(processes, 2))
+            os.kill(processes.pids["a"], 9)
+            await until(lambda: "1 given up" in repr(processes))
+            assert ["b"] == list(processes.pids)
+            processes.stop(PATIENCE_S)
+
+    trio.run(main)
+
+
+def test_a_command_that_cannot_be_started_is_given_up_like_a_crash() -> None:
+    """No traceback, no endless loop."""
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": ["/nonexistent/program"]}, HASTY)
+        with trio.fail_after(PATIENCE_S), pytest.raises(GaveUp):
+            await processes.run()
+
+    trio.run(main)
+
+
+def test_a_process_whose_parent_is_killed_ends_by_itself() -> None:
+    """`end_with_parent`, in a grandchild that does nothing else and ignores SIGTERM."""
+    child = (
+        "import signal, sys, threading\n"
+        "from shapestream_workers.parent_watch import end_with_parent\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "end_with_parent()\n"
+        "print('up', flush=True)\n"
+        "threading.Event().wait(120)\n"
+    )
+    parent = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+
+    async def main() -> None:
+        process = await trio.lowlevel.open_process([sys.executable, "-c", parent], stdin=-1, stdout=-1)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        async with process.stdin, process.stdout:
+            with trio.fail_after(PATIENCE_S):
+                pid = int(await process.stdout.receive_some(64))
+            grandchild = psutil.Process(pid)
+            process.kill()
+            await process.wait()
+            await until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+
+    trio.run(main)
