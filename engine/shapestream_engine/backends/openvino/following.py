@@ -27,7 +27,9 @@ _SCHEMES = (
     (3, 5, 7, 11, 13, 17, 19, 23, 29, 31),
     (521, 541, 557, 569, 587, 599, 613, 631),
     (8, 24, 40, 56, 72, 88, 104, 120),
-    (64, 96, 160, 224, 288, 352, 416, 480),
+    (64, 128, 192, 256, 320, 384, 448, 512),
+    (224, 448, 672, 896, 1120, 1344, 1568),
+    (60, 120, 180, 240, 300, 360, 420, 480),
     (1, 2, 4, 6, 9, 10, 12, 14),
 )
 _ENOUGH = 4
@@ -42,6 +44,8 @@ class Findings:
     """Per output and axis: the dimension that it follows, or None."""
     accepted: int
     """Sets of sizes that the model took."""
+    varied: frozenset[str]
+    """Dimensions that it took in more than one size."""
     complaint: str
     """Why it did not take the last one that it refused."""
 
@@ -61,8 +65,10 @@ def follow(model: ov.Model, inputs: Sequence[InputPort], bounds: Mapping[str, Di
                 break
         if tried:
             break
-    named = [name for name in bounds if any(name in port.shape.names for port in inputs)]
-    return Findings(_following(model, named, tried), len(tried), complaint)
+    # A dimension of which only one size was tried cannot be told from a constant.
+    varied = [name for name in bounds if len({sizes[name] for sizes, _ in tried}) > 1]
+    named = [name for name in varied if any(name in port.shape.names for port in inputs)]
+    return Findings(_following(model, named, tried), len(tried), frozenset(varied), complaint)
 
 
 def _groups(
@@ -83,7 +89,8 @@ def _groups(
 
 
 def _size_sets(groups: list[tuple[list[str], Dimension]]) -> Iterator[dict[str, int]]:
-    """Sets in which no two groups have the same size, as far as the bounds allow, and which all differ."""
+    """Sets in which no two groups have the same size, as far as the bounds allow; no set comes twice."""
+    given = []
     for scheme in _SCHEMES:
         for turn in range(2):
             sizes: dict[str, int] = {}
@@ -94,7 +101,9 @@ def _size_sets(groups: list[tuple[list[str], Dimension]]) -> Iterator[dict[str, 
                 free = [size for size in own if size not in sizes.values()] or own
                 size = free[(number + turn) % len(free)]
                 sizes.update(dict.fromkeys(members, size))
-            yield sizes
+            if sizes not in given:
+                given.append(sizes)
+                yield sizes
 
 
 def _first_sizes(bounds: Dimension) -> list[int]:
@@ -125,8 +134,6 @@ def _infer_shapes(trial: ov.Model, inputs: Sequence[InputPort], sizes: Mapping[s
 def _following(
     model: ov.Model, named: Sequence[str], tried: Sequence[tuple[dict[str, int], _Shapes]]
 ) -> list[list[str | None]]:
-    # A dimension of which only one size was tried cannot be told from a constant.
-    varied = [name for name in named if len({sizes[name] for sizes, _ in tried}) > 1]
     found: list[list[str | None]] = []
     for number, output in enumerate(model.outputs):
         rank = output.partial_shape.rank
@@ -134,7 +141,7 @@ def _following(
         for axis in range(0 if rank.is_dynamic else rank.get_length()):
             fitting = [
                 name
-                for name in varied
+                for name in named
                 if all(
                     axis < len(shapes[number]) and shapes[number][axis] == sizes[name]
                     for sizes, shapes in tried

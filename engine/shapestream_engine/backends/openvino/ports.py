@@ -29,14 +29,15 @@ def signature_of(model: ov.Model, spec: ModelSpec) -> ModelSignature:
     try:
         input_names = match_spec("input", model.inputs, spec.inputs)
         output_names = match_spec("output", model.outputs, spec.outputs)
-        inputs, widened = _inputs(model, spec, input_names)
+        inputs, opened = _inputs(model, spec, input_names)
         _reshape(model, inputs)
         table = DimensionTable.of(inputs)
         findings = follow(model, inputs, dict(zip(table.names, table.bounds, strict=True)))
-        if widened and not findings.accepted:
-            raise SignatureError(
-                f"{widened}, but the model takes no other size, as far as was tried: {findings.complaint}"
-            )
+        for dimension, change in opened:
+            if not (findings.accepted if dimension is None else dimension in findings.varied):
+                raise SignatureError(
+                    f"{change}; of other sizes the model takes none, as far as was tried: {findings.complaint}"
+                )
         outputs = tuple(
             _output(number, port, name, spec.outputs, output_names, findings, batched=table.has_batch)
             for number, (port, name) in enumerate(zip(model.outputs, output_names.names, strict=True))
@@ -46,22 +47,25 @@ def signature_of(model: ov.Model, spec: ModelSpec) -> ModelSignature:
     return ModelSignature(spec.name, inputs, outputs)
 
 
-def _inputs(model: ov.Model, spec: ModelSpec, names: SpecNames) -> tuple[tuple[InputPort, ...], str]:
-    """The inputs, and what of them the spec opens that the file has fixed, in words."""
+def _inputs(
+    model: ov.Model, spec: ModelSpec, names: SpecNames
+) -> tuple[tuple[InputPort, ...], list[tuple[str | None, str]]]:
+    """The inputs, and what of them the spec changes that the file has fixed: dimension (None: fixed again) and words."""
     shapes = {}
     for port, name in zip(model.inputs, names.names, strict=True):
         stated = spec.inputs.get(name, InputSpec()).shape
         shapes[name] = _file_shape(port, name) if stated is None else NamedShape.parse(stated)
     bounds = _stated_bounds(shapes)
-    ports, widened = [], []
+    ports: list[InputPort] = []
+    opened: list[tuple[str | None, str]] = []
     for port, name in zip(model.inputs, names.names, strict=True):
         own = spec.inputs.get(name, InputSpec())
         element_type = _element_type("input", name, port, own.element_type)
         shape = _with_batch_of_layout(port, _settled(port, name, shapes[name], bounds))
-        widened += _opened(port, name, shape)
         mask_of = None if own.mask_of is None else names.resolve(own.mask_of)
         ports.append(InputPort(name, element_type, shape, dict(own.pad), mask_of))
-    return tuple(ports), "; ".join(widened)
+        opened += _opened(port, ports[-1])
+    return tuple(ports), opened
 
 
 def _file_shape(port: Any, name: str) -> NamedShape:
@@ -114,15 +118,19 @@ def _with_batch_of_layout(port: Any, shape: NamedShape) -> NamedShape:
     return NamedShape((*shape.names[:axis], BATCH, *shape.names[axis + 1 :]), shape.dimensions)
 
 
-def _opened(port: Any, name: str, shape: NamedShape) -> list[str]:
-    if port.partial_shape.rank.is_dynamic:
+def _opened(in_file: Any, port: InputPort) -> list[tuple[str | None, str]]:
+    if in_file.partial_shape.rank.is_dynamic:
         return []
+    fixed = map(_dimension, in_file.partial_shape)
     return [
-        f"input {name!r}: axis {axis} is {fixed} in the model file and {dimension} in the configuration"
-        for axis, (dimension, fixed) in enumerate(
-            zip(shape.dimensions, map(_dimension, port.partial_shape), strict=True)
+        (
+            name,
+            f"input {port.name!r}: axis {axis} is {own} in the model file and {wanted} in the configuration",
         )
-        if fixed.is_static and fixed != dimension
+        for axis, (name, wanted, own) in enumerate(
+            zip(port.axis_names, port.shape.dimensions, fixed, strict=True)
+        )
+        if own.is_static and own != wanted
     ]
 
 
