@@ -77,7 +77,9 @@ class RawClient:
         self._socket.close(linger=TIMEOUT_MS)
 
     def _send(self, entry: Entry) -> None:
-        self._socket.send_multipart(encode([entry]))
+        frames = encode([entry])
+        # One frame alone is a header with small tensors inline.
+        self._socket.send_multipart(frames, copy=len(frames) == 1)
 
     def _entries(self) -> list[Entry]:
         frames = self._socket.recv_multipart(copy=False)
