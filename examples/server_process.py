@@ -43,7 +43,7 @@ async def with_server(
             async with trio.open_nursery() as nursery:
                 process = await nursery.start(_run_server, config, sink)
                 nursery.start_soon(_watch, process, log)
-                nursery.start_soon(_fail_on_sigterm)
+                nursery.start_soon(_fail_on_signal)
                 await _wait_for_workers(address, model, workers, log)
                 result = await use(address)
                 nursery.cancel_scope.cancel()
@@ -76,11 +76,11 @@ async def _watch(process: trio.Process, log: Path) -> None:
     raise ServerFailed(f"the server ended with status {status}\n{_end_of(log)}")
 
 
-async def _fail_on_sigterm() -> None:
-    """Without this, ending the example would leave its server behind."""
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        async for _ in signals:
-            raise ServerFailed("terminated")
+async def _fail_on_signal() -> None:
+    """Without this, SIGTERM would leave the server behind, and Ctrl-C would show a traceback."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            raise ServerFailed(f"ended by {signal.Signals(number).name}")
 
 
 async def _wait_for_workers(address: str, model: str, workers: int, log: Path) -> None:

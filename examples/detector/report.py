@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from examples.coverage import worker_of, workers_of
 from examples.detector.answers import Answer
@@ -17,55 +17,57 @@ from examples.detector.pictures import CROP_SIZES
 
 
 def tables(answers: Sequence[Answer]) -> Group:
-    """The photographs one by one, the crops by size; times in milliseconds."""
-    photographs = Table(title="photographs (shape: height x width)", title_justify="left")
-    for heading in ("picture", "worker"):
-        photographs.add_column(heading)
-    for heading in ("shape", "detections", "shared with", "queue ms", "inference ms"):
-        photographs.add_column(heading, justify="right")
+    """The photographs one by one, the crops by shape. `batch` is how many requests shared the inference call."""
+    photographs = _table(
+        "photographs, times in ms", "picture", "shape", "detections", "batch", "queue", "inference", "worker"
+    )
     for answer in sorted((a for a in answers if not a.picture.is_crop), key=lambda a: a.picture.name):
         photographs.add_row(
             answer.picture.name.replace("_", " "),
-            worker_of(answer.timings.worker),
             _by(answer.picture.size),
             str(len(answer.peaks)),
-            _others(answer.timings.batch_requests - 1),
+            str(answer.timings.batch_requests),
             _ms([answer.timings.queue_us]),
             _ms([answer.timings.run_us]),
+            worker_of(answer.timings.worker),
         )
-    return Group(photographs, Text(), _crop_table(answers))
+    return Group(photographs, _crop_table(answers))
 
 
 def _crop_table(answers: Sequence[Answer]) -> Table:
-    crops = Table(title="crops by shape (times: median)", title_justify="left")
-    for heading in (
-        "shape",
-        "requests",
-        "rows",
-        "detections",
-        "none in",
-        "mean batch",
-        "queue ms",
-        "inference ms",
-    ):
-        crops.add_column(heading, justify="right")
     by_size: dict[tuple[int, int], list[Answer]] = defaultdict(list)
     for answer in answers:
         if answer.picture.is_crop:
             by_size[answer.picture.size].append(answer)
+    crops = _table(
+        "crops, mean batch and median times in ms", "shape", "requests", "rows", "detections",
+        "empty", "batch", "queue", "inference",
+    )  # fmt: skip
     for size in CROP_SIZES:
         group = by_size[size]
+        timings = [answer.timings for answer in group]
         crops.add_row(
             _by(size),
             str(len(group)),
             str(sum(len(answer.picture.image) for answer in group)),
             str(sum(len(answer.peaks) for answer in group)),
             str(sum(not len(answer.peaks) for answer in group)),
-            f"{np.mean([answer.timings.batch_requests for answer in group]):.1f}" if group else "",
-            _ms([answer.timings.queue_us for answer in group]),
-            _ms([answer.timings.run_us for answer in group]),
+            f"{np.mean([each.batch_requests for each in timings]):.1f}" if group else "",
+            _ms([each.queue_us for each in timings]),
+            _ms([each.run_us for each in timings]),
         )
     return crops
+
+
+def _table(title: str, first: str, *headings: str) -> Table:
+    """Fits into 80 columns; numbers stand to the right."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def summary(answers: Sequence[Answer], counters: dict[str, Any], elapsed_s: float) -> Table:
@@ -90,8 +92,7 @@ def summary(answers: Sequence[Answer], counters: dict[str, Any], elapsed_s: floa
     lines.add_row("reallocations", f"{counters['reallocations']} of input tensors")
     lines.add_row(
         "latency",
-        f"p50 {np.percentile(total_ms, 50):.1f} ms, p99 {np.percentile(total_ms, 99):.1f} ms, "
-        "in the queue included",
+        f"p50 {np.percentile(total_ms, 50):.1f} ms, p99 {np.percentile(total_ms, 99):.1f} ms",
     )
     return lines
 
@@ -100,9 +101,8 @@ def _by(shape: Sequence[int]) -> str:
     return " x ".join(str(size) for size in shape)
 
 
-def _others(count: int) -> str:
-    return f"{count} other{'s' if count > 1 else ''}" if count else "alone"
-
-
 def _ms(times_us: Sequence[int]) -> str:
-    return f"{np.median(times_us) / 1000:.1f}" if times_us else ""
+    if not times_us:
+        return ""
+    time_ms = float(np.median(times_us)) / 1000
+    return f"{time_ms:.0f}" if time_ms >= 100 else f"{time_ms:.1f}"

@@ -39,7 +39,7 @@ from shapestream import ShapestreamError
 
 ROOT = Path(__file__).parents[2]
 MODEL_FILE = ROOT / ".cache" / "minilm.xml"
-COUNT, QUICK_COUNT = 1500, 300
+COUNT, QUICK_COUNT = 1200, 300
 CHECKED, QUICK_CHECKED = 200, 100
 WORKERS = 2
 # Float32 summed in another order differs in the seventh digit; a row that saw padding or a neighbour, far more.
