@@ -158,9 +158,11 @@ def _fill(
     members, rows, real = [anchor], anchor.rows, anchor.rows * prod(anchor.shape)
     allowed, allowed_rows = (1, rows) if area * rows <= real else (0, 0)
     for bucket, requests in candidates:
+        elements = prod(bucket.shape)
+        if elements < area and area * rows > real:
+            break  # too much padding, of which this and all that follow have more
         if tuple(map(max, bucket.shape, target)) != target:
             continue
-        elements = prod(bucket.shape)
         for request in requests:
             if request is anchor:
                 continue

@@ -1,26 +1,24 @@
-"""Any sequence of events: every promise of docs/scheduling.md is checked after each of them.
-
-The machine keeps its own books, from events and actions alone, and never looks into the scheduler.
-"""
+"""Any sequence of events: every promise of docs/scheduling.md is checked after each of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import count
-from math import prod
-
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
+from tests.pipeline.scheduling.referee import (
+    LATE,
+    MAX_QUEUED_BYTES,
+    MAX_QUEUED_REQUESTS,
+    MODELS,
+    PROFILES,
+    Known,
+    Referee,
+    Running,
+)
 
-from shapestream.scheduling import Scheduler
 from shapestream.scheduling.actions import (
-    Action,
-    CancelBatch,
     DeliverResults,
     FailRequest,
-    ForgetRequest,
-    StartBatch,
 )
 from shapestream.scheduling.events import (
     Arrival,
@@ -28,7 +26,6 @@ from shapestream.scheduling.events import (
     BatchFinished,
     ClientLeft,
     DrainStarted,
-    Event,
     ModelAdded,
     ModelProfile,
     RequestCancelled,
@@ -37,33 +34,6 @@ from shapestream.scheduling.events import (
     SlotLeft,
     TimePassed,
 )
-
-MAX_QUEUED_REQUESTS = 14
-MAX_QUEUED_BYTES = 200
-MAX_ATTEMPTS = 2
-
-
-def _profile(
-    name: str, dimensions: tuple[str, ...], paddable: tuple[bool, ...], **options: float
-) -> ModelProfile:
-    has_batch = dimensions[0] == "batch"
-    return ModelProfile(
-        name=name, dimensions=dimensions, has_batch=has_batch, paddable=paddable, max_batch=6, **options
-    )
-
-
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        _profile("text", ("batch", "seq"), (False, True), max_padding_ratio=0.25),
-        _profile("image", ("batch", "height", "width"), (False, False, True), max_padding_ratio=0.5),
-        _profile("exact", ("batch", "seq"), (False, False)),
-        _profile("alone", ("height", "width"), (True, True)),
-        _profile("patient", ("batch", "seq"), (False, True), max_padding_ratio=0.25, max_delay_s=0.5),
-    )
-}
-LATE = "exact"  # the model that is added, if at all, by a rule
-MODELS = (*PROFILES, "unknown")
 
 
 def _turn(model: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[object, ...]]]:
@@ -85,73 +55,8 @@ def _turn(model: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[object,
 TURNS = st.one_of(*[_turn(st.just(name)) for name in PROFILES], _turn(st.sampled_from(MODELS)))
 
 
-@dataclass
-class Known:
-    """What the machine knows of one request."""
-
-    arrival: Arrival
-    order: int
-    arrived: float
-    batch: int | None = None
-    lost: int = 0
-    group: frozenset[int] | None = None  # the ids that it must run again with, if it must
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes without the batch axis."""
-        return self.arrival.sizes[1:] if PROFILES[self.arrival.model].has_batch else self.arrival.sizes
-
-    @property
-    def rows(self) -> int:
-        """Its rows; 1 where there is no batch axis."""
-        return self.arrival.sizes[0] if PROFILES[self.arrival.model].has_batch else 1
-
-    @property
-    def rank(self) -> tuple[float, int]:
-        """Its place: a step of priority is a second of waiting, 32 steps count at most."""
-        return self.arrived - max(-32, min(32, self.arrival.priority)), self.order
-
-    @property
-    def lane(self) -> tuple[object, ...]:
-        """What must be equal to share a batch."""
-        profile = PROFILES[self.arrival.model]
-        sizes = zip(profile.dimensions, self.arrival.sizes, profile.paddable, strict=True)
-        fixed = tuple(size for name, size, padded in sizes if name != "batch" and not padded)
-        return self.arrival.model, fixed
-
-
-@dataclass
-class Running:
-    """What the machine knows of one batch."""
-
-    start: StartBatch
-    cancelled: bool = False
-    over: bool = False
-    wanted: set[int] = field(default_factory=set)
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Plays events at the scheduler and holds its actions against its promises."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scheduler = self._new_scheduler()
-        self.now = 0.0
-        self.log: list[tuple[Event, float, list[Action]]] = []
-        self.ids = count(1)
-        self.orders = count()
-        self.known: dict[int, Known] = {}
-        self.ended: dict[int, str] = {}
-        self.refused: set[int] = set()
-        self.slots: dict[int, frozenset[str]] = {}
-        self.slot_ids = count()
-        self.batches: dict[int, Running] = {}
-        self.models: set[str] = set()
-        self.draining = False
-
-    @staticmethod
-    def _new_scheduler() -> Scheduler:
-        return Scheduler(MAX_QUEUED_REQUESTS, MAX_QUEUED_BYTES, MAX_ATTEMPTS)
+class SchedulerMachine(Referee):
+    """Makes up events; the referee judges what comes of them."""
 
     # ------------------------------------------------------------ events
 
@@ -341,177 +246,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         """The server goes away after a while."""
         self.draining = True
         self._play(DrainStarted())
-
-    # ------------------------------------------------------------ what the machine knows
-
-    def _is_late(self, id_: int) -> bool:
-        deadline = self.known[id_].arrival.deadline
-        return deadline is not None and deadline <= self.now
-
-    def _running(self) -> list[Running]:
-        return [running for running in self.batches.values() if not running.over]
-
-    def _queued(self) -> list[Known]:
-        return [k for i, k in self.known.items() if i not in self.ended and k.batch is None]
-
-    def _free_slots(self) -> set[int]:
-        return set(self.slots) - {running.start.slot for running in self._running()}
-
-    # ------------------------------------------------------------ what the scheduler promises
-
-    def _play(self, event: Event) -> list[Action]:
-        actions = self.scheduler.handle(event, self.now)
-        self.log.append((event, self.now, list(actions)))
-        for action in actions:
-            match action:
-                case StartBatch():
-                    self._started(action)
-                case DeliverResults():
-                    assert self.batches[action.batch].over, "a batch was delivered while it ran"
-                    for id_ in action.requests:
-                        assert id_ in self.batches[action.batch].start.requests
-                        assert not self._is_late(id_), "a late result was delivered"
-                        self._end(id_, "delivered")
-                case FailRequest():
-                    self._failed(action, event)
-                case ForgetRequest():
-                    assert isinstance(event, ClientLeft)
-                    assert self.known[action.id].arrival.client == event.client
-                    self._end(action.id, "forgotten")
-                case CancelBatch():
-                    running = self.batches[action.batch]
-                    assert not running.over, "a batch was cancelled that is over"
-                    assert not running.cancelled, "a batch was cancelled twice"
-                    assert running.start.slot == action.slot
-                    assert not running.wanted, "a batch was cancelled that somebody waits for"
-                    running.cancelled = True
-        return actions
-
-    def _end(self, id_: int, how: str) -> None:
-        assert id_ in self.known
-        assert id_ not in self.ended, f"request {id_} ended twice"
-        self.ended[id_] = how
-        for running in self.batches.values():
-            running.wanted.discard(id_)
-
-    def _failed(self, action: FailRequest, event: Event) -> None:
-        known = self.known[action.id]
-        match action.code:
-            case "deadline_exceeded":
-                left_out = isinstance(event, BatchFinished) and action.id in event.expired
-                assert left_out or self._is_late(action.id), "failed before its deadline"
-            case "cancelled":
-                assert isinstance(event, RequestCancelled)
-                assert action.id == event.id
-            case "worker_lost":
-                assert known.lost == MAX_ATTEMPTS
-            case "model_error" | "internal":
-                assert isinstance(event, BatchFailed)
-                assert (action.id,) == self.batches[event.batch].start.requests, "not alone to blame"
-                assert (action.code, action.message) == (event.code, event.message)
-            case _:
-                assert isinstance(event, RequestsArrived)
-                assert action.id in {arrival.id for arrival in event.requests}
-        self._end(action.id, action.code)
-
-    def _started(self, start: StartBatch) -> None:
-        profile = PROFILES[start.model]
-        members = [self.known[id_] for id_ in start.requests]
-        assert start.batch not in self.batches
-        assert start.slot in self._free_slots(), "a slot runs one batch at a time"
-        assert start.model in self.slots[start.slot]
-        assert members
-        assert len(members) == len(set(start.requests))
-        for id_, member in zip(start.requests, members, strict=True):
-            assert id_ not in self.ended, "what has ended was started"
-            assert member.batch is None, "a request runs twice at once"
-            assert not self._is_late(id_), "an inference started after its request's deadline"
-        assert {start.model} == {member.arrival.model for member in members}
-        assert len({member.lane for member in members}) == 1, "a batch mixes what may not mix"
-        self._check_sizes(start, members, profile)
-        self._check_order(start, members, profile)
-        for member in members:
-            member.batch = start.batch
-            member.group = None
-        self.batches[start.batch] = Running(start, wanted=set(start.requests))
-
-    def _check_sizes(self, start: StartBatch, members: list[Known], profile: ModelProfile) -> None:
-        shape = tuple(map(max, zip(*[member.shape for member in members], strict=True)))
-        rows = sum(member.rows for member in members)
-        assert start.sizes == ((rows, *shape) if profile.has_batch else shape)
-        if len(members) == 1:
-            return
-        assert profile.has_batch, "a request without a batch axis shares a call"
-        assert rows <= profile.max_batch
-        assert len(members) <= profile.max_batch
-        if members[0].group is None:
-            wanted = sum(member.rows * prod(member.shape) for member in members)
-            assert wanted >= (1.0 - profile.max_padding_ratio) * rows * prod(shape), "too much padding"
-
-    def _check_order(self, start: StartBatch, members: list[Known], profile: ModelProfile) -> None:
-        """What must run again goes first, in its group; then the oldest by rank; no equal is overtaken."""
-        waiting = [k for k in self._queued() if k.arrival.model == start.model and self._admitted(k)]
-        again = [k for k in waiting if k.group is not None]
-        if again:
-            group = members[0].group
-            assert group is not None, "a newcomer went before what must run again"
-            assert set(start.requests) == {i for i in group if i not in self.ended}, "a group was changed"
-            return
-        others = [k for k in waiting if k.arrival.id not in start.requests]
-        if not profile.max_delay_s or not profile.has_batch:
-            assert min(k.rank for k in waiting) == min(m.rank for m in members), "the oldest did not go"
-        for member in members:
-            for other in others:
-                if (other.shape, other.arrival.priority) == (member.shape, member.arrival.priority):
-                    assert other.order > member.order, "an equal was overtaken"
-
-    def _admitted(self, known: Known) -> bool:
-        """Of the turn that is being played, refusals come before starts, so what has no ending is in."""
-        return known.arrival.id not in self.ended
-
-    @invariant()
-    def books_agree(self) -> None:
-        """The scheduler's own invariants hold, and its statistics are what the machine knows."""
-        self.scheduler.check_invariants()
-        statistics = self.scheduler.statistics()
-        assert statistics.queued == len(self._queued())
-        assert statistics.queued_bytes == sum(known.arrival.nbytes for known in self._queued())
-        assert statistics.running == sum(len(running.wanted) for running in self._running())
-        assert (statistics.slots, statistics.free_slots) == (len(self.slots), len(self._free_slots()))
-
-    @invariant()
-    def no_free_slot_idles(self) -> None:
-        """A free slot never idles while a request that it could run waits, unless for its delay."""
-        served = {model for slot in self._free_slots() for model in self.slots[slot]}
-        last = self.log[-1][1] if self.log else 0.0
-        for known in self._queued():
-            if known.arrival.model in served:
-                delay_s = PROFILES[known.arrival.model].max_delay_s
-                assert delay_s, "a free slot idles while a request waits"
-                assert known.group is None, "a free slot idles while a request waits to run again"
-                assert known.arrived + delay_s > last, "a request waited longer than its delay"
-
-    @invariant()
-    def nobody_waits_past_the_deadline(self) -> None:
-        """After each event all that is late has been answered, and the next deadline wakes the scheduler."""
-        last = self.log[-1][1] if self.log else 0.0
-        deadlines = [
-            known.arrival.deadline
-            for id_, known in self.known.items()
-            if id_ not in self.ended and known.arrival.deadline is not None
-        ]
-        assert all(deadline > last for deadline in deadlines)
-        wakeup = self.scheduler.next_wakeup()
-        assert wakeup is None or wakeup > last, "a wakeup in the past would be a busy loop"
-        if deadlines:
-            assert wakeup is not None
-            assert wakeup <= min(deadlines)
-
-    @invariant()
-    def unwanted_batches_are_cancelled(self) -> None:
-        """A running batch that nobody waits for has been cancelled, and no other."""
-        for running in self._running():
-            assert running.cancelled == (not running.wanted)
 
     def teardown(self) -> None:
         """With a slot for everything, all that is left ends well; and the same events give the same actions."""
