@@ -181,10 +181,12 @@ class Stream:
         if isinstance(self._source, AsyncIterable):
             permits = _Permits()
             self._state = _State(opened, self._options, permits, post)
+            self._state.begin()
             self._producer = asyncio.create_task(pull_async(self._source, self._state, permits, post))
         else:
             thread_permits = ThreadPermits()
             self._state = _State(opened, self._options, thread_permits, post)
+            self._state.begin()
             start_pulling(self._source, self._state, thread_permits, post)
         return self
 

@@ -33,6 +33,10 @@ from shapestream_engine.signature import ModelSignature
 
 __all__ = ["Client", "Stream", "connect"]
 
+# A Ctrl-C interrupts a lock that is waited for, unless it comes just before: while this thread waits for the
+# interpreter, CPython notes the signal and then enters the wait without another look. So waits are cut this short.
+_LOOK_FOR_SIGNALS_S = 0.5
+
 
 def connect(
     address: Address,
@@ -52,10 +56,10 @@ def connect(
         deliver=hand_back,
         ended=lambda: None,
     )
-    background.start()
     client = Client(background)
     welcomed = False
     try:
+        background.start()
         call = _Call(background.core)
         check(call.ask(WelcomeTicket(call, timeout_s=connect_timeout)))
         welcomed = True
@@ -158,7 +162,8 @@ class _Call:
         """The ticket's outcome; when a Ctrl-C interrupts it, the ticket is withdrawn."""
         try:
             self._core.post_from_thread(ticket)
-            self._unanswered.acquire()
+            while not self._unanswered.acquire(timeout=_LOOK_FOR_SIGNALS_S):
+                pass
         finally:
             if ticket.outcome is None:
                 self.closed = True
@@ -182,8 +187,16 @@ class Stream:
         client, post = self._client, self._client._core.post_from_thread
         opened = client._models.get(self._model) or client._open(self._model, None)
         permits = ThreadPermits()
-        self._state = _State(opened, self._options, permits, post)
-        start_pulling(self._source, self._state, permits, post)
+        entered = False
+        try:
+            self._state = _State(opened, self._options, permits, post)
+            self._state.begin()
+            start_pulling(self._source, self._state, permits, post)
+            entered = True
+        finally:
+            # A Ctrl-C in here: the block is never entered, so `__exit__` will not be called, yet items may be out.
+            if not entered and self._state is not None:
+                self._state.close()
         return self
 
     def __iter__(self) -> Stream:
@@ -221,4 +234,10 @@ class _State(StreamState):
 
     def wait(self) -> None:
         """Wait until something is finished."""
-        super().finish(self._mailbox.get())
+        while True:
+            try:
+                finished = self._mailbox.get(timeout=_LOOK_FOR_SIGNALS_S)
+            except queue.Empty:
+                continue
+            super().finish(finished)
+            return

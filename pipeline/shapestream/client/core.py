@@ -20,7 +20,7 @@ from shapestream.client.connector import Connector
 from shapestream.client.link import LinkSettings
 from shapestream.client.session import Session
 from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
-from shapestream.errors import Cancelled, ProtocolError, TooLarge
+from shapestream.errors import Cancelled, ProtocolError, RequestError
 from shapestream.transport.interface import Connection, Message
 from shapestream.wire.codec import Role, decode, encode, pack_messages
 from shapestream.wire.messages import Entry, Request
@@ -242,14 +242,14 @@ class Core:
     def _pack(self, entries: list[Entry]) -> list[Message]:
         try:
             return pack_messages(entries)
-        except TooLarge:
+        except RequestError:
             return pack_messages([entry for entry in entries if self._fits(entry)])
 
     def _fits(self, entry: Entry) -> bool:
         """Whether an entry can be sent at all. A request that cannot fails alone."""
         try:
             encode([entry])
-        except TooLarge as error:
+        except RequestError as error:
             if isinstance(entry, Request):
                 self._session.unsendable(entry.sequence, error)
                 self._wakeup.set()

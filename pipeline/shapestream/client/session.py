@@ -155,7 +155,7 @@ class Session:
         if ticket is not None:
             self._finish(ticket, InternalError(f"the server's answer could not be read: {reason}"))
 
-    def unsendable(self, sequence: int, error: TooLarge) -> None:
+    def unsendable(self, sequence: int, error: RequestError) -> None:
         """A request that was to be sent cannot be written down; it fails, unheard of by the server."""
         ticket = self._ledger.answered(sequence)
         if ticket is not None:

@@ -70,8 +70,11 @@ class StreamState:
         self._handful = max(1, options.max_in_flight // 4)
         self._doomed = False
         """A failure is on its way to the consumer: what would be pulled now would only be cancelled."""
-        post(Attend(self))
-        permits.grant(options.max_in_flight)
+
+    def begin(self) -> None:
+        """Let the producer begin. From here on `close` is needed."""
+        self._post(Attend(self))
+        self._permits.grant(self._options.max_in_flight)
 
     # ------------------------------------------------------------ the producer's thread
 

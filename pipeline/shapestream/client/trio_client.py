@@ -196,11 +196,13 @@ class Stream:
         if isinstance(self._source, AsyncIterable):
             permits = _Permits()
             self._state = _State(opened, self._options, permits, core.post)
+            self._state.begin()
             client._nursery.start_soon(self._pull, self._source, self._state, permits)
         else:
             self._producer_ended.set()  # not waited for: nobody knows how long a next() in a thread takes
             thread_permits = ThreadPermits()
             self._state = _State(opened, self._options, thread_permits, core.post)
+            self._state.begin()
             start_pulling(self._source, self._state, thread_permits, core.post_from_thread)
         return self
 

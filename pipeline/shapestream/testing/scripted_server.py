@@ -70,6 +70,8 @@ class ScriptedServer:
         self.held: list[tuple[bytes, Request]] = []
         """Requests that are not answered yet, each with its peer."""
         self.cancelled: list[int] = []
+        self.messages = 0
+        """Messages that arrived; each holds one entry or several."""
         self.hellos = 0
         self.goodbyes = 0
 
@@ -143,6 +145,7 @@ class ScriptedServer:
             task_status.started()
             while True:
                 for peer, frames in await socket.receive():
+                    self.messages += 1
                     if not self._silent:
                         for entry in decode(frames, role=Role.SERVER_OF_CLIENTS).entries:
                             self._take(peer, entry)

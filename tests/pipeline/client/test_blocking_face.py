@@ -1,0 +1,140 @@
+"""What only the blocking face can get wrong: Ctrl-C, and several threads at one client."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapestream import blocking
+from shapestream.errors import Cancelled
+from shapestream.testing import ScriptedServer
+
+ROW = {"x": np.ones((1, 3), np.float32)}
+
+
+@contextmanager
+def ctrl_c_when(server: ScriptedServer, condition: Callable[[ScriptedServer], Any]) -> Iterator[None]:
+    """A real SIGINT for this thread as soon as the condition holds."""
+    here = threading.get_ident()
+
+    def press() -> None:
+        server.wait_until(condition)
+        signal.pthread_kill(here, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_ctrl_c_interrupts_a_call_and_withdraws_it(server: ScriptedServer, address: str) -> None:
+    """KeyboardInterrupt is raised where the call waits, the server is told, and the client goes on."""
+    with blocking.connect(address) as client:
+        client.signature("double")
+        server.hold()
+        with ctrl_c_when(server, lambda server: server.held):
+            with pytest.raises(KeyboardInterrupt):
+                client.infer("double", ROW)
+        server.wait_until(lambda server: server.cancelled == [1])
+        server.release()
+        client.infer("double", ROW)
+
+
+def test_ctrl_c_interrupts_a_stream_and_withdraws_what_is_unfinished(
+    server: ScriptedServer, address: str
+) -> None:
+    """The block is left as by any exception."""
+    with blocking.connect(address) as client:
+        server.hold()
+        with ctrl_c_when(server, lambda server: len(server.held) == 4):
+            with pytest.raises(KeyboardInterrupt):
+                with client.stream("double", [ROW] * 9, max_in_flight=4) as results:
+                    next(results)
+        server.wait_until(lambda server: len(server.cancelled) == 4)
+
+
+def test_ctrl_c_interrupts_connecting_and_leaves_no_thread(server: ScriptedServer, address: str) -> None:
+    """A client that never was keeps nothing running."""
+    server.go_silent()
+    before = set(threading.enumerate())
+    with ctrl_c_when(server, lambda server: server.messages > 0):
+        with pytest.raises(KeyboardInterrupt):
+            blocking.connect(address)
+    left = set(threading.enumerate()) - before
+    assert [] == [thread.name for thread in left if thread.name == "shapestream-client"]
+
+
+def test_many_threads_share_a_client(address: str) -> None:
+    """Each gets its own answer."""
+    with blocking.connect(address) as client, ThreadPoolExecutor(8) as pool:
+
+        def call(number: int) -> float:
+            return float(client.infer("double", {"x": [[number]]})["y"][0, 0])
+
+        assert [2.0 * number for number in range(300)] == list(pool.map(call, range(300)))
+
+
+def test_closing_ends_the_calls_of_other_threads(server: ScriptedServer, address: str) -> None:
+    """They get `Cancelled`; the server hears goodbye."""
+    with ThreadPoolExecutor(2) as pool:
+        client = blocking.connect(address)
+        server.hold()
+        calls = [pool.submit(client.infer, "double", ROW) for _ in range(2)]
+        server.wait_until(lambda server: len(server.held) == 2)
+        client.close()
+        assert [Cancelled, Cancelled] == [type(call.exception(10)) for call in calls]
+    server.wait_until(lambda server: server.goodbyes == 1)
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_producer_that_exits_its_thread_does_not_leave_the_consumer_waiting(address: str) -> None:
+    """`SystemExit` ends the producer's thread only; the consumer gets an error after the results before it."""
+
+    def source() -> Iterator[Any]:
+        yield ROW
+        raise SystemExit
+
+    with blocking.connect(address) as client:
+        with client.stream("double", source()) as results:
+            next(results)
+            with pytest.raises(RuntimeError, match="ended from outside"):
+                next(results)
+
+
+def test_a_producer_that_never_returns_keeps_neither_the_block_nor_the_client(address: str) -> None:
+    """Its thread is left behind; the items that it already gave are answered."""
+    never = threading.Event()
+
+    def source() -> Iterator[Any]:
+        yield ROW
+        never.wait()
+
+    with blocking.connect(address) as client:
+        with client.stream("double", source()) as results:
+            assert next(results).ok
+    never.set()
+
+
+def test_the_producer_runs_in_the_callers_context(address: str) -> None:
+    """Context variables, such as a logger's bound values, are there."""
+    from contextvars import ContextVar
+
+    who: ContextVar[str] = ContextVar("who")
+    who.set("caller")
+
+    def source() -> Iterator[Any]:
+        yield who.get(), ROW
+
+    with blocking.connect(address) as client:
+        with client.stream("double", source()) as results:
+            assert ["caller"] == [result.key for result in results]

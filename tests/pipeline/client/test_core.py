@@ -1,0 +1,411 @@
+"""The trio core over memory endpoints, under a clock that jumps: times that no test could wait for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+import shapestream
+from shapestream.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
+from shapestream.testing import (
+    MemoryConnection,
+    MemoryEndpoint,
+    ScriptedModel,
+    ScriptedServer,
+    identity_signature,
+)
+from shapestream.wire.messages import Goodbye
+from shapestream_engine.rules import Whole
+from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+
+ROW = {"x": np.zeros((1, 16), np.float32)}
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run it on a clock that jumps to the next deadline whenever everybody waits."""
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@asynccontextmanager
+async def serving(
+    *models: ScriptedModel, **options: Any
+) -> AsyncIterator[tuple[ScriptedServer, MemoryEndpoint]]:
+    """A scripted server at a memory endpoint."""
+    server = ScriptedServer(*(models or [ScriptedModel(identity_signature())]), **options)
+    endpoint = MemoryEndpoint()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run, endpoint.bind())
+        yield server, endpoint
+        nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Let the others run until it holds."""
+    with trio.fail_after(1000):
+        while not condition():  # noqa: ASYNC110 - the clock jumps, and the condition is anything
+            await trio.sleep(0.001)
+
+
+def test_without_a_server_connecting_ends_at_its_timeout() -> None:
+    """Nobody listens: `Unavailable` after exactly `connect_timeout` seconds."""
+
+    async def main() -> None:
+        start = trio.current_time()
+        with pytest.raises(Unavailable, match="no server answered"):
+            async with shapestream.connect(MemoryEndpoint().connect, connect_timeout=7):
+                pytest.fail("connected to nobody")
+        assert 7 == pytest.approx(trio.current_time() - start)
+
+    run(main)
+
+
+def test_a_server_may_come_after_its_client() -> None:
+    """Connecting waits for it, within the timeout."""
+
+    async def main() -> None:
+        endpoint = MemoryEndpoint()
+        server = ScriptedServer(ScriptedModel(identity_signature()))
+
+        async def come_late() -> None:
+            await trio.sleep(5)
+            await server.run(endpoint.bind())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(come_late)
+            async with shapestream.connect(endpoint.connect) as client:
+                await client.infer("identity", ROW)
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_deadline_passes_on_time_while_the_server_is_silent() -> None:
+    """The core wakes for it by itself; nothing needs to arrive."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+            server.go_silent()
+            start = trio.current_time()
+            with pytest.raises(DeadlineExceeded):
+                await client.infer("identity", ROW, deadline=3)
+            assert 3 == pytest.approx(trio.current_time() - start)
+
+    run(main)
+
+
+def test_a_server_that_hangs_is_given_up_and_found_again() -> None:
+    """After the silence a new connection is made; the request is answered once the server is back."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+            first = set(endpoint.connections)
+            server.go_silent()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.infer, "identity", ROW)
+                await trio.sleep(15)
+                server.go_silent(False)
+            assert first.isdisjoint(endpoint.connections)
+            assert 1 == len(endpoint.connections)
+
+    run(main)
+
+
+def test_a_server_that_stays_away_fails_what_waits() -> None:
+    """After `unavailable_after` seconds requests end as `Unavailable`, and later ones do so at once."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint):
+            async with shapestream.connect(endpoint.connect, silence=10, unavailable_after=30) as client:
+                await client.signature("identity")
+                server.go_silent()
+                start = trio.current_time()
+                with pytest.raises(Unavailable, match="no server has answered"):
+                    await client.infer("identity", ROW)
+                assert 40 == pytest.approx(trio.current_time() - start, abs=1)
+                start = trio.current_time()
+                with pytest.raises(Unavailable):
+                    await client.infer("identity", ROW)
+                assert start == trio.current_time()
+
+    run(main)
+
+
+def test_a_server_that_says_goodbye_is_looked_for_again() -> None:
+    """A restart that is announced costs half a second, not the silence."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+            server.say(Goodbye())
+            server.restart()
+            await trio.testing.wait_all_tasks_blocked()
+            start = trio.current_time()
+            await client.infer("identity", ROW)
+            assert trio.current_time() - start < 1
+            assert 2 == server.hellos
+
+    run(main)
+
+
+def test_what_is_ready_together_travels_together() -> None:
+    """Sixty-four calls in one turn are one message there."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+            before = server.messages
+            async with trio.open_nursery() as nursery:
+                for _ in range(64):
+                    nursery.start_soon(client.infer, "identity", ROW)
+            assert 64 == len(server.requests)
+            assert 1 == server.messages - before
+
+    run(main)
+
+
+def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
+    """Whether it waits for its result or for its model, nothing of it is left behind."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+            server.hold()
+            with trio.move_on_after(1) as scope:
+                await client.infer("identity", ROW)
+            assert scope.cancelled_caught
+            await until(lambda: server.cancelled == [1])
+            server.go_silent()
+            with trio.move_on_after(1) as scope:
+                await client.infer("other", ROW)
+            assert scope.cancelled_caught
+            await trio.testing.wait_all_tasks_blocked()
+            assert {} == client._core._session._ledger.tickets
+
+    run(main)
+
+
+def test_the_result_of_a_call_that_is_cancelled_in_the_same_turn_is_not_lost_on_another() -> None:
+    """Cancellation and answer race in every order; the other calls get their own answers."""
+
+    async def main() -> None:
+        async with serving() as (_, endpoint), shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+            answers: dict[int, float] = {}
+
+            async def call(number: int, give_up_after: float) -> None:
+                with trio.move_on_after(give_up_after):
+                    result = await client.infer("identity", {"x": np.full((1, 16), number, np.float32)})
+                    answers[number] = float(result["y"][0, 0])
+
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    nursery.start_soon(call, number, 0 if number % 3 == 0 else 10)
+            assert all(number == answer for number, answer in answers.items())
+            assert {number for number in range(100) if number % 3} <= answers.keys()
+
+    run(main)
+
+
+def test_leaving_while_calls_run_ends_them() -> None:
+    """Tasks outside the block that wait for a result get `Cancelled`; the server hears goodbye."""
+
+    async def main() -> None:
+        errors: list[Exception] = []
+
+        async def call(client: shapestream.Client) -> None:
+            try:
+                await client.infer("identity", ROW)
+            except Cancelled as error:
+                errors.append(error)
+
+        async with serving() as (server, endpoint), trio.open_nursery() as nursery:
+            server.hold()
+            async with shapestream.connect(endpoint.connect) as client:
+                for _ in range(3):
+                    nursery.start_soon(call, client)
+                await until(lambda: len(server.held) == 3)
+            await until(lambda: server.goodbyes == 1)
+        assert 3 == len(errors)
+
+    run(main)
+
+
+def test_a_group_that_the_block_raises_stays_one_group() -> None:
+    """Only the client's own nursery is taken away from around an exception."""
+
+    async def main() -> None:
+        async with serving() as (_, endpoint):
+            with pytest.raises(ExceptionGroup) as caught:
+                async with shapestream.connect(endpoint.connect):
+                    raise ExceptionGroup("mine", [LookupError(), ValueError()])
+            assert "mine" == caught.value.message
+
+    run(main)
+
+
+def test_ctrl_c_ends_the_block_and_the_server_is_told() -> None:
+    """A real SIGINT while a call waits: KeyboardInterrupt comes out, not in a group, after a goodbye."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint):
+            server.hold()
+
+            async def press() -> None:
+                await until(lambda: server.held)
+                signal.raise_signal(signal.SIGINT)
+
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the block is the point
+                async with shapestream.connect(endpoint.connect) as client:
+                    client._nursery.start_soon(press)
+                    await client.infer("identity", ROW)
+            await until(lambda: server.goodbyes == 1)
+            assert [1] == server.cancelled
+
+    run(main)
+
+
+class Gate(MemoryConnection):
+    """A connection that the test can shut: like libzmq at its high-water mark."""
+
+    opened = trio.Event()
+
+    def send_nowait(self, frames: Sequence[Any]) -> None:
+        """Refuse while shut."""
+        if not self.opened.is_set():
+            raise trio.WouldBlock
+        super().send_nowait(frames)
+
+    async def send(self, frames: Sequence[Any]) -> None:
+        """Wait while shut."""
+        await self.opened.wait()
+        await super().send(frames)
+
+
+def test_a_blocked_connection_keeps_what_can_still_be_withdrawn() -> None:
+    """Behind a full socket deadlines pass, cancelled calls are never sent, and the rest goes in order."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint):
+            gate = Gate(endpoint)
+            endpoint.connections.add(gate)
+            assert endpoint.server is not None
+            gate._attach(endpoint.server)
+            gate.opened = trio.Event()
+            gate.opened.set()
+            async with shapestream.connect(lambda: gate) as client:
+                await client.signature("identity")
+                gate.opened = trio.Event()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(client.infer, "identity", ROW)
+                    await trio.testing.wait_all_tasks_blocked()
+                    with pytest.raises(DeadlineExceeded, match="never sent"):
+                        await client.infer("identity", ROW, deadline=2)
+                    with trio.move_on_after(2):
+                        await client.infer("identity", ROW)
+                    nursery.start_soon(client.infer, "identity", ROW)
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert [] == server.requests
+                    gate.opened.set()
+                assert [1, 4] == [request.sequence for request in server.requests]
+                assert [] == server.cancelled
+
+    run(main)
+
+
+def test_a_message_that_makes_no_sense_starts_a_new_connection() -> None:
+    """The connection is given up, and what was unfinished is sent again on the next."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+            server.hold()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.infer, "identity", ROW)
+                await until(lambda: server.held)
+                assert endpoint.server is not None
+                endpoint.server.send_nowait(server.held[0][0], [b"\xc1 is no msgpack"])
+                await until(lambda: server.hellos == 2)
+                server.release()
+            assert [1, 1] == [request.sequence for request in server.requests]
+
+    run(main)
+
+
+def test_a_request_that_cannot_be_written_down_fails_alone() -> None:
+    """More tensors than the protocol allows: it is refused, and its neighbours in the turn are served."""
+    shape = NamedShape.parse("300")
+    wide = ModelSignature(
+        name="wide",
+        inputs=tuple(InputPort(f"x{number}", "f32", shape) for number in range(65)),
+        outputs=(OutputPort("y", "f32", shape, Whole()),),
+    )
+
+    async def main() -> None:
+        array = np.zeros(300, np.float32)
+        inputs = {port.name: array for port in wide.inputs}
+        models = ScriptedModel(wide), ScriptedModel(identity_signature())
+        async with serving(*models) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+            await client.signature("wide")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.infer, "identity", ROW)
+                with pytest.raises(InvalidRequest, match="at most 64"):
+                    await client.infer("wide", inputs)
+                nursery.start_soon(client.infer, "identity", ROW)
+
+    run(main)
+
+
+def test_a_signature_that_cannot_be_read_is_the_servers_fault() -> None:
+    """Nonsense where a signature should be is `InternalError`, not a crash of the client."""
+
+    class Nonsense(ModelSignature):
+        def to_dict(self) -> dict[str, Any]:
+            return {"name": "identity", "inputs": 7}
+
+    plain = identity_signature()
+    nonsense = ScriptedModel(Nonsense(plain.name, plain.inputs, plain.outputs))
+
+    async def main() -> None:
+        async with serving(nonsense) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
+            with pytest.raises(InternalError, match="signature"):
+                await client.infer("identity", ROW)
+
+    run(main)
+
+
+def test_a_model_that_takes_its_time_delays_only_its_own_requests() -> None:
+    """Durations pass on the mock clock; an unordered stream gives the quick ones first."""
+
+    def seconds(inputs: Any) -> float:
+        return float(inputs["x"][0, 0])
+
+    slow = ScriptedModel(identity_signature(), duration_s=seconds)
+
+    async def main() -> None:
+        async with serving(slow) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
+
+            async def source() -> AsyncIterator[Any]:
+                for number in (30.0, 10.0, 20.0):
+                    yield number, {"x": np.full((1, 16), number, np.float32)}
+
+            async with client.stream("identity", source(), ordered=False) as results:
+                assert [10.0, 20.0, 30.0] == [item.key async for item in results]
+
+    run(main)
