@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import structlog
 import trio
 
+from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.executors import LocalSlots
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
@@ -94,6 +95,7 @@ def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]
 
 def run_server(loaded: LoadedSettings) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
+    keep_freed_memory()
     local = None
     in_process = loaded.settings.in_process
     if in_process is not None:

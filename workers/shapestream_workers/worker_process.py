@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from shapestream.errors import ConfigurationError
+from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.executors import LocalSlots
 from shapestream.settings import WorkerGroupSettings
 from shapestream.settings_loader import LoadedSettings
@@ -54,6 +55,7 @@ def run_worker(
     loaded: LoadedSettings, group: WorkerGroupSettings, address: str, *, name: str, ready_channel: int | None
 ) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` for unusable models."""
+    keep_freed_memory()
     structlog.contextvars.bind_contextvars(process=name)
     processes = sum(other.count for other in loaded.settings.worker_groups)
     slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
