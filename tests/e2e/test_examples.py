@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from examples import model_file
 from examples.detector import kernels, model
@@ -87,3 +88,20 @@ def test_embeddings_succeed(tmp_path: Path) -> None:
     assert "300 in" in done.stdout
     assert "\x1b" not in done.stdout
     assert len(done.stdout.splitlines()) < 70
+
+
+def test_demo_that_is_ended_takes_its_server_along(tmp_path: Path) -> None:
+    """SIGTERM in the middle of the stream ends the server and its workers too, with status 1."""
+    config = own_configuration("demo", tmp_path)
+    command = [sys.executable, "-m", "examples.detector.demo", "--config", config, "--out", tmp_path / "out"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        while not (line := demo.stdout.readline()).startswith("streaming"):
+            assert line, "the demo ended before it streamed"
+        children = psutil.Process(demo.pid).children(recursive=True)
+        demo.terminate()
+        assert "ended by SIGTERM" in demo.stdout.read()
+        assert 1 == demo.wait(TIMEOUT_S)
+    assert len(children) >= 3
+    _, alive = psutil.wait_procs(children, timeout=TIMEOUT_S)
+    assert [] == alive
