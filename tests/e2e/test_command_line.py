@@ -220,7 +220,7 @@ def test_models_in_process_are_served_and_drained_like_others(workplace: Any) ->
 
 
 def test_version_and_schema_are_for_scripts_too(workplace: Any) -> None:
-    """Both are JSON when asked, and neither loads an engine."""
+    """Both are JSON when asked; a mistyped command is wrong usage."""
     versions = json.loads(workplace.run("version", "--json").stdout)
     assert ("1", ov.__version__.split("-")[0]) == (versions["protocol"], versions["openvino"].split("-")[0])
     schema = json.loads(workplace.run("schema").stdout)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream_workers.supervisor.core import (
+from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
+from shapestream_workers.supervisor.events import (
     Action,
     GiveUp,
     KillWorker,
-    RestartPolicy,
     StartWorker,
-    State,
     StopNow,
     StopRequested,
-    Supervisor,
     TerminateWorker,
     TimePassed,
     WorkerExited,

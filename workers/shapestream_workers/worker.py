@@ -4,7 +4,7 @@
     └── one connection           again after `RETRY_S`, for as long as the server is away
         ├── connection.run       the socket's watcher
         ├── _read                entries in, one turn at a time
-        ├── _write               what the session has to say, in order
+        ├── _write               what the socket did not take at once
         └── _beat                heartbeats, and the server's silence
 
 Slots report into the event loop; what all this means is for `worker_session.py` to say.
@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 import structlog
 import trio
 
-from shapestream.errors import ProtocolError
+from shapestream.errors import ProtocolError, RequestError
 from shapestream.serving.batches import BatchReport
 from shapestream.serving.executors import SlotSource
 from shapestream.telemetry.logging import debug_enabled
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Execute, Heartbeat
+from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat
 from shapestream_engine.layout import Buffer
 from shapestream_workers.worker_session import WorkerSession
 
@@ -66,6 +66,7 @@ class Worker:
         self._wake_writer = trio.Event()
         self._heard_at = 0.0
         self._session: WorkerSession
+        self._connection: Connection | None = None
         self._backlog: deque[list[Buffer]] = deque()
         """Messages that the connection has not taken yet. Bounded: each slot owes one report, a beat is skipped."""
 
@@ -93,7 +94,7 @@ class Worker:
 
     async def _serve_one_connection(self) -> str:
         """Returns why it ended; everything that was said has been handed to the socket by then."""
-        connection = self._connect()
+        connection = self._connection = self._connect()
         self._backlog.clear()
         self._heard_at = trio.current_time()
         self._session.greet(self._heard_at)
@@ -106,6 +107,7 @@ class Worker:
                 await self._write(connection)
                 nursery.cancel_scope.cancel()
         finally:
+            self._connection = None
             connection.close()
         return self._session.ended or "cancelled"
 
@@ -148,16 +150,22 @@ class Worker:
         self._end_turn()
 
     def _end_turn(self) -> None:
-        """Packs what the session has to say; the writer sends it."""
+        """Sends what the session has to say; what the connection does not take at once is left to the writer."""
         session = self._session
-        if session.outgoing:
-            self._backlog.extend(pack_messages(session.outgoing, limits=WORKER_LIMITS))
-            session.outgoing.clear()
+        if session.outgoing and self._connection is not None:
+            for frames in _packed(session.outgoing):
+                try:
+                    if self._backlog:
+                        raise trio.WouldBlock
+                    self._connection.send_nowait(frames)
+                except trio.WouldBlock:
+                    self._backlog.append(frames)
+        session.outgoing.clear()
         if self._backlog or session.ended is not None:
             self._wake_writer.set()
 
     async def _write(self, connection: Connection) -> None:
-        """Sends until the session has ended and all is said."""
+        """Sends what is left over, until the session has ended and all is said."""
         while True:
             while self._backlog:
                 await connection.send(self._backlog[0])
@@ -179,3 +187,22 @@ class Worker:
             elif welcome is not None and not self._backlog:
                 session.outgoing.append(Heartbeat())
             self._end_turn()
+
+
+def _packed(entries: Sequence[Entry]) -> list[list[Buffer]]:
+    """The messages; a report that fits none fails its batch, and no other."""
+    try:
+        return pack_messages(entries, limits=WORKER_LIMITS)
+    except RequestError:
+        return pack_messages([_fitting(entry) for entry in entries], limits=WORKER_LIMITS)
+
+
+def _fitting(entry: Entry) -> Entry:
+    try:
+        pack_messages([entry], limits=WORKER_LIMITS)
+    except RequestError as error:
+        if isinstance(entry, BatchDone):
+            message = f"the results do not fit the protocol: {error}"
+            return BatchFailed(batch=entry.batch, code="model_error", message=message)
+        raise
+    return entry

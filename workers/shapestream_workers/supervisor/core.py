@@ -18,23 +18,26 @@ import enum
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias, assert_never
+from typing import assert_never
+
+from shapestream_workers.supervisor.events import (
+    Action,
+    Event,
+    GiveUp,
+    KillWorker,
+    StartWorker,
+    StopNow,
+    StopRequested,
+    TerminateWorker,
+    TimePassed,
+    WorkerExited,
+    WorkerReady,
+)
 
 __all__ = [
-    "Action",
-    "Event",
-    "GiveUp",
-    "KillWorker",
     "RestartPolicy",
-    "StartWorker",
     "State",
-    "StopNow",
-    "StopRequested",
     "Supervisor",
-    "TerminateWorker",
-    "TimePassed",
-    "WorkerExited",
-    "WorkerReady",
 ]
 
 EXIT_CONFIGURATION = 3
@@ -59,77 +62,6 @@ class RestartPolicy:
     """A crash is forgotten after so long."""
     healthy_s: float = 3.0
     """A worker that served for so long is sound: its earlier crashes are forgotten."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReady:
-    """A process has compiled its models and is known to the server."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExited:
-    """A process ended. `status` is negative for a signal, as `subprocess` has it."""
-
-    worker: str
-    status: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested:
-    """Let every worker finish, within this time."""
-
-    grace_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopNow:
-    """Do not wait for anything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
-    """`next_wakeup()` has come."""
-
-
-Event: TypeAlias = WorkerReady | WorkerExited | StopRequested | StopNow | TimePassed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartWorker:
-    """Start this process."""
-
-    worker: str
-    attempt: int
-    """0 for the first start, then 1, 2, ..."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerminateWorker:
-    """Ask this process to finish (SIGTERM)."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillWorker:
-    """End this process now (SIGKILL)."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """This worker is not started again."""
-
-    worker: str
-    reason: str
-    configuration: bool
-    """Whether its configuration is at fault, so that no worker of its kind can ever run."""
-
-
-Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp
 
 
 class State(enum.Enum):

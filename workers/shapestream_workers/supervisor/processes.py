@@ -14,17 +14,15 @@ from collections.abc import Mapping, Sequence
 import structlog
 import trio
 
-from shapestream_workers.supervisor.core import (
+from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
+from shapestream_workers.supervisor.events import (
     Action,
     Event,
     GiveUp,
     KillWorker,
-    RestartPolicy,
     StartWorker,
-    State,
     StopNow,
     StopRequested,
-    Supervisor,
     TerminateWorker,
     TimePassed,
     WorkerExited,
