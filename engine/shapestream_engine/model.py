@@ -140,7 +140,7 @@ class InferRequest(ABC):
 
     @abstractmethod
     def infer(self) -> None:
-        """Run on what the input tensors hold, in this thread; raises `InferenceError`. The request stays usable."""
+        """Run on what the input tensors hold, to the end; raises `InferenceError`. The request stays usable."""
 
     @abstractmethod
     def start_async(self) -> None:

@@ -125,11 +125,11 @@ class OpenVinoTensor:
     def _replace(self) -> None:
         """After an allocation that failed OpenVINO's tensor has no memory but believes in its old capacity (2026.4)."""
         request = self._request.engine_request
-        request.set_input_tensor(
-            self._number, ov.Tensor(self._tensor.element_type, ov.Shape([0] * len(self._shape)))
-        )
+        smallest = ov.Shape([axis.minimum for axis in self._port.shape.dimensions])
+        request.set_input_tensor(self._number, ov.Tensor(self._tensor.element_type, smallest))
         self._tensor = request.get_input_tensor(self._number)
-        self._capacity = self._address = 0
+        self._capacity = int(self._tensor.byte_size)
+        self._address = 0
         self._empty()
 
     def _view(self) -> _Array:
