@@ -49,16 +49,14 @@ class _Inbox(Generic[T]):
         self._receivers = trio.lowlevel.ParkingLot()
 
     def put(self, message: T) -> None:
+        # One wake-up per message: whoever finds none left waits again, and nobody is forgotten.
         self.messages.append(message)
         self._receivers.unpark()
 
     def take(self) -> list[T]:
         self.check_open()
         burst = min(len(self.messages), RECEIVE_BURST)
-        taken = [self.messages.popleft() for _ in range(burst)]
-        if self.messages:
-            self._receivers.unpark()
-        return taken
+        return [self.messages.popleft() for _ in range(burst)]
 
     async def wait(self) -> None:
         """Returns when there may be something to take; a wake-up that finds nothing is not an error."""
@@ -161,6 +159,8 @@ class MemoryServer:
         """Ignores this peer for good."""
         if (connection := self._peers.pop(peer, None)) is not None:
             connection._ignored = True
+            unread = [message for message in self._inbox.messages if message[0] != peer]
+            self._inbox.messages = deque(unread)
 
     def close(self) -> None:
         """Stops listening; the connections are not told."""

@@ -154,6 +154,46 @@ def test_whoever_swallows_the_announcement_wakes_the_receiver(tmp_path: Path, sw
     trio.run(main)
 
 
+def test_what_a_burst_leaves_reaches_the_next_waiter() -> None:
+    """One task takes a burst and does not come back; another gets the rest, though nothing more arrives."""
+
+    async def main() -> None:
+        async with opened("inproc://burst") as (router, (dealer,)):
+            await introduce(router, [dealer])
+            came: list[int] = []
+
+            async def take_once() -> None:
+                came.append(len(await router.receive()))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take_once)
+                nursery.start_soon(take_once)
+                await trio.testing.wait_all_tasks_blocked()
+                for number in range(400):
+                    dealer.send_nowait([b"%d" % number])
+            assert [256, 144] == came
+
+    trio.run(main)
+
+
+def test_peers_that_are_cut_off_are_drained() -> None:
+    """A receive goes on until it has found a message to hand over, or libzmq has nothing left."""
+
+    async def main() -> None:
+        async with opened("inproc://cutoff") as (router, (dealer,)):
+            (peer,) = await introduce(router, [dealer])
+            router.cut_off(peer)
+            for _ in range(700):
+                dealer.send_nowait([b"ignored"])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(router.receive)
+                await trio.testing.wait_all_tasks_blocked()
+                assert not router._events() & zmq.POLLIN
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
 # ---------------------------------------------------------------- slow peers
 
 

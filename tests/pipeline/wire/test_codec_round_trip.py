@@ -53,6 +53,7 @@ def decoded(messages: list[list[Buffer]], role: Role, limits: Limits = CLIENT_LI
 
 
 @given(st.data(), ROLES)
+@settings(deadline=None)
 def test_every_kind_survives_the_round_trip(data: st.DataObject, role: Role) -> None:
     """Entries of every kind come out as they went in, types and order included."""
     entries = data.draw(entries_for(role))
@@ -62,7 +63,7 @@ def test_every_kind_survives_the_round_trip(data: st.DataObject, role: Role) -> 
 
 
 @given(st.data(), ROLES, st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_packing_loses_nothing_and_keeps_the_limits(
     data: st.DataObject, role: Role, max_entries: int
 ) -> None:
@@ -78,7 +79,7 @@ def test_packing_loses_nothing_and_keeps_the_limits(
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_requests_keep_their_order(data: st.DataObject) -> None:
     """However control entries overtake them, requests leave in the order in which they were given."""
     entries = data.draw(entries_for(Role.SERVER_OF_CLIENTS, max_size=20))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -19,6 +19,7 @@ DTYPES = [dtype for name, dtype in ELEMENT_TYPES.items() if name != "bf16"]
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_arrays_survive_the_round_trip(data: st.DataObject) -> None:
     """Any type, shape and content, sizes of 0 and scalars included."""
     dtype = data.draw(st.sampled_from(DTYPES))
