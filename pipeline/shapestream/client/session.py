@@ -169,7 +169,6 @@ class Session:
         reconnect = self._link.must_reconnect(now)
         if reconnect:
             self._control.clear()
-            self._catalogue.lose()
         entries = self._due_entries(now) if may_send else []
         if entries or not may_send:
             self._link.sent(now)  # what the transport still holds is a sign of life as well

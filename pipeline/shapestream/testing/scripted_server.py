@@ -74,6 +74,7 @@ class ScriptedServer:
         """Messages that arrived; each holds one entry or several."""
         self.hellos = 0
         self.goodbyes = 0
+        self.restarts = 0
 
     # ------------------------------------------------------------ the script, from any thread
 
@@ -96,6 +97,7 @@ class ScriptedServer:
         """Behave as another process at the same address: nobody is known, nothing is held."""
 
         def forget() -> None:
+            self.restarts += 1
             self._epoch = os.urandom(16)
             self._known.clear()
             self.held.clear()

@@ -178,6 +178,7 @@ def test_a_server_that_restarts_is_found_again(face: Any) -> None:
         async with face.connect() as client:
             await client.infer("double", rows(1))
             face.server.restart()
+            await face.until(lambda server: server.restarts == 1)
             result = await client.infer("double", rows(2))
             np.testing.assert_array_equal(np.full((1, 3), 4, np.float32), result["y"])
 

@@ -1,0 +1,244 @@
+"""The session against a server that does whatever it likes: hypothesis looks for an order of events that loses something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shapestream.client.link import LinkSettings
+from shapestream.client.session import Session
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
+from shapestream.errors import DeadlineExceeded, Unavailable
+from shapestream.wire.messages import (
+    Cancel,
+    Credit,
+    Entry,
+    Failure,
+    Goodbye,
+    Hello,
+    ModelOpened,
+    OpenModel,
+    Request,
+    Result,
+    Statistics,
+    StatisticsRequest,
+    Timings,
+    Unknown,
+    Welcome,
+)
+from shapestream_engine.layout import Tensors
+
+TENSORS = Tensors(layout=(), buffers=())
+TIMINGS = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="w/0")
+SETTINGS = LinkSettings(greeting_s=1, silence_s=4, rest_s=0.5, unavailable_after_s=1e6)
+SIGNATURE: dict[str, Any] = {"name": "m"}
+
+
+class Caller:
+    """Whoever waits."""
+
+    closed = False
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        """The core would call this."""
+
+
+class AnyServer(RuleBasedStateMachine):
+    """A session, and the half of the world that it talks to: one server process at a time, and a wire."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.session = Session(
+            client=bytes(16), software="test", server="test://", settings=SETTINGS, now=self.now
+        )
+        self.caller = Caller()
+        self.open: list[AnyTicket] = []
+        self.withdrawn: list[AnyTicket] = []
+        self.ended: list[AnyTicket] = []
+        self.handle: ModelHandle | None = None
+        self.connected = False
+        self.known = False
+        self.epoch = 0
+        self.window = (3, 100)
+        self.at_server: dict[int, Request] = {}
+        self.number = 0
+
+    # ------------------------------------------------------------ the shell
+
+    def turn(self) -> None:
+        """What the core does."""
+        turn = self.session.turn(self.now)
+        for ticket in turn.finished:
+            assert ticket in self.open, "handed back twice, or although it was withdrawn"
+            assert ticket.outcome is not None
+            self.open.remove(ticket)
+            self.ended.append(ticket)
+            if isinstance(ticket.outcome, ModelHandle):
+                self.handle = ticket.outcome
+        if turn.entries:
+            assert self.connected
+            for entry in turn.entries:
+                self.serve(entry)
+        if turn.reconnect:
+            self.connected = self.known = False
+
+    def serve(self, entry: Entry) -> None:
+        """What a server does at once; results wait for a rule."""
+        if isinstance(entry, Hello):
+            self.known = True
+            self.hear(
+                Welcome(
+                    epoch=bytes([self.epoch % 256]),
+                    window_requests=self.window[0],
+                    window_bytes=self.window[1],
+                    heartbeat_ms=500,
+                )
+            )
+        elif not self.known:
+            self.hear(Unknown())
+        elif isinstance(entry, OpenModel):
+            self.hear(ModelOpened(name=entry.name, number=self.number, signature=SIGNATURE))
+        elif isinstance(entry, Request):
+            assert self.number == entry.model
+            assert entry.remaining_ms is None or entry.remaining_ms >= 1
+            self.at_server[entry.sequence] = entry
+        elif isinstance(entry, Cancel):
+            if self.at_server.pop(entry.sequence, None) is not None:
+                self.hear(failure(entry.sequence, "cancelled"))
+        elif isinstance(entry, StatisticsRequest):
+            self.hear(Statistics(values={}))
+
+    def hear(self, *entries: Entry) -> None:
+        """The session hears this."""
+        self.session.receive(entries, self.now)
+
+    def submit(self, ticket: Any) -> None:
+        """Somebody asks."""
+        self.open.append(ticket)
+        self.session.submit(ticket, self.now)
+
+    # ------------------------------------------------------------ the rules
+
+    @initialize()
+    def open_the_model(self) -> None:
+        """Every run starts with a model that somebody has opened."""
+        self.submit(OpenTicket(self.caller, name="m"))
+        self.connect()
+
+    @precondition(lambda self: not self.connected)
+    @rule()
+    def connect(self) -> None:
+        """The shell has a connection."""
+        self.connected = True
+        self.session.connected(self.now)
+        for _ in range(4):
+            self.turn()
+
+    @rule(nbytes=st.integers(0, 120), timeout=st.none() | st.floats(0.01, 5))
+    def ask(self, nbytes: int, timeout: float | None) -> None:
+        """A request."""
+        assert self.handle is not None
+        self.submit(
+            RequestTicket(self.caller, model=self.handle, tensors=TENSORS, nbytes=nbytes, timeout_s=timeout)
+        )
+
+    @rule()
+    def ask_for_statistics(self) -> None:
+        """Another question."""
+        self.submit(StatisticsTicket(self.caller))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        """A caller gives up."""
+        ticket = data.draw(st.sampled_from(self.open))
+        if ticket.outcome is None:
+            self.open.remove(ticket)
+            self.withdrawn.append(ticket)
+            self.session.cancel(ticket)  # type: ignore[arg-type]  # no end of a stream is in there
+
+    @precondition(lambda self: self.connected and self.at_server)
+    @rule(data=st.data(), fails=st.booleans())
+    def answer(self, data: st.DataObject, fails: bool) -> None:
+        """The server is done with one request, in any order."""
+        sequence = data.draw(st.sampled_from(sorted(self.at_server)))
+        del self.at_server[sequence]
+        if fails:
+            self.hear(failure(sequence, "model_error"))
+        else:
+            self.hear(Result(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
+
+    @rule(nbytes=st.integers(50, 200), requests=st.integers(1, 5))
+    def change_the_window(self, nbytes: int, requests: int) -> None:
+        """The server grants more, or less."""
+        self.window = (requests, nbytes)
+        if self.known and self.connected:
+            self.hear(Credit(window_requests=requests, window_bytes=nbytes))
+
+    @rule(new_process=st.booleans())
+    def forget(self, new_process: bool) -> None:
+        """The server forgets this client, or is another process from now on."""
+        self.known = False
+        self.at_server.clear()
+        if new_process:
+            self.epoch += 1
+            self.number += 1
+
+    @precondition(lambda self: self.connected and self.known)
+    @rule()
+    def leave(self) -> None:
+        """The server says goodbye."""
+        self.hear(Goodbye())
+        self.forget(new_process=True)
+
+    @rule(seconds=st.floats(0.01, 6))
+    def pass_time(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+
+    @rule()
+    def take_a_turn(self) -> None:
+        """The core looks what is due."""
+        self.turn()
+
+    @invariant()
+    def books_balance(self) -> None:
+        """The session does not contradict itself, and keeps to the window of the moment it sent."""
+        self.session.check_invariants()
+
+    def teardown(self) -> None:
+        """A server that behaves from now on: everything ends, and by its deadline at the latest."""
+        for _ in range(200):
+            if not self.connected:
+                self.connected = True
+                self.session.connected(self.now)
+            self.turn()
+            for sequence in sorted(self.at_server):
+                del self.at_server[sequence]
+                self.hear(Result(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
+            if not self.open and not self.session._ledger.tickets:
+                break
+            self.now = max(self.now, min(self.session.next_wakeup(), self.now + 0.3))
+        assert [] == self.open
+        assert {} == self.session._ledger.tickets
+        for ticket in self.ended:
+            late = isinstance(ticket.outcome, DeadlineExceeded)
+            assert not late or ticket.timeout_s is not None
+            assert not isinstance(ticket.outcome, Unavailable), "nobody stays away for so long"
+
+
+def failure(sequence: int, code: str) -> Failure:
+    """A terminal reply without a result."""
+    return Failure(sequence=sequence, code=code, message="", retryable=False, retry_after_ms=None)
+
+
+class TestAnyServer(AnyServer.TestCase):  # type: ignore[name-defined,misc]  # made by hypothesis
+    """Whatever happens: every ticket ends once, or is withdrawn; nothing is left behind."""
+
+    settings = settings(
+        max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
