@@ -67,7 +67,7 @@ class Egress:
         failure = Failure(
             sequence=sequence,
             code=error.code,
-            message=message,
+            message=message.encode(errors="replace").decode(),  # an engine's words may hold any surrogate
             retryable=error.retryable,
             retry_after_ms=None if retry_after_s is None else max(1, round(retry_after_s * 1000)),
         )

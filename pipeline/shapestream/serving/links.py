@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import structlog
 
-from shapestream.errors import OutboxFull, PeerGone
+from shapestream.errors import OutboxFull, PeerGone, RequestError
 from shapestream.telemetry.logging import RateLimit
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.codec import encode, pack_messages
 from shapestream.wire.limits import CLIENT_LIMITS, Limits
-from shapestream.wire.messages import Entry, Heartbeat
+from shapestream.wire.messages import Entry, Failure, Heartbeat, Result
+from shapestream_engine.layout import Buffer
 
 __all__ = ["Link", "Outgoing"]
 
@@ -77,12 +78,28 @@ class Outgoing:
                 continue
             link.spoken = True
             try:
-                for frames in pack_messages(entries, limits=self._limits):
+                for frames in self._pack(link, entries):
                     self._socket.send_nowait(link.peer, frames)
             except PeerGone:
                 self.lost.append((link, "gone"))
             except OutboxFull:
                 self.lost.append((link, "does not read"))
+
+    def _pack(self, link: Link, entries: list[Entry]) -> list[list[Buffer]]:
+        try:
+            return pack_messages(entries, limits=self._limits)
+        except RequestError as error:
+            log.error("an entry cannot be sent", port=self._port, why=error)
+        messages = []
+        for entry in entries:
+            try:
+                messages.append(encode([entry], limits=self._limits))
+            except RequestError as error:
+                if isinstance(entry, Result):
+                    messages.append(encode([_instead_of(entry, str(error))]))
+                else:  # the peer would wait for it for ever
+                    self.lost.append((link, "cannot be told what it must know"))
+        return messages
 
     def keep_alive(self, link: Link) -> None:
         """Queues a heartbeat if nothing was said since the last call."""
@@ -96,3 +113,11 @@ class Outgoing:
         skipped = self._limit.admit(self._port, now)
         if skipped is not None:
             log.warning("message refused", port=self._port, peer=peer.hex(), why=why, like_it_before=skipped)
+
+
+def _instead_of(result: Result, why: str) -> Failure:
+    """A model may give outputs that no message can hold: too many dimensions, say."""
+    text = f"the result cannot be sent: {why}"
+    return Failure(
+        sequence=result.sequence, code="internal", message=text, retryable=False, retry_after_ms=None
+    )

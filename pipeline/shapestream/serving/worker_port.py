@@ -40,6 +40,9 @@ __all__ = ["WorkerPort"]
 
 log = structlog.get_logger()
 
+# Slots of one worker. Each costs the scheduler a record; more than this is a mistake, or worse.
+MAX_SLOTS = 1024
+
 
 class WorkerPort:
     """Reads the workers' port; each registered worker is a `RemoteExecutor` of the dispatcher."""
@@ -130,6 +133,11 @@ class WorkerPort:
         """A worker that greets again, on this connection or another, has forgotten what it ran."""
         if worker is not None:
             self.worker_left(worker, "greets again", now)
+        if not 1 <= hello.slots <= MAX_SLOTS:
+            self._cut_off(
+                peer, f"worker {hello.worker!r}: {hello.slots} slots; 1 to {MAX_SLOTS} it may be", now
+            )
+            return None
         for other in list(self.workers.values()):
             if other.name == hello.worker:
                 self.worker_left(other, "came back on another connection", now)

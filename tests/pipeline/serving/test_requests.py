@@ -32,6 +32,7 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
+from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
 
 
@@ -446,5 +447,40 @@ def test_a_request_of_a_wrong_shape_fails_alone_in_its_message() -> None:
             assert "batch" in failure.message
             slots.finish(await slots.next_batch())
             assert [1, 3] == [(await client.hear(Result)).sequence for _ in range(2)]
+
+    run(main)
+
+
+def test_a_result_that_no_message_can_hold_fails_alone() -> None:
+    """A model's output may have more dimensions than the protocol; its neighbours in the turn are delivered."""
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with memory_serving(slots) as running:
+            client = running.client()
+            await client.open_session()
+            client.say(request(1), request(2))
+            batch = await slots.next_batch()
+            monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
+            slots.finish(batch, [monster, echoed(batch.members[1])])
+            failure = await client.hear(Failure)
+            assert (1, "internal") == _ending(failure)
+            assert "32" in failure.message
+            assert 2 == (await client.hear(Result)).sequence
+
+    run(main)
+
+
+def test_words_of_an_engine_that_are_no_unicode_still_arrive() -> None:
+    """A file name with a lone surrogate in an error's text must not keep the answer back."""
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with memory_serving(slots) as running:
+            client = running.client()
+            await client.open_session()
+            client.say(request(1))
+            slots.fail(await slots.next_batch(), message="cannot read \udcff")
+            assert "cannot read ?" == (await client.hear(Failure)).message
 
     run(main)

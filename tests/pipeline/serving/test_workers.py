@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import trio
 from tests.pipeline.serving.harness import (
+    SIGNATURE,
     RawPeer,
     Running,
     echo_tensors,
@@ -345,6 +346,21 @@ def test_a_worker_with_another_signature_of_a_known_model_is_refused() -> None:
             second.say(WorkerHello(worker="second", pid=2, slots=1, models={"echo": other.to_dict()}))
             await second.hear(Goodbye)
             assert ["first/0"] == list(running.server.statistics()["slots"])
+
+    run(main)
+
+
+@pytest.mark.parametrize("slots", [0, 1025, 2**62])
+def test_a_worker_with_an_absurd_number_of_slots_is_refused(slots: int) -> None:
+    """A number from outside must not decide how much the server allocates."""
+
+    async def main() -> None:
+        async with memory_serving() as running:
+            worker = running.worker()
+            models = {"echo": SIGNATURE.to_dict()}
+            worker.say(WorkerHello(worker="w", pid=1, slots=slots, models=models))
+            await worker.hear(Goodbye)
+            assert {} == running.server.statistics()["slots"]
 
     run(main)
 
