@@ -3,6 +3,9 @@
 This folder is the only place that imports `openvino`. The way of a model: `reading` (file to `ov.Model`), `ports`
 (names, and the shapes that the spec states), `following` (which output axes follow which inputs), `compiling`
 (properties and device), `request` and `tensor` (the calls, and the tensors that are resized in place).
+
+What OpenVINO does by itself, and nobody here can change: its CPU device computes i64 in 32 bits (2026.4), so values beyond
+2^31 do not survive a call.
 """
 
 from shapestream_engine.backends.openvino.compiling import OpenVinoModel, compile_spec

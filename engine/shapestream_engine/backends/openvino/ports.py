@@ -15,7 +15,7 @@ from shapestream_engine.dimension_table import BATCH, DimensionTable
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.rules import Rows, Rule, Whole, With, parse_rule
+from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_rule
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
@@ -168,10 +168,7 @@ def _output(
     shape = _output_shape(port, name, own.shape, findings.names[number])
     if own.rule is None:
         return OutputPort(name, element_type, shape, _default_rule(name, shape, findings, batched=batched))
-    rule = parse_rule(own.rule)
-    if isinstance(rule, With):
-        rule = With(names.resolve(rule.output))
-    return OutputPort(name, element_type, shape, rule)
+    return OutputPort(name, element_type, shape, follow_renamed(parse_rule(own.rule), names.resolve))
 
 
 def _output_shape(port: Any, name: str, stated: str | None, follows: Sequence[str | None]) -> NamedShape:

@@ -1,0 +1,209 @@
+"""Models that are Python callables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapestream_engine import (
+    InferenceError,
+    InputSpec,
+    ModelLoadError,
+    ModelSpec,
+    OutputSpec,
+    SignatureError,
+    compile_model,
+)
+from shapestream_engine.model import InferRequest
+from shapestream_engine.rules import Rows, Whole, With
+
+
+def spec_of(
+    function: Callable[..., Any] | str,
+    inputs: dict[str, str] | None = None,
+    outputs: dict[str, str] | None = None,
+) -> ModelSpec:
+    """A callable over f32 arrays of these shapes."""
+    return ModelSpec(
+        name="m",
+        **({"function": function} if isinstance(function, str) else {"model": function}),
+        inputs={
+            name: InputSpec(shape=shape, element_type="f32")
+            for name, shape in (inputs or {"x": "batch:1..8, n"}).items()
+        },
+        outputs={
+            name: OutputSpec(shape=shape, element_type="f32")
+            for name, shape in (outputs or {"y": "batch, n"}).items()
+        },
+    )
+
+
+def run(request: InferRequest, *arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Resizes, fills and runs."""
+    for tensor, array in zip(request.input_tensors, arrays, strict=True):
+        tensor.shape = array.shape
+        tensor.data[...] = array
+    request.infer()
+    return request.outputs()
+
+
+ONES = np.ones((2, 3), np.float32)
+
+
+def test_a_callable_gets_its_inputs_by_name_and_returns_its_outputs_by_name() -> None:
+    """Keyword arguments in, a mapping out, whatever its order."""
+
+    def model(b: Any, a: Any) -> dict[str, Any]:
+        return {"difference": a - b, "total": a + b}
+
+    ports = {"a": "batch, n", "b": "batch, n"}
+    request = compile_model(
+        spec_of(model, ports, {"total": "batch, n", "difference": "batch, n"})
+    ).create_infer_request()
+    total, difference = run(request, ONES * 5, ONES * 2)
+    assert (7.0, 3.0) == (float(total[0, 0]), float(difference[0, 0]))
+
+
+def test_a_single_output_may_be_returned_alone() -> None:
+    """No mapping is needed where there is nothing to tell apart."""
+    (output,) = run(compile_model(spec_of(lambda x: x + 1)).create_infer_request(), ONES)
+    np.testing.assert_array_equal(ONES + 1, output)
+
+
+def test_inputs_are_views_of_the_requests_own_tensor() -> None:
+    """Nothing is copied on the way into the callable, and nothing moves between calls within the bounds."""
+    seen = []
+
+    def model(x: Any) -> Any:
+        seen.append(x.ctypes.data)
+        return x.copy()
+
+    request = compile_model(spec_of(model, {"x": "batch:1..8, n:1..100"})).create_infer_request()
+    for shape in ((8, 100), (1, 1), (3, 50)):
+        run(request, np.ones(shape, np.float32))
+    assert {request.input_tensor(0).data.ctypes.data} == set(seen)
+    assert 0 == request.reallocations
+
+
+def test_before_the_first_call_outputs_are_empty() -> None:
+    """0 in each dynamic dimension, as with every engine."""
+    request = compile_model(spec_of(lambda x: x, outputs={"y": "batch, n"})).create_infer_request()
+    assert (0, 0) == request.output_tensor("y").shape
+
+
+def test_rules_default_to_rows_or_whole() -> None:
+    """A model with a batch axis has rows, one without is answered whole, and a rule that is given is taken."""
+    assert Rows() == compile_model(spec_of(lambda x: x)).signature.outputs[0].rule
+    whole = spec_of(lambda x: x, {"x": "n"}, {"y": "n"})
+    assert Whole() == compile_model(whole).signature.outputs[0].rule
+    ruled = ModelSpec(
+        name="m",
+        model=lambda x: x,
+        inputs={"x": InputSpec(shape="batch, 4", element_type="f32")},
+        outputs={
+            "index": OutputSpec(shape="?, 2", element_type="i64", rule={"rule": "index_column"}),
+            "values": OutputSpec(shape="?", element_type="f32", rule={"rule": "with", "output": "index"}),
+        },
+    )
+    assert With("index") == compile_model(ruled).signature.outputs[1].rule
+
+
+def raises(x: Any) -> Any:
+    """Fails, with words."""
+    raise ValueError("too dark")
+
+
+def exits(x: Any) -> Any:
+    """Tries to end the process."""
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (raises, "ValueError: too dark"),
+        (exits, "SystemExit: 3"),
+        (lambda x: None, "output 'y' is NoneType, not a NumPy array"),
+        (lambda x: {"z": x}, "the function returned no output 'y', only z"),
+        (lambda x: {}, "the function returned no output 'y', only nothing"),
+        (lambda x: {"y": x, "z": x, "a": x}, "outputs that are not declared: a, z"),
+        (lambda x: {"y": [1.0]}, "output 'y' is list, not a NumPy array"),
+        (lambda x: x.astype(np.float64), "output 'y' is of type float64, declared is f32"),
+        (lambda x: x[0], r"output 'y' has the shape \[3\], declared is \[batch, n\]"),
+    ],
+)
+def test_a_call_that_goes_wrong_is_the_models_error_and_the_request_stays_usable(
+    function: Callable[..., Any], complaint: str
+) -> None:
+    """Whatever a callable raises or returns, the slot gets an `InferenceError` in words."""
+    broken = [True]
+
+    def model(x: Any) -> Any:
+        return function(x) if broken[0] else x
+
+    request = compile_model(spec_of(model)).create_infer_request()
+    with pytest.raises(InferenceError, match=complaint):
+        run(request, ONES)
+    request.start_async()
+    with pytest.raises(InferenceError, match=complaint):
+        request.wait()
+    broken[0] = False
+    np.testing.assert_array_equal(ONES, run(request, ONES)[0])
+    request.start_async()
+    request.wait()
+
+
+def test_several_outputs_need_a_mapping() -> None:
+    """An array alone could be any of them."""
+    model = compile_model(spec_of(lambda x: x, outputs={"y": "batch, n", "z": "batch, n"}))
+    with pytest.raises(InferenceError, match="returned ndarray, not a mapping with y, z"):
+        run(model.create_infer_request(), ONES)
+
+
+def test_a_function_is_imported_from_an_installed_module() -> None:
+    """`package.module:name`, attributes of attributes included."""
+    nested = compile_model(spec_of("numpy:fft.fftshift", {"x": "n"}, {"y": "n"}))
+    assert {"function": "numpy:fft.fftshift"} == nested.properties
+    model = compile_model(spec_of("numpy:copy", {"a": "n"}, {"y": "n"}))
+    np.testing.assert_array_equal(ONES[0], run(model.create_infer_request(), ONES[0])[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "complaint"),
+    [
+        (spec_of("no_such_package:model"), ModelLoadError, "'no_such_package:model': ModuleNotFoundError"),
+        (spec_of("numpy:no_such_function"), ModelLoadError, "AttributeError"),
+        (spec_of("numpy:pi"), ModelLoadError, "cannot be called"),
+        (spec_of(lambda y: y), SignatureError, "cannot be called with the inputs x: "),
+        (spec_of(lambda x, more: x), SignatureError, "cannot be called with the inputs x: "),
+        (ModelSpec(name="m", model=raises), SignatureError, "a function needs inputs and outputs"),
+        (
+            ModelSpec(
+                name="m", model=raises, inputs={"x": InputSpec(shape="n")}, outputs={"y": OutputSpec()}
+            ),
+            SignatureError,
+            "port 'x' needs its element_type",
+        ),
+        (
+            ModelSpec(name="m", path=Path("m.py"), engine="function"),
+            SignatureError,
+            "takes a function, not a file",
+        ),
+        (
+            ModelSpec(name="m", model=raises, properties={"NUM_STREAMS": "1"}),
+            SignatureError,
+            "the engine function has no properties",
+        ),
+    ],
+)
+def test_what_cannot_be_a_model_is_refused_when_it_is_loaded(
+    spec: ModelSpec, error: type[Exception], complaint: str
+) -> None:
+    """Every mistake in the description of a function is found before a request comes."""
+    with pytest.raises(error, match=complaint):
+        compile_model(spec)

@@ -1,0 +1,381 @@
+"""The slot's thread, with models that are scripted: reports, failures, deadlines, cancellation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapestream_engine import (
+    CompiledModel,
+    InferenceError,
+    InferRequest,
+    InputSpec,
+    ModelSpec,
+    OutputSpec,
+    Report,
+    RequestPool,
+    Slot,
+    Tensors,
+    Work,
+    compile_model,
+)
+from shapestream_engine.tensor import Tensor
+
+TIMEOUT_S = 30
+"""For a report that never comes: the test fails instead of hanging."""
+
+
+def function_model(
+    function: Callable[..., Any], shape: str = "batch, n", output: str | None = None
+) -> CompiledModel:
+    """A callable over one f32 input."""
+    return compile_model(
+        ModelSpec(
+            name="m",
+            model=function,
+            inputs={"x": InputSpec(shape=shape, element_type="f32", pad={"n": 0} if "n:" in shape else {})},
+            outputs={"y": OutputSpec(shape=output or shape, element_type="f32")},
+        )
+    )
+
+
+class Bench:
+    """A slot and the reports that it made."""
+
+    def __init__(self, model: CompiledModel, requests: int = 1) -> None:
+        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.pool = RequestPool(model, requests)
+        self.slot = Slot("test", {"m": self.pool}, self.reports.put)
+
+    def run(self, *arrays: np.ndarray[Any, Any], **more: Any) -> Report:
+        """One batch of a request per array, and its report."""
+        self.slot.start(self.work(*arrays, **more))
+        return self.report()
+
+    def report(self) -> Report:
+        """The next report, which is the only one so far."""
+        report = self.reports.get(timeout=TIMEOUT_S)
+        assert self.reports.empty(), "reported twice"
+        return report
+
+    def work(self, *arrays: np.ndarray[Any, Any], batch: int = 1, **more: Any) -> Work:
+        """A batch of a request per array."""
+        members = tuple(
+            Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),)) for array in arrays
+        )
+        rows = sum(array.shape[0] for array in arrays)
+        sizes = (rows, *(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)))
+        return Work(**{"batch": batch, "model": "m", "sizes": sizes, "members": members, **more})
+
+
+@contextmanager
+def bench(model: CompiledModel, requests: int = 1) -> Iterator[Bench]:
+    """A bench whose thread ends with the test."""
+    made = Bench(model, requests)
+    try:
+        yield made
+    finally:
+        made.slot.close()
+
+
+def results(report: Report) -> list[list[Any] | None]:
+    """The values of each member's only output."""
+    assert (None, "") == (report.error_code, report.message)
+    assert report.outputs is not None
+    values: list[list[Any] | None] = []
+    for tensors in report.outputs:
+        if tensors is None:
+            values.append(None)
+            continue
+        ((port, element_type, shape),) = tensors.layout
+        assert (0, "f32") == (port, element_type)
+        values.append(np.frombuffer(tensors.buffers[0], np.float32).reshape(shape).tolist())
+    return values
+
+
+def full(value: float, *shape: int) -> np.ndarray[Any, Any]:
+    """An array of one value."""
+    return np.full(shape, value, np.float32)
+
+
+def double(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A model."""
+    return x * 2
+
+
+def test_a_batch_is_gathered_run_and_split() -> None:
+    """Each member gets its own rows, in order, and the times add up."""
+    with bench(function_model(double)) as made:
+        report = made.run(full(1, 1, 2), full(2, 2, 2), batch=7)
+        assert [[[2, 2]], [[4, 4], [4, 4]]] == results(report)
+        assert 7 == report.batch
+        assert report.run_s > 0
+        assert report.gather_s > 0
+
+
+def test_results_do_not_change_with_the_next_batch() -> None:
+    """Nothing that was reported lies in a tensor of the slot."""
+    with bench(function_model(lambda x: x)) as made:
+        first = made.run(full(1, 4, 4))
+        made.run(full(9, 4, 4))
+        assert [full(1, 4, 4).tolist()] == results(first)
+
+
+def test_shapes_may_be_resolved_beforehand() -> None:
+    """The server has resolved each layout already; a worker leaves it to the slot."""
+    with bench(function_model(double)) as made:
+        array = full(3, 1, 2)
+        shapes = (made.pool.signature.resolve(((0, "f32", array.shape),)),)
+        assert [[[6, 6]]] == results(made.run(array, shapes=shapes))
+
+
+def test_a_new_shape_is_new_once() -> None:
+    """The first call of each shape is reported as such."""
+    with bench(function_model(double)) as made:
+        shapes = [(1, 2), (1, 2), (2, 2), (1, 2)]
+        assert [True, False, True, False] == [made.run(full(0, *shape)).new_shape for shape in shapes]
+
+
+def test_reallocations_are_those_of_the_batch() -> None:
+    """Growth is reported with the batch that made it necessary."""
+    with bench(function_model(double)) as made:
+        sizes = (10, 10_000, 10, 9_000)
+        counts = [made.run(full(0, 1, size)).reallocations for size in sizes]
+        assert [1, 1, 0, 0] == counts
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (InferenceError("no such row"), "model_error", "no such row"),
+        (RuntimeError("engine"), "model_error", "engine"),
+        (MemoryError("8 GB"), "unavailable", "out of memory: 8 GB"),
+        (KeyError("x"), "internal", "KeyError: 'x'"),
+    ],
+)
+def test_whatever_goes_wrong_is_reported_once_and_the_slot_goes_on(
+    error: Exception, code: str, message: str
+) -> None:
+    """An exception becomes a code and words; the inference request is given back and used again."""
+    request = ScriptedRequest([error, None])
+    with bench(ScriptedModel(request)) as made:
+        report = made.run(full(1, 1, 2))
+        assert (code, message) == (report.error_code, report.message)
+        assert report.outputs is None
+        assert "0 leased, 1 free" == repr(made.pool)
+        assert [[[1, 1]]] == results(made.run(full(1, 1, 2)))
+
+
+def test_an_output_that_breaks_its_rule_is_the_models_error() -> None:
+    """A model that returns another number of rows than it was given is not guessed at."""
+    with bench(function_model(lambda x: x[:-1])) as made:
+        report = made.run(full(1, 2, 2), full(2, 1, 2))
+        assert "model_error" == report.error_code
+        assert "output 'y' has 2 along 'batch'" in report.message
+
+
+def test_bytes_that_do_not_fit_their_shape_are_reported() -> None:
+    """Work is checked even where the server should have."""
+    with bench(function_model(double)) as made:
+        members = (Tensors(layout=((0, "f32", (1, 2)),), buffers=(b"1234",)),)
+        report = made.run(full(0, 1, 2), members=members)
+        assert "model_error" == report.error_code
+        assert "4 bytes" in report.message
+
+
+def test_an_unknown_model_is_unavailable() -> None:
+    """A slot serves the models of its pools."""
+    with bench(function_model(double)) as made:
+        report = made.run(full(0, 1, 2), model="other")
+        assert ("unavailable", "model 'other' is not served here") == (report.error_code, report.message)
+
+
+def test_without_a_free_request_the_batch_is_unavailable() -> None:
+    """Nothing waits for a request of the pool."""
+    with bench(function_model(double)) as made:
+        lent = made.pool.try_lease()
+        assert lent is not None
+        report = made.run(full(0, 1, 2))
+        assert ("unavailable", "model 'm' has no free request: 1 leased, 0 free") == (
+            report.error_code,
+            report.message,
+        )
+        made.pool.give_back(lent)
+        assert made.run(full(0, 1, 2)).error_code is None
+
+
+def test_members_that_are_too_late_are_left_out() -> None:
+    """The others run without them, in a call of their own size."""
+    calls = []
+
+    def model(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        calls.append(x.shape)
+        return x
+
+    with bench(function_model(model, "batch, n:1..9")) as made:
+        past, future = monotonic() - 1, monotonic() + 3600
+        arrays = (full(1, 1, 5), full(2, 2, 2), full(3, 1, 3))
+        report = made.run(*arrays, start_before=(past, future, None))
+        assert [None, [[2, 2]] * 2, [[3, 3, 3]]] == results(report)
+        assert [(3, 3)] == calls
+
+
+def test_when_all_are_too_late_nothing_runs() -> None:
+    """No inference starts after its requests' deadlines, and no error is made of it."""
+    request = ScriptedRequest([])
+    with bench(ScriptedModel(request)) as made:
+        report = made.run(full(1, 1, 2), full(1, 1, 2), start_before=(0.0, 0.0))
+        assert [None, None] == results(report)
+        assert 0 == request.calls
+        assert not report.new_shape
+
+
+def test_a_deadline_that_passes_while_gathering_counts() -> None:
+    """What was gathered in vain is gathered again without the late member."""
+    request = ScriptedRequest([None])
+    with bench(ScriptedModel(request)) as made:
+        request.tensor.linger_until = monotonic() + 0.02
+        arrays = (full(1, 1, 2), full(2, 1, 2))
+        report = made.run(*arrays, start_before=(request.tensor.linger_until, None))
+        assert [None, [[2, 2]]] == results(report)
+
+
+def test_one_batch_at_a_time() -> None:
+    """A second batch before the report of the first is a mistake of the caller, and refused."""
+    request = ScriptedRequest([None], waits=True)
+    with bench(ScriptedModel(request)) as made:
+        made.slot.start(made.work(full(1, 1, 2)))
+        with pytest.raises(RuntimeError, match="slot 'test' still runs a batch"):
+            made.slot.start(made.work(full(1, 1, 2), batch=2))
+        request.go.set()
+        assert [[[1, 1]]] == results(made.report())
+
+
+def test_a_running_batch_is_cancelled() -> None:
+    """The engine is asked to stop, and what it raises is reported as a cancellation."""
+    request = ScriptedRequest([None, None], waits=True)
+    with bench(ScriptedModel(request)) as made:
+        made.slot.start(made.work(full(1, 1, 2), batch=5))
+        assert request.started.wait(TIMEOUT_S)
+        made.slot.cancel(4)
+        assert 0 == request.cancels, "another batch was cancelled"
+        made.slot.cancel(5)
+        report = made.report()
+        assert ("cancelled", "the call was cancelled") == (report.error_code, report.message)
+        assert [[[2, 2]]] == results(made.run(full(2, 1, 2), batch=6))
+
+
+def test_a_batch_that_is_cancelled_before_it_runs_does_not_run() -> None:
+    """The call is never started."""
+    request = ScriptedRequest([None])
+    with bench(ScriptedModel(request)) as made:
+        made.slot.cancel(3)
+        assert "cancelled" == made.run(full(1, 1, 2), batch=3).error_code
+        assert (0, 0) == (request.calls, request.cancels)
+
+
+def test_a_cancellation_that_comes_too_late_changes_nothing() -> None:
+    """Neither the batch that is done nor the next one."""
+    request = ScriptedRequest([None, None])
+    with bench(ScriptedModel(request)) as made:
+        assert [[[1, 1]]] == results(made.run(full(1, 1, 2), batch=1))
+        made.slot.cancel(1)
+        assert [[[1, 1]]] == results(made.run(full(1, 1, 2), batch=2))
+        assert 0 == request.cancels
+
+
+def test_closing_waits_for_the_batch_that_runs() -> None:
+    """What was started is reported; afterwards the slot takes nothing."""
+    request = ScriptedRequest([None], waits=True)
+    made = Bench(ScriptedModel(request))
+    made.slot.start(made.work(full(1, 1, 2)))
+    assert request.started.wait(TIMEOUT_S)
+    closing = threading.Thread(target=made.slot.close)
+    closing.start()
+    request.go.set()
+    closing.join(TIMEOUT_S)
+    assert [[[1, 1]]] == results(made.report())
+    with pytest.raises(RuntimeError, match="slot 'test' has ended"):
+        made.slot.start(made.work(full(1, 1, 2)))
+
+
+class LingeringTensor(Tensor):
+    """A tensor whose filling takes until a given time."""
+
+    linger_until = 0.0
+
+    @property
+    def data(self) -> np.ndarray[Any, Any]:
+        """The view, once the time has come."""
+        while monotonic() <= self.linger_until:
+            pass
+        return super().data
+
+
+class ScriptedRequest(InferRequest):
+    """Returns its input, or raises what the script says; with `waits` each call waits for `go`, or `cancel`."""
+
+    def __init__(self, script: Sequence[Exception | None], *, waits: bool = False) -> None:
+        super().__init__(function_model(double).signature)
+        self.tensor = LingeringTensor("f32", (0, 0))
+        self.script = list(script)
+        self.waits = waits
+        self.calls = 0
+        self.cancels = 0
+        self.started = threading.Event()
+        self.go = threading.Event()
+
+    @property
+    def input_tensors(self) -> Sequence[Tensor]:
+        """The only one."""
+        return (self.tensor,)
+
+    def infer(self) -> None:
+        """Wait and do as the script says."""
+        self.calls += 1
+        self.started.set()
+        if self.waits:
+            assert self.go.wait(TIMEOUT_S)
+        error = self.script.pop(0)
+        if error is not None:
+            raise error
+
+    def cancel(self) -> None:
+        """The present call fails."""
+        self.cancels += 1
+        self.script[0] = InferenceError("the call was cancelled")
+        self.go.set()
+
+    def start_async(self) -> None:
+        """Not used by a slot."""
+        raise AssertionError
+
+    def wait(self) -> None:
+        """Not used by a slot."""
+        raise AssertionError
+
+    def outputs(self) -> list[np.ndarray[Any, Any]]:
+        """The input."""
+        return [self.tensor.data]
+
+
+class ScriptedModel(CompiledModel):
+    """A model with one request, which is scripted."""
+
+    def __init__(self, request: ScriptedRequest) -> None:
+        super().__init__(request.signature, {})
+        self.request = request
+
+    def create_infer_request(self) -> InferRequest:
+        """The scripted one."""
+        return self.request
+
+    def close(self) -> None:
+        """Nothing to do."""
