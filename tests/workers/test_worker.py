@@ -192,6 +192,20 @@ def test_a_silent_server_is_looked_for_again() -> None:
     play(scene)
 
 
+def test_a_greeting_that_was_lost_is_said_again() -> None:
+    """The server went away before it answered; its successor knows nothing, and nobody waits for ever."""
+
+    async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
+        await server.next(WorkerHello)
+        endpoint = server.socket.endpoint
+        server.socket.close()
+        await Played(endpoint).welcome()
+        await trio.testing.wait_all_tasks_blocked()
+        assert 1 == len(ready)
+
+    play(scene)
+
+
 def test_a_new_server_at_the_same_address_gets_a_greeting() -> None:
     """It answers the first heartbeat with `Unknown`; the worker introduces itself on the same connection."""
 

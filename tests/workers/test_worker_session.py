@@ -178,6 +178,14 @@ def test_a_new_server_never_gets_the_answers_of_an_old_one() -> None:
     assert [1] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
 
 
+def test_several_unknowns_cause_one_greeting() -> None:
+    """Each heartbeat that a new server found waiting is answered so; a second greeting would drop what runs."""
+    session, _ = greeted()
+    session.accept(Unknown(), 2.0)
+    session.accept(Unknown(), 2.0)
+    assert [WorkerHello] == [type(entry) for entry in session.outgoing]
+
+
 def test_a_batch_that_waits_for_its_slot_loses_that_time() -> None:
     """Half a second behind an orphan is half a second less until the deadline; cancelling it answers at once."""
     session, executor = greeted()

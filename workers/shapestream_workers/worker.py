@@ -34,7 +34,7 @@ __all__ = ["Worker"]
 
 log = structlog.get_logger()
 
-# Between two connections. Doubled, up to the limit, while the server does not want this worker.
+# Between two connections. Doubled, up to the limit, while the server turns this worker away.
 RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # Until the server has said how often it beats.
@@ -84,7 +84,8 @@ class Worker:
                 retry_s = RETRY_S
                 while not self._drain.is_set():
                     why = await self._serve_one_connection()
-                    retry_s = RETRY_S if self._session.welcome else min(2 * retry_s, RETRY_MAX_S)
+                    turned_away = self._session.welcome is None and self._session.ended_by_server
+                    retry_s = min(2 * retry_s, RETRY_MAX_S) if turned_away else RETRY_S
                     log.info("disconnected", worker=self.name, why=why)
                     with trio.move_on_after(retry_s):
                         await self._drain.wait()
@@ -182,7 +183,8 @@ class Worker:
             interval_s = DEFAULT_HEARTBEAT_S if welcome is None else welcome.heartbeat_ms / 1000
             await trio.sleep(interval_s)
             silence_s = trio.current_time() - self._heard_at
-            if welcome is not None and silence_s > MISSED_HEARTBEATS * interval_s:
+            if silence_s > MISSED_HEARTBEATS * interval_s:
+                # Also a greeting may be lost, with a server that went away before it answered.
                 session.ended = f"the server was silent for {silence_s:.1f} s"
             elif welcome is not None and not self._backlog:
                 session.outgoing.append(Heartbeat())

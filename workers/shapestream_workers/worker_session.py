@@ -73,12 +73,15 @@ class WorkerSession:
         """The server's answer to the greeting, once it came."""
         self.ended: str | None = None
         """Why this session is over, once it is: the caller then connects anew, or stops."""
+        self.ended_by_server = False
+        """Whether the server ended it, by a goodbye."""
 
     def greet(self, now: float) -> None:
         """Begins a session, on a new connection or with a server that does not know us."""
         self._orphan_all()
         self.outgoing = [self._hello]
-        self.welcome, self.ended, self._greeted_at = None, None, now
+        self.welcome, self._greeted_at = None, now
+        self.ended, self.ended_by_server = None, False
         if self._draining:
             self._say_goodbye()
 
@@ -93,9 +96,11 @@ class WorkerSession:
                 self.welcome = entry
                 self._transit_s = min(self._transit_s, max(0.0, now - self._greeted_at) / 2)
             case Unknown():
-                self.greet(now)
+                # One comes for each message that was on its way to the server before it knew us: greet once.
+                if self.welcome is not None:
+                    self.greet(now)
             case Goodbye():
-                self.ended = "the server said goodbye"
+                self.ended, self.ended_by_server = "the server said goodbye", True
             case Heartbeat():
                 pass
             case _:
