@@ -1,0 +1,195 @@
+"""docs/protocol.md says what the codec does: its tables, its limits and every byte of its examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgpack
+import numpy as np
+import pytest
+
+from shapestream import errors
+from shapestream.wire import limits, messages
+from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.messages import Entry, Failure, Hello, OpenModel, Request, Result, Timings, Welcome
+from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.layout import Tensors
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+BLOCKS = dict(re.findall(r"```hex (\w+)\n(.*?)```", DOCUMENT, re.DOTALL))
+LAYOUT = ((0, "f32", (1, 2)),)
+
+
+def floats(*values: float) -> Tensors:
+    """One f32 row, as in the examples."""
+    return Tensors(layout=LAYOUT, buffers=(np.array([values], "<f4").tobytes(),))
+
+
+EXAMPLES: dict[str, tuple[Role, list[Entry]]] = {
+    "hello": (
+        Role.SERVER_OF_CLIENTS,
+        [Hello(client=bytes(range(16)), software="example"), OpenModel(name="double")],
+    ),
+    "welcome": (
+        Role.CLIENT,
+        [Welcome(epoch=b"\xff" * 16, window_requests=1024, window_bytes=2**29, heartbeat_ms=1000)],
+    ),
+    "request": (
+        Role.SERVER_OF_CLIENTS,
+        [Request(sequence=1, model=0, remaining_ms=500, priority=0, tensors=floats(1, 2))],
+    ),
+    "result": (
+        Role.CLIENT,
+        [
+            Result(
+                sequence=1,
+                timings=Timings(
+                    queue_us=120, run_us=200, total_us=350, batch_requests=3, batch_rows=5, worker="w/0"
+                ),
+                tensors=floats(2, 4),
+            ),
+            Failure(sequence=2, code="overloaded", message="full", retryable=True, retry_after_ms=50),
+        ],
+    ),
+    "framed": (
+        Role.SERVER_OF_CLIENTS,
+        [
+            Request(
+                sequence=3,
+                model=0,
+                remaining_ms=None,
+                priority=0,
+                tensors=Tensors(
+                    layout=((0, "u8", (2000,)), (1, "boolean", ())), buffers=[b"\x07" * 2000, b"\x01"]
+                ),
+            )
+        ],
+    ),
+}
+
+
+def frames_of(block: str) -> list[bytes]:
+    """The frames that a block of the document spells out."""
+    header, raw = b"", []
+    for line in block.splitlines():
+        text = line.split("#")[0].strip()
+        if text.startswith("+"):
+            byte, _, count = text[1:].partition("*")
+            raw.append(bytes.fromhex(byte) * int(count))
+        else:
+            header += bytes.fromhex(text)
+    return [header, *raw]
+
+
+def test_every_example_is_checked() -> None:
+    """A block without an expectation here would be a claim that nobody tests."""
+    assert set(EXAMPLES) == set(BLOCKS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_means_what_it_says(name: str) -> None:
+    """The bytes of the document decode to the entries that it describes, and those encode to the same bytes."""
+    role, entries = EXAMPLES[name]
+    envelope = decode(frames_of(BLOCKS[name]), role=role)
+    assert [] == envelope.bad
+    assert entries == envelope.entries
+    assert frames_of(BLOCKS[name]) == encode(entries)
+
+
+def test_a_client_without_our_code_writes_the_same_bytes() -> None:
+    """Nested lists and any msgpack library make the same request."""
+    layout = msgpack.packb([[0, "f32", [1, 2]]])
+    request = [12, 0, 1, 0, 500, 0, layout, [np.array([1, 2], "<f4").tobytes()]]
+    assert frames_of(BLOCKS["request"]) == [msgpack.packb([1, [request]])]
+
+
+def documented_kinds() -> dict[str, tuple[int, list[str]]]:
+    """Kind number and field names of each entry in the document's tables."""
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (.*?) \|", DOCUMENT, re.MULTILINE)
+    return {name: (int(kind), re.findall(r"`(\w+)`:", fields)) for kind, name, fields in rows}
+
+
+def test_the_tables_list_every_kind_with_its_fields_in_order() -> None:
+    """Number, name and order of fields are those of messages.py, no kind is missing or invented."""
+    defined: dict[str, tuple[int, list[str]]] = {
+        kind.__name__: (kind.KIND, [field.name for field in dataclasses.fields(kind)])
+        for kind in get_args(Entry)
+    }
+    assert defined == documented_kinds()
+
+
+def test_kinds_are_numbered_once() -> None:
+    """No two entries share a number."""
+    kinds = [kind.KIND for kind in get_args(Entry)]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_the_documented_types_are_those_that_are_checked() -> None:
+    """`16 bytes`, `boolean`, `name`, `words` and `or nil` stand where the classes say the same."""
+    words: dict[str, Any] = {
+        "16 bytes": "bytes",
+        "boolean": "bool",
+        "name": "str",
+        "words": "str",
+        "integer": "int",
+        "integer or nil": "int | None",
+    }
+    rows = re.findall(r"^\| \d+ \| `(\w+)` \| (.*?) \|", DOCUMENT, re.MULTILINE)
+    for name, fields in rows:
+        kind = getattr(messages, name)
+        types = {field.name: field.type for field in dataclasses.fields(kind)}
+        for field, described in re.findall(r"`(\w+)`: ([^,|]+?)(?=,|$)", fields):
+            if described in words:
+                assert words[described] == types[field], (name, field)
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    """Every number in the limits section is the constant that is enforced."""
+    for constant in (
+        limits.CLIENT_LIMITS.max_entries,
+        limits.CLIENT_LIMITS.max_frames,
+        limits.CLIENT_LIMITS.max_header_bytes,
+        limits.WORKER_LIMITS.max_frames,
+        limits.WORKER_LIMITS.max_header_bytes,
+        limits.WORKER_LIMITS.max_members,
+    ):
+        assert f"| {constant} |" in DOCUMENT
+    for phrase in (
+        f"{limits.MAX_INLINE_BYTES} bytes of one inline tensor",
+        f"{limits.MAX_TENSORS} tensors of one request",
+        f"{limits.MAX_RANK} dimensions",
+        f"{limits.MAX_NAME_CHARACTERS} characters of a name",
+        f"{limits.MAX_MESSAGE_CHARACTERS} of a message",
+        f"{limits.MAX_PLAIN_ITEMS}\nelements",
+        f"{limits.MAX_PLAIN_DEPTH} levels",
+    ):
+        assert phrase in DOCUMENT
+    assert 2**63 - 1 == limits.MAX_INTEGER
+
+
+def test_the_codes_are_those_of_the_errors() -> None:
+    """Each code of errors.py is documented with the same advice on retrying, and no other."""
+    documented = dict(re.findall(r"^\| `(\w+)` \| (yes|no) \|", DOCUMENT, re.MULTILINE))
+    defined = {
+        kind.code: "yes" if kind.retryable else "no"
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, errors.RequestError)
+        and kind is not errors.RequestError
+    }
+    assert defined == documented
+
+
+def test_the_element_types_are_those_of_the_engine() -> None:
+    """Each element type, with its size, stands in the table."""
+    documented: dict[str, int] = {}
+    table = DOCUMENT.partition("| element type | bytes | elements |")[2].partition("\n\n")[0]
+    for names, sizes in re.findall(r"^\| ([a-z0-9, ]+) \| ([0-9, ]+) \|", table, re.MULTILINE):
+        documented |= dict(zip(names.split(", "), map(int, sizes.split(", ")), strict=True))
+    assert {name: dtype.itemsize for name, dtype in ELEMENT_TYPES.items()} == {
+        name: size for name, size in documented.items() if name in ELEMENT_TYPES
+    }
+    assert set(documented) - set(ELEMENT_TYPES) <= {"bf16"}
