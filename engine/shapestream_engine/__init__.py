@@ -25,7 +25,18 @@ from shapestream_engine.model import (
     compile_model,
 )
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.rules import IndexColumn, Rows, Rule, Whole, With, parse_rule
+from shapestream_engine.rules import (
+    Counts,
+    IndexColumn,
+    PaddedCounts,
+    Recount,
+    Rows,
+    Rule,
+    Shared,
+    Whole,
+    With,
+    parse_rule,
+)
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
 from shapestream_engine.slot import Report, Slot, Work
@@ -35,6 +46,7 @@ __all__ = [
     "ELEMENT_TYPES",
     "Buffer",
     "CompiledModel",
+    "Counts",
     "Dimension",
     "ElementTypeError",
     "EngineError",
@@ -52,7 +64,9 @@ __all__ = [
     "OutputPort",
     "OutputSpec",
     "OutputTensor",
+    "PaddedCounts",
     "PartialShape",
+    "Recount",
     "Report",
     "RequestPool",
     "RequestShape",
@@ -60,6 +74,7 @@ __all__ = [
     "Rule",
     "RuleError",
     "ShapeError",
+    "Shared",
     "SignatureError",
     "Slot",
     "Tensor",

@@ -11,7 +11,15 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, SignatureError
-from shapestream_engine.rules import Rule, parse_rule, rule_to_dict
+from shapestream_engine.rules import (
+    Counts,
+    IndexColumn,
+    PaddedCounts,
+    Rule,
+    With,
+    parse_rule,
+    rule_to_dict,
+)
 from shapestream_engine.shapes import NamedShape, PartialShape
 
 __all__ = ["InputPort", "OutputPort", "PadValue"]
@@ -149,6 +157,17 @@ class OutputPort:
             if name == "batch" and dimension.is_dynamic:
                 return axis
         return None
+
+    @property
+    def data_axis(self) -> int | None:
+        """The axis of which a result has as much as the data gave: rows found, or entries counted; None without one."""
+        match self.rule:
+            case IndexColumn() | With() | Counts():
+                return 0
+            case PaddedCounts():
+                return 1 if self.batch_axis == 0 else 0
+            case _:
+                return None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` turns into an equal port."""

@@ -6,13 +6,26 @@ A rule says what an output *follows*; it is checked on every batch, and a batch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, TypeAlias
 
 from shapestream_engine.errors import SignatureError
 
-__all__ = ["IndexColumn", "Rows", "Rule", "Whole", "With", "parse_rule", "rule_to_dict"]
+__all__ = [
+    "Counts",
+    "IndexColumn",
+    "PaddedCounts",
+    "Recount",
+    "Rows",
+    "Rule",
+    "Shared",
+    "Whole",
+    "With",
+    "follow_renamed",
+    "parse_rule",
+    "rule_to_dict",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +52,54 @@ class IndexColumn:
 
 @dataclass(frozen=True, slots=True)
 class With:
-    """Rows that run parallel to those of another output, which has the rule `index_column`."""
+    """Rows that run parallel to those of another output, which has the rule `index_column` or `counts`."""
 
     NAME: ClassVar[str] = "with"
     output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Concatenated rows, `[n, ...]`: first those of the first row of the batch, then those of the second, and so on.
+
+    How many each has stands in `output`, which has the rule `rows` and one number per row. Rows that are sorted
+    across the batch do not follow their counts, which nothing in them shows: the probe's check of batching does.
+    """
+
+    NAME: ClassVar[str] = "counts"
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedCounts:
+    """A table per row of the batch, `[batch, max, ...]`, of which only the first so many entries mean anything.
+
+    How many stands in `output`, which has the rule `rows` and one number per row. The data axis, which is the first
+    beside `batch`, is trimmed to the largest count among the request's own rows; what lies beyond a row's own count
+    is 0, whatever the model has left there.
+    """
+
+    NAME: ClassVar[str] = "padded_counts"
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """How many rows `output` has in the whole batch: one number, recomputed from what each request got of it."""
+
+    NAME: ClassVar[str] = "recount"
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The same for every request of the batch, such as anchors or a table of classes: each gets a copy of all.
+
+    It may follow padded dimensions, and is trimmed along them; it follows neither the batch axis nor any data. Nothing
+    in a batch shows whether that holds, so it takes a probe that saw it unchanged under other batch-mates, or trust.
+    """
+
+    NAME: ClassVar[str] = "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +109,11 @@ class Whole:
     NAME: ClassVar[str] = "whole"
 
 
-Rule: TypeAlias = Rows | IndexColumn | With | Whole
+Rule: TypeAlias = Rows | IndexColumn | With | Counts | PaddedCounts | Recount | Shared | Whole
 
-_RULES: dict[str, type[Rule]] = {rule.NAME: rule for rule in (Rows, IndexColumn, With, Whole)}
+_RULES: dict[str, type[Rule]] = {
+    rule.NAME: rule for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole)
+}
 _ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str}
 
 
@@ -91,3 +150,10 @@ def parse_rule(value: Mapping[str, Any]) -> Rule:
 def rule_to_dict(rule: Rule) -> dict[str, Any]:
     """The mapping that `parse_rule` turns into `rule` again."""
     return {"rule": rule.NAME, **asdict(rule)}
+
+
+def follow_renamed(rule: Rule, resolve: Callable[[str], str]) -> Rule:
+    """The rule with the output that it names, if it names one, called what `resolve` says."""
+    if isinstance(rule, With | Counts | PaddedCounts | Recount):
+        return replace(rule, output=resolve(rule.output))
+    return rule

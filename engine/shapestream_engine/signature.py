@@ -16,7 +16,7 @@ from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.layout import Layout
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.resolution import RequestShape, resolve_layout
-from shapestream_engine.rules import IndexColumn, Rows, Whole, With
+from shapestream_engine.rule_check import check_rule
 from shapestream_engine.shapes import Dimension
 
 __all__ = ["InputPort", "ModelSignature", "OutputPort", "RequestShape"]
@@ -59,7 +59,7 @@ class ModelSignature:
             for port in self.inputs:
                 _check_mask(port, self.inputs)
             for output in self.outputs:
-                _check_rule(output, self.outputs, table)
+                check_rule(output, self.outputs, table)
         except SignatureError as error:
             raise SignatureError(f"model {self.name!r}: {error}") from error
         for derived, value in (
@@ -176,45 +176,6 @@ def _check_mask(port: InputPort, inputs: Sequence[InputPort]) -> None:
         raise SignatureError(
             f"input {port.name!r}: its dimension {strange[0]!r} is none of {source.name!r}, which it masks"
         )
-
-
-def _check_rule(output: OutputPort, outputs: Sequence[OutputPort], table: DimensionTable) -> None:
-    where = f"output {output.name!r}: the rule {output.rule.NAME}"
-    if isinstance(output.rule, Whole) == table.has_batch:
-        remedy = (
-            "the model has a batch axis; say by rule whose rows are whose"
-            if table.has_batch
-            else "the model has no batch axis, so its outputs are taken whole"
-        )
-        raise SignatureError(f"{where} cannot hold: {remedy}")
-    match output.rule:
-        case Rows():
-            if output.shape.names.count(BATCH) != 1 or output.batch_axis is None:
-                raise SignatureError(
-                    f"{where} needs one dynamic axis named batch; there is none in [{output.shape}]"
-                )
-        case IndexColumn(column=column):
-            _check_index_column(where, output, column)
-        case With(output=name):
-            leader = next((other for other in outputs if other.name == name), None)
-            if leader is None or not isinstance(leader.rule, IndexColumn):
-                raise SignatureError(
-                    f"{where} follows {name!r}, which is no output with the rule index_column"
-                )
-            if output.shape.rank == 0:
-                raise SignatureError(f"{where} needs rows; the output is a scalar")
-        case Whole():
-            pass
-
-
-def _check_index_column(where: str, output: OutputPort, column: int) -> None:
-    if output.shape.rank not in (1, 2):
-        raise SignatureError(f"{where} needs the shape [rows, columns] or [rows], not [{output.shape}]")
-    columns = Dimension(1, 1) if output.shape.rank == 1 else output.shape.dimensions[1]
-    if column < 0 or (columns.maximum is not None and column >= columns.maximum):
-        raise SignatureError(f"{where}: there is no column {column} in [{output.shape}]")
-    if output.element_type == "boolean":
-        raise SignatureError(f"{where}: a boolean is no index")
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.rules import IndexColumn, Rows, Rule, Whole, With, parse_rule, rule_to_dict
+from shapestream_engine.rules import (
+    Counts,
+    IndexColumn,
+    PaddedCounts,
+    Recount,
+    Rows,
+    Rule,
+    Shared,
+    Whole,
+    With,
+    follow_renamed,
+    parse_rule,
+    rule_to_dict,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +31,10 @@ from shapestream_engine.rules import IndexColumn, Rows, Rule, Whole, With, parse
         ({"rule": "index_column"}, IndexColumn(0)),
         ({"rule": "index_column", "column": 2}, IndexColumn(2)),
         ({"rule": "with", "output": "peaks"}, With("peaks")),
+        ({"rule": "counts", "output": "found"}, Counts("found")),
+        ({"rule": "padded_counts", "output": "found"}, PaddedCounts("found")),
+        ({"rule": "recount", "output": "peaks"}, Recount("peaks")),
+        ({"rule": "shared"}, Shared()),
     ],
 )
 def test_a_mapping_states_a_rule_and_back(plain: dict[str, Any], expected: Rule) -> None:
@@ -29,7 +46,10 @@ def test_a_mapping_states_a_rule_and_back(plain: dict[str, Any], expected: Rule)
 @pytest.mark.parametrize(
     ("plain", "message"),
     [
-        ({"rule": "row"}, r"unknown rule 'row'; known are rows, index_column, with, whole"),
+        (
+            {"rule": "row"},
+            r"unknown rule 'row'; known are rows, index_column, with, counts, padded_counts, recount, shared, whole",
+        ),
         ({}, r"unknown rule None; known are rows"),
         ({"rule": ["rows"]}, r"unknown rule"),
         ("rows", r"a rule is a mapping such as \{rule: rows\}, not 'rows'"),
@@ -39,9 +59,25 @@ def test_a_mapping_states_a_rule_and_back(plain: dict[str, Any], expected: Rule)
         ({"rule": "index_column", "column": True}, r"column is of type int, not True"),
         ({"rule": "with"}, r"with needs: output"),
         ({"rule": "with", "output": 3}, r"output is of type str, not 3"),
+        ({"rule": "counts"}, r"counts needs: output"),
+        ({"rule": "padded_counts", "column": 1}, r"padded_counts does not know column; it takes output"),
+        ({"rule": "recount", "output": None}, r"output is of type str, not None"),
+        ({"rule": "shared", "output": "y"}, r"shared does not know output; it takes no argument"),
     ],
 )
 def test_a_wrong_rule_is_refused_with_what_would_be_right(plain: Any, message: str) -> None:
     """Unknown rules and arguments, missing ones and wrong types each say what is expected."""
     with pytest.raises(SignatureError, match=message):
         parse_rule(plain)
+
+
+@pytest.mark.parametrize("rule", [With("a"), Counts("a"), PaddedCounts("a"), Recount("a")])
+def test_a_rule_follows_an_output_under_its_new_name(rule: Rule) -> None:
+    """What one calls an output in a configuration need not be its name in the signature."""
+    assert type(rule)("A") == follow_renamed(rule, str.upper)
+
+
+@pytest.mark.parametrize("rule", [Rows(), IndexColumn(1), Shared(), Whole()])
+def test_a_rule_that_follows_nothing_stays_as_it_is(rule: Rule) -> None:
+    """There is no name in it to look up."""
+    assert rule is follow_renamed(rule, str.upper)

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine.batching.gather import InputGatherer
-from shapestream_engine.batching.split import Column, RowSplitter
-from shapestream_engine.batching.split_index import IndexSplitter, ParallelSplitter, Selection
+from shapestream_engine.batching.split import Division
+from shapestream_engine.batching.splitters import splitters_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.resolution import RequestShape
-from shapestream_engine.rules import IndexColumn, Rows, Whole, With
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import TensorLike
 
@@ -35,22 +34,7 @@ class Assembly:
         self._gatherers = tuple(
             InputGatherer(number, port, signature.table) for number, port in enumerate(signature.inputs)
         )
-        table, outputs = signature.table, list(enumerate(signature.outputs))
-        self._by_rows = {
-            number: RowSplitter(number, port, table)
-            for number, port in outputs
-            if isinstance(port.rule, Rows | Whole)
-        }
-        self._by_index = {
-            number: IndexSplitter(number, port, port.rule.column)
-            for number, port in outputs
-            if isinstance(port.rule, IndexColumn)
-        }
-        self._beside = {
-            number: ParallelSplitter(number, port, port.rule.output)
-            for number, port in outputs
-            if isinstance(port.rule, With)
-        }
+        self._splitters = splitters_of(signature)
 
     def gather(
         self,
@@ -79,21 +63,14 @@ class Assembly:
     ) -> list[Tensors]:
         """The results of each request, in order, as copies; port numbers in the layouts are output numbers.
 
-        Raises `RuleError` when an output breaks its rule.
+        A call may have more rows than its requests; what came of those goes nowhere. Raises `RuleError` when an
+        output breaks its rule.
         """
         expected = len(self._signature.outputs)
         if len(outputs) != expected:
             raise RuleError(f"the model gave {len(outputs)} outputs, its signature has {expected}")
-        columns: dict[int, Column] = {}
-        for number, by_rows in self._by_rows.items():
-            columns[number] = by_rows.divide(outputs[number], sizes, shapes)
-        if self._by_index:
-            rows = [shape.rows for shape in shapes]
-            selections: dict[str, Selection] = {}
-            for number, by_index in self._by_index.items():
-                columns[number], selections[by_index.name] = by_index.divide(outputs[number], rows)
-            for number, beside in self._beside.items():
-                columns[number] = beside.divide(outputs[number], selections[beside.leader])
+        division = Division.of(self._signature.table, sizes, shapes, outputs)
+        columns = {splitter.number: splitter.divide(division) for splitter in self._splitters}
         in_order = [columns[number] for number in range(expected)]
         layouts = zip(*[column.entries for column in in_order], strict=True)
         buffers = zip(*[column.buffers for column in in_order], strict=True)

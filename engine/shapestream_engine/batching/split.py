@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -11,11 +12,11 @@ import numpy as np
 
 from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import RuleError
+from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.resolution import RequestShape
 
-__all__ = ["Array", "Column", "OutputSplitter", "RowSplitter"]
+__all__ = ["LARGEST_EXACT", "Array", "Column", "Division", "OutputSplitter", "RowSplitter", "Selection"]
 
 _SLICE_BELOW_BYTES = 4096
 """Mean bytes per request up to which the output is copied as a whole and then sliced.
@@ -23,8 +24,12 @@ _SLICE_BELOW_BYTES = 4096
 A slice of bytes costs some 50 ns, a copy by NumPy several hundred; beyond a few KiB copying twice costs more.
 """
 
+LARGEST_EXACT = {"bf16": 2**8, "f16": 2**11, "f32": 2**24, "f64": 2**53}
+"""Up to here each float type holds every integer; above, neighbours are the same number."""
+
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _Entry: TypeAlias = tuple[int, str, tuple[int, ...]]
+_Trims: TypeAlias = "list[tuple[int, int]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +41,86 @@ class Column:
     buffers: list[bytes]
 
 
-class OutputSplitter:
-    """What every rule needs of its output: its number, its type, and cutting it into runs of rows."""
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows of a data-dependent output are whose; shared with the outputs that follow it."""
 
-    def __init__(self, number: int, port: OutputPort) -> None:
+    order: Array | None
+    """Row numbers sorted by request, stable; None where the rows are in that order already."""
+    counts: list[int]
+    """Rows of each request. What is missing to `total` came from rows that only filled the batch up."""
+    total: int
+
+    def apply(self, output: Array) -> Array:
+        """The rows in the order of their requests."""
+        return output if self.order is None else output[self.order]
+
+
+@dataclass(slots=True)
+class Division:
+    """The outputs of one call, while they are divided."""
+
+    outputs: Sequence[Array]
+    sizes: tuple[int, ...]
+    """The call's, parallel to the signature's `dimensions`."""
+    shapes: Sequence[RequestShape]
+    rows: list[int]
+    """Of each request, along the batch axis."""
+    batch: int
+    """Rows of the call; those after the requests' own, if there are any, belong to nobody."""
+    selections: dict[str, Selection] = field(default_factory=dict)
+    """Of the outputs that are divided so far and that others follow, by name."""
+
+    @classmethod
+    def of(
+        cls,
+        table: DimensionTable,
+        sizes: tuple[int, ...],
+        shapes: Sequence[RequestShape],
+        outputs: Sequence[Array],
+    ) -> Division:
+        """Raises `ShapeError` where the requests have more rows than the call."""
+        rows = [shape.rows for shape in shapes]
+        batch = sizes[0] if table.has_batch else 1
+        if sum(rows) > batch:
+            raise ShapeError(f"the requests have {sum(rows)} rows, the call {batch}")
+        return cls(outputs, sizes, shapes, rows, batch)
+
+
+class OutputSplitter(ABC):
+    """What every rule needs of its output: its number, its type, and cutting it into runs of rows.
+
+    `own_axes` are those that the rule itself cuts. Other axes named like a dimension of the inputs are trimmed.
+    """
+
+    STAGE = 0
+    """Splitters of a later stage follow selections of an earlier one."""
+
+    def __init__(
+        self, number: int, port: OutputPort, table: DimensionTable, own_axes: Sequence[int | None]
+    ) -> None:
         self._number = number
         self._port = port
         self._dtype = dtype_of(port.element_type)
+        # (axis, number of the input dimension that it follows).
+        self._follows = tuple(
+            (axis, table.names.index(name))
+            for axis, name in enumerate(port.shape.names)
+            if axis not in own_axes and name in table.names
+        )
 
-    def _check_kind(self, output: Array) -> None:
+    @property
+    def number(self) -> int:
+        """Of the output in the signature."""
+        return self._number
+
+    @abstractmethod
+    def divide(self, division: Division) -> Column:
+        """Each request's part; raises `RuleError` where the output breaks its rule."""
+
+    def _checked(self, division: Division) -> Array:
+        """The output, which has the type and the number of axes that its port says."""
+        output = division.outputs[self._number]
         if output.dtype != self._dtype:
             raise RuleError(
                 f"output {self._port.name!r} is of type {output.dtype}, "
@@ -55,62 +131,7 @@ class OutputSplitter:
                 f"output {self._port.name!r} has the shape {list(output.shape)}, "
                 f"its port says [{self._port.shape}]"
             )
-
-    def _cut(self, output: Array, counts: Sequence[int], *, axis: int = 0) -> Column:
-        """Consecutive runs of rows, `counts` long; before `axis` there are only axes of size 1."""
-        head, tail = output.shape[:axis], output.shape[axis + 1 :]
-        entries = {
-            count: (self._number, self._port.element_type, (*head, count, *tail)) for count in set(counts)
-        }
-        rows_first = output.reshape(output.shape[axis:])
-        return Column([entries[count] for count in counts], _cut_bytes(rows_first, counts))
-
-
-class RowSplitter(OutputSplitter):
-    """The rules `rows` and `whole`: consecutive rows, or everything, with padded axes trimmed back."""
-
-    def __init__(self, number: int, port: OutputPort, table: DimensionTable) -> None:
-        super().__init__(number, port)
-        self._axis = port.batch_axis if table.has_batch else None
-        # (axis, number of the input dimension that it follows), without the batch axis.
-        self._follows = tuple(
-            (axis, table.names.index(name))
-            for axis, name in enumerate(port.shape.names)
-            if axis != self._axis and name in table.names
-        )
-
-    def divide(self, output: Array, sizes: tuple[int, ...], shapes: Sequence[RequestShape]) -> Column:
-        """Each request's part; raises `RuleError` where the output does not have the call's sizes."""
-        self._check_kind(output)
-        self._check_size(output, self._axis, sizes[0] if sizes else 0)
-        trims = []
-        for axis, dimension in self._follows:
-            self._check_size(output, axis, sizes[dimension])
-            if any(shape.sizes[dimension] != sizes[dimension] for shape in shapes):
-                trims.append((axis, dimension))
-        if not trims and len(shapes) == 1:
-            entry = (self._number, self._port.element_type, output.shape)
-            return Column([entry], [output.tobytes()])
-        if trims or self._axis is None or any(size != 1 for size in output.shape[: self._axis]):
-            return self._divide_regions(output, trims, shapes)
-        return self._cut(output, [shape.rows for shape in shapes], axis=self._axis)
-
-    def _divide_regions(
-        self, output: Array, trims: list[tuple[int, int]], shapes: Sequence[RequestShape]
-    ) -> Column:
-        column = Column([], [])
-        region = [slice(None)] * output.ndim
-        start = 0
-        for shape in shapes:
-            if self._axis is not None:
-                region[self._axis] = slice(start, start + shape.rows)
-                start += shape.rows
-            for axis, dimension in trims:
-                region[axis] = slice(shape.sizes[dimension])
-            own = output[tuple(region)]
-            column.entries.append((self._number, self._port.element_type, own.shape))
-            column.buffers.append(own.tobytes())
-        return column
+        return output
 
     def _check_size(self, output: Array, axis: int | None, size: int) -> None:
         if axis is not None and output.shape[axis] != size:
@@ -119,8 +140,67 @@ class RowSplitter(OutputSplitter):
                 f"(axis {axis}) in a call of {size}; its shape is {list(output.shape)}"
             )
 
+    def _trims(self, output: Array, division: Division) -> _Trims:
+        """Those of the axes that follow a dimension along which some request was padded."""
+        trims = []
+        for axis, dimension in self._follows:
+            size = division.sizes[dimension]
+            self._check_size(output, axis, size)
+            if any(shape.sizes[dimension] != size for shape in division.shapes):
+                trims.append((axis, dimension))
+        return trims
+
+    def _cut(
+        self, output: Array, counts: Sequence[int], division: Division, *, axis: int | None = 0
+    ) -> Column:
+        """Consecutive runs along `axis`, `counts` long, trimmed; everything for everybody where `axis` is None."""
+        trims = self._trims(output, division)
+        if trims or axis is None or any(size != 1 for size in output.shape[:axis]):
+            return self._cut_regions(output, counts, division, axis, trims)
+        head, tail = output.shape[:axis], output.shape[axis + 1 :]
+        entries = {
+            count: (self._number, self._port.element_type, (*head, count, *tail)) for count in set(counts)
+        }
+        rows_first = output.reshape(output.shape[axis:])
+        return Column([entries[count] for count in counts], _cut_bytes(rows_first, counts))
+
+    def _cut_regions(
+        self, output: Array, counts: Sequence[int], division: Division, axis: int | None, trims: _Trims
+    ) -> Column:
+        column = Column([], [])
+        region = [slice(None)] * output.ndim
+        start = 0
+        for shape, count in zip(division.shapes, counts, strict=True):
+            if axis is not None:
+                region[axis] = slice(start, start + count)
+                start += count
+            for trimmed, dimension in trims:
+                region[trimmed] = slice(shape.sizes[dimension])
+            self._append(column, output[tuple(region)])
+        return column
+
+    def _append(self, column: Column, own: Array) -> None:
+        column.entries.append((self._number, self._port.element_type, own.shape))
+        column.buffers.append(own.tobytes())
+
+
+class RowSplitter(OutputSplitter):
+    """The rules `rows`, `shared` and `whole`: consecutive rows, or everything, with padded axes trimmed back."""
+
+    def __init__(self, number: int, port: OutputPort, table: DimensionTable) -> None:
+        self._axis = port.batch_axis if table.has_batch else None
+        super().__init__(number, port, table, [self._axis])
+
+    def divide(self, division: Division) -> Column:
+        """Each request's part; raises `RuleError` where the output does not have the call's sizes."""
+        output = self._checked(division)
+        self._check_size(output, self._axis, division.batch)
+        return self._cut(output, division.rows, division, axis=self._axis)
+
 
 def _cut_bytes(rows_first: Array, counts: Sequence[int]) -> list[bytes]:
+    if len(counts) == 1 and counts[0] == len(rows_first):
+        return [rows_first.tobytes()]
     ends = accumulate(counts)
     if rows_first.nbytes > _SLICE_BELOW_BYTES * len(counts):
         return [rows_first[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]

@@ -6,77 +6,67 @@ when counts differ. Here every index is checked, and a batch that cannot be divi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
-from shapestream_engine.batching.split import Array, Column, OutputSplitter
+from shapestream_engine.batching.split import (
+    LARGEST_EXACT,
+    Array,
+    Column,
+    Division,
+    OutputSplitter,
+    Selection,
+)
+from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.errors import RuleError
 from shapestream_engine.ports import OutputPort
 
-__all__ = ["IndexSplitter", "ParallelSplitter", "Selection"]
-
-_LARGEST_EXACT_INDEX = {"bf16": 2**8, "f16": 2**11, "f32": 2**24, "f64": 2**53}
-"""Up to here each float type holds every integer; above, neighbouring rows of a batch have the same index."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which rows of a data-dependent output are whose; shared with the outputs that run parallel to it."""
-
-    order: Array | None
-    """Row numbers sorted by request, stable; None where the rows are in that order already."""
-    counts: list[int]
-    """Rows of each request."""
-    total: int
-
-    def apply(self, output: Array) -> Array:
-        """The rows in the order of their requests."""
-        return output if self.order is None else output[self.order]
+__all__ = ["IndexSplitter", "ParallelSplitter"]
 
 
 class IndexSplitter(OutputSplitter):
     """The rule `index_column`."""
 
-    def __init__(self, number: int, port: OutputPort, column: int) -> None:
-        super().__init__(number, port)
-        self.name = port.name
+    def __init__(self, number: int, port: OutputPort, table: DimensionTable, column: int) -> None:
+        super().__init__(number, port, table, [0])
         self._index_column = column
 
-    def divide(self, output: Array, rows: Sequence[int]) -> tuple[Column, Selection]:
+    def divide(self, division: Division) -> Column:
         """The rows of each request, with the index rewritten to count from 0 within the request.
 
-        `rows` are the batch rows of each request. Raises `RuleError` for an index that is no integer within
-        the batch, and where the element type cannot tell the rows of so large a batch apart.
+        Raises `RuleError` for an index that is no integer within the batch, and where the element type cannot
+        tell the rows of so large a batch apart.
         """
-        self._check_kind(output)
-        column = self._index_column
+        output = self._checked(division)
+        column, requests = self._index_column, len(division.rows)
         table = output[:, None] if output.ndim == 1 else output
         if column >= table.shape[1]:
             raise RuleError(
                 f"output {self._port.name!r} has no column {column}; its shape is {list(output.shape)}"
             )
-        index = self._batch_index(table[:, column], sum(rows))
-        starts = np.array([0, *accumulate(rows)][:-1])
+        index = self._batch_index(table[:, column], division.batch)
+        # The start of each request, and behind the last that of the rows that belong to nobody.
+        starts = np.array([0, *accumulate(division.rows)])
         # The last request that starts at or before the index: of those that start together, only it has rows.
         owner = np.searchsorted(starts, index, side="right") - 1
-        counts = np.bincount(owner, minlength=len(rows))
+        if starts[-1] == division.batch:
+            starts = starts[:-1]
+        counts = np.bincount(owner, minlength=len(starts))
         in_order = bool((owner[1:] >= owner[:-1]).all())
-        selection = Selection(
-            None if in_order else np.argsort(owner, kind="stable"), counts.tolist(), len(output)
-        )
+        order = None if in_order else np.argsort(owner, kind="stable")
+        selection = Selection(order, counts[:requests].tolist(), len(output))
+        division.selections[self._port.name] = selection
         own = selection.apply(table)
-        if len(rows) > 1:
+        if len(starts) > 1:
             own = own.copy() if in_order else own
             own[:, column] -= np.repeat(starts, counts).astype(output.dtype)
-        return self._cut(own.reshape(output.shape), selection.counts), selection
+        return self._cut(own.reshape(output.shape), selection.counts, division)
 
     def _batch_index(self, given: Array, rows: int) -> Array:
         """The index column as integers, each of them a row of the batch."""
         element_type = self._port.element_type
-        largest = _LARGEST_EXACT_INDEX.get(element_type)
+        largest = LARGEST_EXACT.get(element_type)
         if largest is None:
             largest = int(np.iinfo(given.dtype).max)
         if rows - 1 > largest:
@@ -98,16 +88,20 @@ class IndexSplitter(OutputSplitter):
 class ParallelSplitter(OutputSplitter):
     """The rule `with`."""
 
-    def __init__(self, number: int, port: OutputPort, leader: str) -> None:
-        super().__init__(number, port)
-        self.leader = leader
+    STAGE = 1
 
-    def divide(self, output: Array, selection: Selection) -> Column:
-        """The rows beside those of `leader`; raises `RuleError` where their numbers differ."""
-        self._check_kind(output)
+    def __init__(self, number: int, port: OutputPort, table: DimensionTable, leader: str) -> None:
+        super().__init__(number, port, table, [0])
+        self._leader = leader
+
+    def divide(self, division: Division) -> Column:
+        """The rows beside those of the leader; raises `RuleError` where their numbers differ."""
+        output = self._checked(division)
+        selection = division.selections[self._leader]
         if len(output) != selection.total:
             raise RuleError(
-                f"output {self._port.name!r} has {len(output)} rows, and {self.leader!r}, which it is "
+                f"output {self._port.name!r} has {len(output)} rows, and {self._leader!r}, which it is "
                 f"parallel to, {selection.total}"
             )
-        return self._cut(selection.apply(output), selection.counts)
+        division.selections[self._port.name] = selection
+        return self._cut(selection.apply(output), selection.counts, division)
