@@ -194,6 +194,11 @@ def test_unbounded_rank_is_settled_by_the_spec() -> None:
         ({"x": "batch, 4"}, {"y0": OutputSpec(element_type="i64")}, "is f32 in the model, and i64"),
         ({"x": "batch, 4"}, {"y0": OutputSpec(rule={"rule": "whole"})}, "whole cannot hold"),
         ({"x": "batch, 4"}, {"y0": OutputSpec(rule={"rule": "guess"})}, "unknown rule 'guess'"),
+        (
+            {"x": "batch, 4"},
+            {"y0": OutputSpec(rule={"rule": "with", "output": "z"})},
+            "there is no output 'z'",
+        ),
         ({"x": "batch:a, 4"}, {}, "'a' is not a dimension"),
     ],
 )
