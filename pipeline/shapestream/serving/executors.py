@@ -80,6 +80,7 @@ class LocalExecutor:
         self._token = trio.lowlevel.current_trio_token()
         self._reports: deque[Report] = deque()  # at most one per slot: each runs one batch at a time
         self._running: dict[int, Slot] = {}
+        self._closing = False
         pools = {key: RequestPool(model, slots) for key, model in models.items()}
         self._slots = [Slot(f"{name}/{number}", pools, self._take) for number in range(slots)]
 
@@ -110,7 +111,11 @@ class LocalExecutor:
             slot.cancel(batch)
 
     def close(self) -> None:
-        """Ends the slots' threads; a running inference is cancelled first. Blocks until they have ended."""
+        """Ends the slots' threads; a running inference is cancelled first. Blocks until they have ended.
+
+        What they still report is dropped: the dispatcher would start the next batch on a slot that has ended.
+        """
+        self._closing = True
         for batch, slot in list(self._running.items()):
             slot.cancel(batch)
         for slot in self._slots:
@@ -118,6 +123,7 @@ class LocalExecutor:
 
     async def aclose(self) -> None:
         """The same, beside the event loop; an inference that does not stop in time is left behind."""
+        self._closing = True
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
             await trio.to_thread.run_sync(self.close, abandon_on_cancel=True)
 
@@ -131,6 +137,8 @@ class LocalExecutor:
 
     def _hand_over(self) -> None:
         """Called in the event loop."""
+        if self._closing:
+            self._reports.clear()
         reports = []
         while self._reports:
             report = self._reports.popleft()

@@ -1,0 +1,166 @@
+"""The three faces against the real server, with the engine's function backend, over ZeroMQ."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from shapestream.client.inputs import InputEncoder
+from shapestream.errors import InvalidRequest, ModelError
+from shapestream.serving.batches import Batch
+from shapestream.serving.executors import LocalExecutor, LocalSlots
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.server import serve
+from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+
+ITEMS = [np.full((1 + index % 3, 1 + index % 5), index, np.float32) for index in range(300)]
+
+
+def double(x: Any) -> Any:
+    """The model."""
+    if x.min(initial=0) < 0:
+        raise ValueError("negative numbers overwhelm this model")
+    return x * np.float32(2)
+
+
+def compiled(function: Callable[..., Any]) -> CompiledModel:
+    """The engine's model of a function."""
+    return compile_model(
+        ModelSpec(
+            name="double",
+            model=function,
+            engine="function",
+            inputs={"x": InputSpec(shape="batch:1..64, n:1..1000", element_type="f32")},
+            outputs={"y": OutputSpec(rule={"rule": "rows"}, shape="batch, n", element_type="f32")},
+        )
+    )
+
+
+@contextmanager
+def real_server(address: str) -> Iterator[None]:
+    """The product's server in a thread, for the time of the block."""
+    model = compiled(double)
+    started = threading.Event()
+    stop: list[Callable[[], None]] = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            token = trio.lowlevel.current_trio_token()
+            stop.append(lambda: token.run_sync_soon(nursery.cancel_scope.cancel))
+            local = LocalSlots(models={"double": model}, slots=2)
+
+            async def run(*, task_status: trio.TaskStatus[Any]) -> None:
+                await serve(ServerOptions(listen=(address,)), local=local, task_status=task_status)
+
+            await nursery.start(run)
+            started.set()
+
+    thread = threading.Thread(target=trio.run, args=(main,), name="real-server")
+    thread.start()
+    try:
+        assert started.wait(10)
+        yield
+    finally:
+        stop[0]()
+        thread.join()
+        model.close()
+
+
+@pytest.fixture
+def real(sourced: Any, tmp_path: Path) -> Any:
+    """A face, and where the real server will be."""
+    sourced.address = f"ipc://{tmp_path}/real/s"
+    return sourced
+
+
+def test_every_item_of_a_stream_gets_its_own_answer(real: Any) -> None:
+    """Fifteen shapes in shuffled order share batches; each result belongs to its item, and has its shape."""
+
+    async def scenario(face: Any) -> None:
+        async with face.connect() as client:
+            source = face.as_source([{"x": item} for item in ITEMS])
+            async with client.stream("double", source) as results:
+                async for result in results:
+                    np.testing.assert_array_equal(ITEMS[result.key] * 2, result["y"])
+            assert len(ITEMS) == (await client.statistics())["results"]
+
+    with real_server(real.address):
+        real.run(scenario)
+
+
+def test_errors_of_the_server_and_the_model_reach_their_caller_alone(real: Any) -> None:
+    """An unknown model, and an input that the model cannot bear among others that it can."""
+
+    async def scenario(face: Any) -> None:
+        async with face.connect() as client:
+            with pytest.raises(InvalidRequest, match="double"):
+                await client.infer("dubble", {"x": [[1.0]]})
+            source = face.as_source([{"x": [[value]]} for value in (1.0, 2.0, -3.0, 4.0)])
+            async with client.stream("double", source, on_error="yield") as results:
+                items = [item async for item in results]
+            assert [True, True, False, True] == [item.ok for item in items]
+            assert isinstance(items[2].error, ModelError)
+            assert "overwhelm" in str(items[2].error)
+
+    with real_server(real.address):
+        real.run(scenario)
+
+
+def test_a_server_that_is_replaced_in_the_middle_of_a_stream_is_not_noticed(real: Any) -> None:
+    """The server ends without a word to anybody who waits; another one starts at the same address."""
+    first, second = real_server(real.address), real_server(real.address)
+
+    async def scenario(face: Any) -> None:
+        async with face.connect() as client:
+            source = face.as_source([{"x": item} for item in ITEMS])
+            async with client.stream("double", source, max_in_flight=8) as results:
+                for position in range(len(ITEMS)):
+                    if position == 100:
+                        await face.in_thread(first.__exit__, None, None, None)
+                        await face.in_thread(second.__enter__)
+                    result = await anext(results)
+                    assert position == result.key
+                    np.testing.assert_array_equal(ITEMS[position] * 2, result["y"])
+
+    first.__enter__()
+    real.run(scenario)
+    second.__exit__(None, None, None)
+
+
+def test_slots_that_end_start_nothing_new() -> None:
+    """A server stops while a slot runs: what the slot still reports must not have the next batch started on it."""
+    go_on = threading.Event()
+    model = compiled(lambda x: x if go_on.wait(10) else None)
+    tensors, _ = InputEncoder(model.signature).encode({"x": [[1.0]]})
+    shape = model.signature.resolve(tensors.layout)
+    reports: list[Any] = []
+
+    async def main() -> None:
+        executor = LocalExecutor({"double": model}, 1, reports.extend)
+        executor.start_nowait(
+            Batch(
+                batch=1,
+                slot=0,
+                model="double",
+                sizes=shape.sizes,
+                members=(tensors,),
+                shapes=(shape,),
+                start_within_s=None,
+            )
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(executor.aclose)
+            await trio.testing.wait_all_tasks_blocked()
+            go_on.set()
+        await trio.testing.wait_all_tasks_blocked()
+
+    trio.run(main)
+    assert [] == reports
