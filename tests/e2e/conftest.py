@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,12 @@ class Command:
         self.process.wait(PATIENCE_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
+        for event in self.events("server ready"):
+            for address in event["workers"]:
+                # The private folder of a server that had no time to remove it.
+                folder = Path(address.removeprefix("ipc://")).parent
+                if folder.name.startswith("shapestream-"):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Served(Command):

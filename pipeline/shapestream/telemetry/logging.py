@@ -102,7 +102,8 @@ def configure(
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(_LossyStream(sink)),  # type: ignore[arg-type] # duck-typed
+        # One write per line: with unbuffered stderr, lines of several processes would otherwise mix.
+        logger_factory=structlog.WriteLoggerFactory(_LossyStream(sink)),  # type: ignore[arg-type] # duck-typed
         cache_logger_on_first_use=False,
     )
 
