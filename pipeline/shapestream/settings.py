@@ -113,14 +113,18 @@ class InputSettings(_Model):
 class OutputSettings(_Model):
     """How one output goes back to the requests that it belongs to."""
 
-    rule: Literal["rows", "index_column", "with", "whole"] | None = None
+    rule: (
+        Literal["rows", "index_column", "with", "counts", "padded_counts", "recount", "shared", "whole"]
+        | None
+    ) = None
     """Default: `rows` where the output has the batch axis, `whole` for a model without one."""
     column: Annotated[Any, BeforeValidator(read_rule_argument)] = Field(
         None, json_schema_extra={"type": ["integer", "null"], "minimum": 0}
     )
     """For `index_column`: the column that holds the index of the row in the batch."""
     output: str | None = None
-    """For `with`: the output whose rows this one runs parallel to."""
+    """For `with`: the output whose rows this one runs parallel to; for `counts` and `padded_counts`: the one that counts
+    its rows; for `recount`: the one whose rows it counts."""
     shape: Shape | None = None
     """Needed for functions only."""
     element_type: ElementType | None = None

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.yaml_source import Location
 
 __all__ = ["closest", "cross_check", "did_you_mean"]
 
 Finding: TypeAlias = tuple[Location, str]
+
+
+class _Follower(NamedTuple):
+    """A rule that names another output."""
+
+    meaning: str
+    follows: tuple[str, ...]
+    """The rules that the other output may have."""
+
+
+_FOLLOWERS = {
+    "with": _Follower("that it runs parallel to", ("index_column", "counts")),
+    "counts": _Follower("that counts its rows", ("rows",)),
+    "padded_counts": _Follower("that counts its rows", ("rows",)),
+    "recount": _Follower("whose rows it counts", ("index_column", "with", "counts", "padded_counts")),
+}
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:
@@ -73,8 +89,7 @@ def _model(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
             yield where, "an input cannot be the mask of itself"
         elif isinstance(followed, str) and path is None and followed not in inputs:
             yield where, f'there is no input "{followed}" {did_you_mean(followed, list(inputs))}'
-    for name, port in outputs.items():
-        yield from _rule((*location, "outputs", name), _mapping(port))
+    yield from _rules(location, outputs, complete=path is None)
     for name, probe in _mapping(model.get("probe")).items():
         yield from _probe((*location, "probe", name), _mapping(probe))
 
@@ -91,13 +106,34 @@ def _function_ports(
                 yield (*location, key, name), f"a function's port needs {' and '.join(missing)}"
 
 
-def _rule(location: Location, port: Mapping[str, Any]) -> Iterator[Finding]:
-    rule = port.get("rule")
-    if rule == "with" and port.get("output") is None:
-        yield location, 'the rule "with" needs the output that it runs parallel to (add output: NAME)'
-    for field, wanted in (("column", "index_column"), ("output", "with")):
-        if port.get(field) is not None and rule != wanted:
-            yield (*location, field), f'only the rule "{wanted}" has a "{field}" (remove it)'
+def _rules(location: Location, outputs: Mapping[str, Any], *, complete: bool) -> Iterator[Finding]:
+    """`complete`: the model has no outputs but these, and no other names for them."""
+    for name, port in outputs.items():
+        where, rule = (*location, "outputs", name), _mapping(port).get("rule")
+        column, followed = _mapping(port).get("column"), _mapping(port).get("output")
+        if column is not None and rule != "index_column":
+            yield (*where, "column"), 'only the rule "index_column" has a "column" (remove it)'
+        known = rule if isinstance(rule, str) else None
+        follower = _FOLLOWERS.get(known or "")
+        if follower is None:
+            if followed is not None:
+                having = ", ".join(f'"{each}"' for each in _FOLLOWERS)
+                yield (*where, "output"), f'only the rules {having} have an "output" (remove it)'
+        elif followed is None:
+            yield where, f'the rule "{rule}" needs the output {follower.meaning} (add output: NAME)'
+        elif followed == name:
+            yield (*where, "output"), "an output cannot follow itself"
+        elif isinstance(followed, str) and followed in outputs:
+            led_by = _mapping(outputs[followed]).get("rule") or "rows"
+            if led_by not in follower.follows:
+                wanted = " or ".join(f'"{each}"' for each in follower.follows)
+                message = (
+                    f'"{followed}" has the rule "{led_by}" ("{rule}" follows one with the rule {wanted})'
+                )
+                yield (*where, "output"), message
+        elif isinstance(followed, str) and complete:
+            message = f'there is no output "{followed}" {did_you_mean(followed, list(outputs))}'
+            yield (*where, "output"), message
 
 
 def _probe(location: Location, probe: Mapping[str, Any]) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,7 +12,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import OutputSettings
 from shapestream.settings_loader import LoadedSettings, load_settings
 from shapestream.settings_messages import json_schema
-from shapestream_engine.rules import parse_rule
+from shapestream_engine.rules import Rule, parse_rule
 
 
 def write(folder: Path, text: str) -> Path:
@@ -205,6 +206,38 @@ def test_aliases_that_multiply_are_cut_short(tmp_path: Path) -> None:
             "outputs: {y: {rule: rows, column: 1}}",
             'outputs.y.column: only the rule "index_column" has a "column"',
         ),
+        (
+            "outputs: {y: {rule: rows, output: z}}",
+            'outputs.y.output: only the rules "with", "counts", "padded_counts", "recount" have an "output"',
+        ),
+        (
+            "outputs: {y: {rule: counts}}",
+            'outputs.y: the rule "counts" needs the output that counts its rows (add output: NAME)',
+        ),
+        (
+            "outputs: {y: {rule: recount}}",
+            'outputs.y: the rule "recount" needs the output whose rows it counts (add output: NAME)',
+        ),
+        (
+            "outputs: {y: {rule: padded_counts, output: y}}",
+            "outputs.y.output: an output cannot follow itself",
+        ),
+        (
+            "outputs: {y: {rule: with, output: z}, z: {rule: rows}}",
+            'y.output: "z" has the rule "rows" ("with" follows one with the rule "index_column" or "counts")',
+        ),
+        (
+            "outputs: {y: {rule: counts, output: z}, z: {rule: index_column}}",
+            'y.output: "z" has the rule "index_column" ("counts" follows one with the rule "rows")',
+        ),
+        (
+            "outputs: {y: {rule: recount, output: z}, z: {shape: batch}}",
+            'y.output: "z" has the rule "rows" ("recount" follows one with the rule "index_column" or "with"',
+        ),
+        (
+            "outputs: {y: {rule: column}}",
+            'outputs.y.rule: expected "rows", "index_column", "with", "counts", "padded_counts", "recount",',
+        ),
         ("probe: {x: {integers: [3, 1]}}", "probe.x.integers: the low end 3 lies above the high end 1"),
         ("probe: {x: {}}", "probe.x: write either integers: [low, high] or floats: [low, high]"),
         ("function: a.b:c", 'models[0].function: both "path" and "function" are given (remove one)'),
@@ -322,11 +355,34 @@ def test_trust_allows_padding_without_a_warning(tmp_path: Path) -> None:
     assert () == load(tmp_path, text + "    trust: true\n").warnings
 
 
+def test_a_functions_rule_follows_an_output_that_there_is(tmp_path: Path) -> None:
+    """A function has the outputs that are declared, so a name that is not among them is a mistake."""
+    text = """\
+models:
+  - name: m
+    function: a.b:c
+    inputs: {x: {shape: batch, element_type: f32}}
+    outputs:
+      found: {shape: batch, element_type: i64}
+      peaks: {shape: "?, 2", element_type: f32, rule: counts, output: fond}
+"""
+    (problem,) = problems_of(tmp_path, text)
+    assert 'outputs.peaks.output: there is no output "fond" (did you mean "found"?)' in problem
+
+
+def test_a_files_rule_may_follow_an_output_that_the_yaml_does_not_name(tmp_path: Path) -> None:
+    """The model file knows the names of its outputs, several for some."""
+    text = ONE_MODEL + "    outputs: {peaks: {rule: counts, output: found}}\n"
+    (model,) = load(tmp_path, text).settings.models
+    assert {"rule": "counts", "output": "found"} == model.outputs["peaks"].rule_arguments()
+
+
 def test_the_rules_of_the_schema_are_those_of_the_engine() -> None:
     """A rule that the schema lets through is one that the engine can read, and none is missing."""
     names = json_schema()["$defs"]["OutputSettings"]["properties"]["rule"]["anyOf"][0]["enum"]
+    assert {rule.NAME for rule in get_args(Rule)} == set(names)
     for name in names:
-        output = "peaks" if name == "with" else None
+        output = "peaks" if name in ("with", "counts", "padded_counts", "recount") else None
         arguments = OutputSettings(rule=name, output=output).rule_arguments()
         assert arguments is not None
         assert name == parse_rule(arguments).NAME

@@ -1,0 +1,94 @@
+"""What a worker reports of a batch is held against the model's signature, rule by rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from shapestream.serving.batches import Batch
+from shapestream.serving.report_check import ReportCheck, ReportRefused
+from shapestream_engine.layout import Layout, Tensors
+from shapestream_engine.rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
+from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+
+SIGNATURE = ModelSignature(
+    "detector",
+    (InputPort("x", "f32", NamedShape.parse("batch:1..8, seq:1..100"), {"seq": 0}),),
+    (
+        OutputPort("count", "i32", NamedShape.parse("batch"), Rows()),
+        OutputPort("found", "f32", NamedShape.parse("1..50, 4"), Counts("count")),
+        OutputPort("beside", "f32", NamedShape.parse("?, seq"), With("found")),
+        OutputPort("table", "f32", NamedShape.parse("batch, 20, 4"), PaddedCounts("count")),
+        OutputPort("labels", "f32", NamedShape.parse("seq, batch"), PaddedCounts("count")),
+        OutputPort("peaks", "f32", NamedShape.parse("10, 2"), IndexColumn()),
+        OutputPort("total", "i32", NamedShape.parse("1"), Recount("peaks")),
+        OutputPort("anchors", "f32", NamedShape.parse("seq, 4"), Shared()),
+    ),
+)
+GOOD = {
+    "count": (2,),
+    "found": (3, 4),
+    "beside": (3, 7),
+    "table": (2, 2, 4),
+    "labels": (2, 2),
+    "peaks": (5, 2),
+    "total": (1,),
+    "anchors": (7, 4),
+}
+"""The shapes of a result of 2 rows and 7 along `seq`."""
+
+
+def check(shapes: dict[str, tuple[int, ...]]) -> None:
+    """Checks the report of a batch of one request, whose outputs have these shapes."""
+    shape = SIGNATURE.resolve(((0, "f32", (2, 7)),))
+    request = Tensors(layout=((0, "f32", (2, 7)),), buffers=(bytes(56),))
+    batch = Batch(
+        batch=1,
+        slot=0,
+        model="detector",
+        sizes=(2, 9),
+        members=(request,),
+        shapes=(shape,),
+        start_within_s=None,
+    )
+    layout: Layout = tuple(
+        (number, port.element_type, shapes[port.name]) for number, port in enumerate(SIGNATURE.outputs)
+    )
+    ReportCheck(SIGNATURE).check(batch, [Tensors(layout=layout, buffers=[b""] * len(layout))])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"found": (0, 4), "beside": (0, 7), "table": (2, 0, 4), "labels": (0, 2), "peaks": (0, 2)},
+        {"found": (50, 4), "beside": (50, 7), "table": (2, 20, 4), "labels": (7, 2), "peaks": (10, 2)},
+    ],
+    ids=["some", "none", "most"],
+)
+def test_a_request_may_have_any_part_of_what_the_data_gave(change: dict[str, tuple[int, ...]]) -> None:
+    """From nothing, below every lower bound and static size of the batch's output, up to all of it."""
+    check(GOOD | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": (1,)}, r"'count' has 1 along 'batch'; its request has 2"),
+        ({"found": (51, 4), "beside": (51, 7)}, r"'found' has 51 along axis 0, at most 50 fit"),
+        ({"found": (3, 5)}, r"'found' has shape \[3, 5\], not \[1..50, 4\]"),
+        ({"beside": (4, 7)}, r"'beside' has 4 rows, 'found' has 3"),
+        ({"beside": (3, 9)}, r"'beside' has 9 along 'seq'; its request has 7"),
+        ({"table": (1, 2, 4)}, r"'table' has 1 along 'batch'; its request has 2"),
+        ({"table": (2, 21, 4)}, r"'table' has 21 along axis 1, at most 20 fit"),
+        ({"table": (2, 2)}, r"'table' has shape \[2, 2\], not"),
+        ({"labels": (8, 2)}, r"'labels' has 8 along axis 0, at most 7 fit"),
+        ({"peaks": (11, 2)}, r"'peaks' has 11 along axis 0, at most 10 fit"),
+        ({"total": (2,)}, r"'total' has shape \[2\], not \[1\]"),
+        ({"anchors": (9, 4)}, r"'anchors' has 9 along 'seq'; its request has 7"),
+    ],
+)
+def test_shapes_that_contradict_a_rule_are_refused(change: dict[str, tuple[int, ...]], message: str) -> None:
+    """More than can be, or another size where the request's own is known; the output is named."""
+    with pytest.raises(ReportRefused, match=message):
+        check(GOOD | change)
