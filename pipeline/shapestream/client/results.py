@@ -20,7 +20,7 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
     `key` is the item's key in a stream (its position where it has none; None for `infer`), `sequence` the
     request's number in this session, `timings` where its time went at the server. An array is made when it is
-    looked up, without a copy, and keeps the received message alive: copy what is kept for long.
+    looked up, without a copy; copy what is to be written to.
     """
 
     __slots__ = ("_answer", "_arrays", "_outputs", "key")

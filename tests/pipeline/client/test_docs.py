@@ -1,0 +1,66 @@
+"""The examples in the documents run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, serve_in_thread
+from shapestream_engine.rules import IndexColumn, Rows
+from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def port(kind: Any, name: str, element_type: str, shape: str, *rest: Any) -> Any:
+    """A port, from text."""
+    return kind(name, element_type, NamedShape.parse(shape), *rest)
+
+
+EMBEDDINGS = ModelSignature(
+    name="embeddings",
+    inputs=(
+        port(InputPort, "input_ids", "i64", "batch:1..64, seq:1..512"),
+        port(InputPort, "attention_mask", "i64", "batch, seq"),
+    ),
+    outputs=(port(OutputPort, "embedding", "f32", "batch, 384", Rows()),),
+)
+DETECTOR = ModelSignature(
+    name="detector",
+    inputs=(port(InputPort, "image", "f32", "batch:1..64, 1, height:1..512, width:1..512"),),
+    outputs=(port(OutputPort, "peaks", "i64", "n, 4", IndexColumn()),),
+)
+
+
+def embed(inputs: Arrays) -> Arrays:
+    """Stands for the model of the examples."""
+    return {"embedding": np.zeros((len(inputs["input_ids"]), 384), np.float32)}
+
+
+def detect(inputs: Arrays) -> Arrays:
+    """Finds nothing."""
+    return {"peaks": np.zeros((0, 4), np.int64)}
+
+
+def examples(name: str) -> list[Any]:
+    """The Python blocks of one document, each with the line that it begins at."""
+    text = (DOCS / name).read_text()
+    return [
+        pytest.param(match[1], id=f"{name}:{text[: match.start()].count(chr(10)) + 2}")
+        for match in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize("code", examples("client.md") + examples("testing.md"))
+def test_the_example_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a scripted server in the place of the address that the document names."""
+    server = ScriptedServer(ScriptedModel(EMBEDDINGS, embed), ScriptedModel(DETECTOR, detect))
+    with serve_in_thread(server, "tcp://127.0.0.1:*") as address:
+        exec(compile(code.replace("tcp://127.0.0.1:5555", address), "<example>", "exec"), {})
+    if "print(" in code and "with" in code:
+        assert "" != capsys.readouterr().out
