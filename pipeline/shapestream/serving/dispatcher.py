@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import assert_never
 
-import structlog
 import trio
 
 from shapestream.scheduling import events
@@ -28,16 +27,13 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.alarm import Alarm
 from shapestream.serving.batches import Batch, BatchReport, Executor
 from shapestream.serving.egress import Egress
+from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
 from shapestream.serving.running import RunningBatch, SlotRecord
 from shapestream.serving.sessions import RequestRecord, Session
-from shapestream.telemetry.logging import debug_enabled
-from shapestream.telemetry.statistics import ServerStatistics
 from shapestream_engine.layout import Tensors
 
 __all__ = ["Dispatcher"]
-
-log = structlog.get_logger()
 
 
 class Dispatcher:
@@ -47,7 +43,7 @@ class Dispatcher:
         self,
         scheduler: Scheduler,
         egress: Egress,
-        statistics: ServerStatistics,
+        journal: Journal,
         *,
         clock: Callable[[], float],
         flush: Callable[[], None],
@@ -56,9 +52,8 @@ class Dispatcher:
         self._scheduler = scheduler
         self._flush = flush
         self._egress = egress
-        self._statistics = statistics
+        self._journal = journal
         self._clock = clock
-        self._debug = debug_enabled()
         self._ids = count(1)
         self._slot_numbers = count()
         self._records: dict[int, RequestRecord] = {}
@@ -94,10 +89,7 @@ class Dispatcher:
                     priority=record.priority,
                 )
             )
-        if self._debug:
-            for record in records:
-                log.debug("request arrived", request=record.id, client=record.session.label,
-                          sequence=record.sequence, model=record.model.name)  # fmt: skip
+        self._journal.arrived(records)
         self._handle(events.RequestsArrived(requests=tuple(arrivals)), now)
 
     def cancel(self, request: int, now: float) -> None:
@@ -164,34 +156,17 @@ class Dispatcher:
         action = running.action
         running.outputs = outputs
         running.run_us = round(report.run_s * 1e6)
-        slot = running.slot
-        slot.batches += 1
-        slot.busy_s += report.run_s
         expired: frozenset[int] = frozenset()
         if running.has_deadlines and None in outputs:
             expired = frozenset(
                 request for request, output in zip(action.requests, outputs, strict=True) if output is None
             )
-        statistics = self._statistics
-        statistics.new_shapes += report.new_shape
-        statistics.count_batch(
-            action.model,
-            action.sizes,
-            requests=len(action.requests) - len(expired),
-            rows=running.rows,
-            run_us=running.run_us,
-            reallocations=report.reallocations,
-        )
-        if self._debug:
-            log.debug("batch ran", batch=report.batch, slot=slot.label, run_us=running.run_us,
-                      reallocations=report.reallocations, expired=sorted(expired))  # fmt: skip
+        self._journal.ran(running, report, expired)
         self._handle(events.BatchFinished(batch=report.batch, run_s=report.run_s, expired=expired), now)
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
+        self._journal.failed(running, report)
         code = report.code or "internal"
-        self._statistics.batches_failed += 1
-        log.warning("batch failed", batch=report.batch, slot=running.slot.label, model=running.action.model,
-                    sizes=running.action.sizes, code=code, why=report.message)  # fmt: skip
         self._handle(events.BatchFailed(batch=report.batch, code=code, message=report.message), now)
 
     # ---------------------------------------------------------------- actions
@@ -234,12 +209,10 @@ class Dispatcher:
         if deadlines.count(None) != len(deadlines):
             start_within_s = tuple([None if at is None else at - now for at in deadlines])
         rows = action.sizes[0] if records[0].model.profile.has_batch else 1
-        self._batches[action.batch] = RunningBatch(
+        running = self._batches[action.batch] = RunningBatch(
             action, slot, now, rows=rows, has_deadlines=start_within_s is not None
         )
-        if self._debug:
-            log.debug("batch started", batch=action.batch, slot=slot.label, model=action.model,
-                      sizes=action.sizes, requests=action.requests)  # fmt: skip
+        self._journal.started(running)
         slot.executor.start_nowait(
             Batch(
                 batch=action.batch,
@@ -260,12 +233,10 @@ class Dispatcher:
             outputs = [by_request[request] for request in action.requests]
         end = self._end
         self._egress.deliver([end(request) for request in action.requests], outputs, running, now)
-        if self._debug:
-            log.debug("results delivered", batch=action.batch, requests=action.requests)
+        self._journal.delivered(action)
 
     def _fail(self, action: FailRequest) -> None:
-        if self._debug:
-            log.debug("request failed", request=action.id, code=action.code, why=action.message)
+        self._journal.request_failed(action)
         self._egress.fail(self._end(action.id), action)
 
     def _end(self, request: int) -> RequestRecord:

@@ -93,16 +93,18 @@ class LocalExecutor:
         if within_s is not None:
             now = monotonic()
             start_before = tuple([None if seconds is None else now + seconds for seconds in within_s])
-        slot.start(
-            Work(
-                batch=batch.batch,
-                model=batch.model,
-                sizes=batch.sizes,
-                members=batch.members,
-                shapes=batch.shapes,
-                start_before=start_before,
-            )
+        work = Work(
+            batch=batch.batch,
+            model=batch.model,
+            sizes=batch.sizes,
+            members=batch.members,
+            shapes=batch.shapes,
+            start_before=start_before,
         )
+        try:
+            slot.start(work)
+        except RuntimeError as error:  # its thread has ended, or is still busy
+            self._take(_not_started(batch.batch, str(error)))
 
     def cancel_nowait(self, batch: int) -> None:
         """Asks the engine to stop; the report still comes."""
@@ -156,6 +158,19 @@ class LocalExecutor:
             )
         if reports:
             self._report(reports)
+
+
+def _not_started(batch: int, why: str) -> Report:
+    return Report(
+        batch=batch,
+        outputs=None,
+        run_s=0.0,
+        gather_s=0.0,
+        reallocations=0,
+        new_shape=False,
+        error_code="unavailable",
+        message=why,
+    )
 
 
 class RemoteExecutor(Link):

@@ -26,6 +26,7 @@ from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.executors import InProcessExecutor, SlotSource
 from shapestream.serving.ingress import Ingress
+from shapestream.serving.journal import Journal
 from shapestream.serving.links import Outgoing
 from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
@@ -62,7 +63,11 @@ class Server:
         self._to_clients = Outgoing(clients, "clients", self._statistics)
         egress = Egress(self._to_clients, self._statistics)
         self._dispatcher = Dispatcher(
-            self._scheduler, egress, self._statistics, clock=trio.current_time, flush=self._flush
+            self._scheduler,
+            egress,
+            Journal(self._statistics, trio.current_time),
+            clock=trio.current_time,
+            flush=self._flush,
         )
         self._reception = Reception(
             clients,

@@ -1,0 +1,112 @@
+"""What is written down about requests and batches: the counters, and the log lines that follow one by its id.
+
+The lines of single requests and batches are for `level: debug`. Whether they are wanted is asked once, when the
+journal is made, so that at `info` they cost a look at a boolean per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from shapestream.scheduling.actions import DeliverResults, FailRequest
+from shapestream.serving.batches import BatchReport
+from shapestream.serving.running import RunningBatch
+from shapestream.serving.sessions import RequestRecord
+from shapestream.telemetry.logging import RateLimit, debug_enabled
+from shapestream.telemetry.statistics import ServerStatistics
+
+__all__ = ["Journal"]
+
+log = structlog.get_logger()
+
+
+class Journal:
+    """Kept by the dispatcher."""
+
+    def __init__(self, statistics: ServerStatistics, clock: Callable[[], float]) -> None:
+        self._statistics = statistics
+        self._clock = clock
+        self._limit = RateLimit()
+        self._debug = debug_enabled()
+
+    def arrived(self, records: Sequence[RequestRecord]) -> None:
+        """Requests that go to the scheduler."""
+        if not self._debug:
+            return
+        for record in records:
+            log.debug(
+                "request arrived",
+                request=record.id,
+                client=record.session.label,
+                sequence=record.sequence,
+                model=record.model.name,
+            )
+
+    def started(self, running: RunningBatch) -> None:
+        """A batch that goes to its slot."""
+        if self._debug:
+            action = running.action
+            log.debug(
+                "batch started",
+                batch=action.batch,
+                slot=running.slot.label,
+                model=action.model,
+                sizes=action.sizes,
+                requests=action.requests,
+            )
+
+    def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int]) -> None:
+        """A batch that came back with results."""
+        action, slot = running.action, running.slot
+        slot.batches += 1
+        slot.busy_s += report.run_s
+        self._statistics.new_shapes += report.new_shape
+        self._statistics.count_batch(
+            action.model,
+            action.sizes,
+            requests=len(action.requests) - len(expired),
+            rows=running.rows,
+            run_us=running.run_us,
+            reallocations=report.reallocations,
+        )
+        if self._debug:
+            log.debug(
+                "batch ran",
+                batch=report.batch,
+                slot=slot.label,
+                run_us=running.run_us,
+                reallocations=report.reallocations,
+                expired=sorted(expired),
+            )
+
+    def failed(self, running: RunningBatch, report: BatchReport) -> None:
+        """A batch that came back without; which clients may cause at will, so the rate of lines is limited."""
+        self._statistics.batches_failed += 1
+        action = running.action
+        if report.code == "cancelled":  # as asked for
+            log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
+            return
+        skipped = self._limit.admit(f"{action.model} {report.code}", self._clock())
+        if self._debug or skipped is not None:
+            log.warning(
+                "batch failed",
+                batch=report.batch,
+                slot=running.slot.label,
+                model=action.model,
+                sizes=action.sizes,
+                code=report.code,
+                why=report.message,
+                like_it_before=skipped or 0,
+            )
+
+    def delivered(self, action: DeliverResults) -> None:
+        """Results that go to their clients."""
+        if self._debug:
+            log.debug("results delivered", batch=action.batch, requests=action.requests)
+
+    def request_failed(self, action: FailRequest) -> None:
+        """A request that ends without a result."""
+        if self._debug:
+            log.debug("request failed", request=action.id, code=action.code, why=action.message)

@@ -1,0 +1,162 @@
+"""Slots of this process: what their threads report arrives in the event loop, once per batch, whatever happens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import trio
+
+from shapestream.serving.batches import Batch, BatchReport
+from shapestream.serving.executors import LocalExecutor
+from shapestream_engine.layout import Tensors
+from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+
+
+def doubling(before: Callable[[], object] = lambda: None) -> CompiledModel:
+    """y = 2 x; refuses 13. `before` is called first."""
+
+    def double(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        before()
+        if 13 in x:
+            raise ValueError("no thirteens")
+        doubled: np.ndarray[Any, Any] = x * 2
+        return doubled
+
+    return compile_model(
+        ModelSpec(
+            name="double",
+            model=double,
+            inputs={"x": InputSpec(shape="batch:1..8", element_type="i64")},
+            outputs={"y": OutputSpec(shape="batch", element_type="i64")},
+        ),
+        slots=2,
+    )
+
+
+def batch_of(
+    model: CompiledModel, number: int, slot: int, *values: int, within_s: float | None = None
+) -> Batch:
+    """A batch of one request per value."""
+    layout = ((0, "i64", (1,)),)
+    members = tuple(Tensors(layout=layout, buffers=(np.int64(value).tobytes(),)) for value in values)
+    return Batch(
+        batch=number,
+        slot=slot,
+        model="double",
+        sizes=(len(values),),
+        members=members,
+        shapes=tuple(model.signature.resolve(layout) for _ in values),
+        start_within_s=None if within_s is None else (within_s, *[None] * (len(values) - 1)),
+    )
+
+
+class Desk:
+    """Collects reports, and waits for them."""
+
+    def __init__(self) -> None:
+        self.reports: dict[int, BatchReport] = {}
+        self._arrival = trio.Event()
+
+    def take(self, reports: Sequence[BatchReport]) -> None:
+        """As the dispatcher would."""
+        for report in reports:
+            assert report.batch not in self.reports
+            self.reports[report.batch] = report
+        self._arrival.set()
+        self._arrival = trio.Event()
+
+    async def wait_for(self, *batches: int) -> None:
+        """Until all of them have been reported."""
+        with trio.fail_after(20):
+            while not self.reports.keys() >= set(batches):
+                await self._arrival.wait()
+
+
+def values_of(report: BatchReport) -> list[int | None]:
+    """The one number of each result."""
+    assert report.outputs is not None
+    return [
+        None if output is None else int(np.frombuffer(output.buffers[0], np.int64)[0])
+        for output in report.outputs
+    ]
+
+
+def test_every_slot_reports_each_of_its_batches_once() -> None:
+    """Two slots, several batches each, a failing one among them; the slot that failed goes on."""
+
+    async def main() -> None:
+        model, desk = doubling(), Desk()
+        executor = LocalExecutor({"double": model}, 2, desk.take)
+        try:
+            executor.start_nowait(batch_of(model, 1, 0, 1, 2, 3))
+            executor.start_nowait(batch_of(model, 2, 1, 4, 13))
+            await desk.wait_for(1, 2)
+            executor.start_nowait(batch_of(model, 3, 1, 5))
+            await desk.wait_for(3)
+        finally:
+            await executor.aclose()
+        assert [2, 4, 6] == values_of(desk.reports[1])
+        assert ("model_error", None) == (desk.reports[2].code, desk.reports[2].outputs)
+        assert "no thirteens" in desk.reports[2].message
+        assert [10] == values_of(desk.reports[3])
+
+    trio.run(main)
+
+
+def test_a_member_whose_time_has_passed_is_left_out_of_the_call() -> None:
+    """By the slot's own clock, and only that member."""
+
+    async def main() -> None:
+        model, desk = doubling(), Desk()
+        executor = LocalExecutor({"double": model}, 1, desk.take)
+        try:
+            executor.start_nowait(batch_of(model, 1, 0, 1, 2, within_s=-1.0))
+            await desk.wait_for(1)
+            executor.start_nowait(batch_of(model, 2, 0, 1, 2, within_s=60.0))
+            await desk.wait_for(2)
+        finally:
+            await executor.aclose()
+        assert [None, 4] == values_of(desk.reports[1])
+        assert [2, 4] == values_of(desk.reports[2])
+
+    trio.run(main)
+
+
+def test_a_slot_that_cannot_start_reports_that_too() -> None:
+    """Nothing is raised at the dispatcher, and nobody waits for ever; the batch that runs is not disturbed."""
+    release = threading.Event()
+
+    async def main() -> None:
+        model, desk = doubling(before=lambda: release.wait(20)), Desk()
+        executor = LocalExecutor({"double": model}, 1, desk.take)
+        try:
+            executor.start_nowait(batch_of(model, 1, 0, 1))
+            executor.start_nowait(batch_of(model, 2, 0, 2))
+            await desk.wait_for(2)
+            assert "unavailable" == desk.reports[2].code
+            release.set()
+            await desk.wait_for(1)
+            assert [2] == values_of(desk.reports[1])
+        finally:
+            release.set()
+            await executor.aclose()
+
+    trio.run(main)
+
+
+def test_a_report_after_the_event_loop_has_ended_is_dropped() -> None:
+    """A slot's thread may outlive the loop; it must not die of that."""
+    model = doubling()
+    executor: LocalExecutor | None = None
+
+    async def main() -> None:
+        nonlocal executor
+        executor = LocalExecutor({"double": model}, 1, lambda reports: None)
+
+    trio.run(main)
+    assert executor is not None
+    executor.start_nowait(batch_of(model, 1, 0, 1))
+    executor.close()
