@@ -168,9 +168,12 @@ def test_a_drain_that_takes_too_long_hands_the_rest_back(workplace: Any) -> None
     assert served.family_is_gone()
 
 
-def test_the_second_sigterm_ends_everything_at_once(workplace: Any) -> None:
-    """A batch that would run for ever does not hold the server or its worker back."""
-    served = workplace.serve(ONE_WORKER)
+@pytest.mark.parametrize(
+    "text", [ONE_WORKER, GATED + "    in_process: {slots: 1}\n"], ids=["worker", "in_process"]
+)
+def test_the_second_sigterm_ends_everything_at_once(workplace: Any, text: str) -> None:
+    """A batch that would run for ever holds neither the server nor its worker back."""
+    served = workplace.serve(text)
     with served.client() as client:
         asking = Asking(client, "gated")
         asking.ask(1)
