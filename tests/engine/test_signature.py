@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.rules import IndexColumn, Rows, Rule, Whole, With
+from shapestream_engine.rules import (
+    Counts,
+    IndexColumn,
+    PaddedCounts,
+    Recount,
+    Rows,
+    Rule,
+    Shared,
+    Whole,
+    With,
+)
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 
@@ -194,6 +204,23 @@ def test_ports_that_contradict_each_other_are_refused(
         ([("y", "?", With("z"))], r"follows 'z', which is no output with the rule index_column"),
         ([("y", "batch", Rows()), ("z", "?", With("y"))], r"follows 'y', which is no output with the rule"),
         ([("y", "?", IndexColumn()), ("z", "", With("y"))], r"with needs rows; the output is a scalar"),
+        ([("y", "?", Counts("z"))], r"counts is counted by 'z', which is no output with the rule rows"),
+        ([("y", "?", Counts("y"))], r"counts is counted by 'y', which is no output with the rule rows"),
+        ([("z", "?", IndexColumn()), ("y", "?", Counts("z"))], r"by 'z', which is no output with the rule"),
+        ([("z", "batch, 2", Rows()), ("y", "?", Counts("z"))], r"more than one number per row: \[batch, 2\]"),
+        ([("z", "batch", Rows()), ("y", "", Counts("z"))], r"counts needs rows; the output is a scalar"),
+        ([("z", "batch", Rows()), ("y", "batch, 2", Counts("z"))], r"in \[batch, 2\] it is that of 'batch'"),
+        ([("z", "batch", Rows()), ("y", "?, 4", PaddedCounts("z"))], r"needs one dynamic axis named batch"),
+        ([("z", "batch", Rows()), ("y", "batch", PaddedCounts("z"))], r"needs the shape \[batch, max, ...\]"),
+        ([("z", "batch, 3", Rows()), ("y", "batch, ?", PaddedCounts("z"))], r"more than one number per row"),
+        ([("y", "1", Recount("z"))], r"recount follows 'z', which is no output with the rule index_column,"),
+        ([("z", "batch", Rows()), ("y", "1", Recount("z"))], r"index_column, with, counts or padded_counts"),
+        (
+            [("z", "?", IndexColumn()), ("y", "2", Recount("z"))],
+            r"needs one number, \[\] or \[1\], not \[2\]",
+        ),
+        ([("z", "?", IndexColumn()), ("y", "batch", Recount("z"))], r"\[batch\] has a number per row"),
+        ([("y", "batch, 2", Shared())], r"\[batch, 2\] follows the batch; that is the rule rows"),
     ],
 )
 def test_rules_that_cannot_hold_are_refused(outputs: list[tuple[str, str, Rule]], message: str) -> None:
@@ -208,7 +235,19 @@ def test_a_boolean_is_no_index() -> None:
         signature(input_port("x", "batch"), output_port("y", "?", IndexColumn(), "boolean"))
 
 
-@pytest.mark.parametrize("rule", [Rows(), IndexColumn(), With("y")])
+def test_a_boolean_is_no_count() -> None:
+    """Neither one that says how many there are, nor one that would have to be recomputed."""
+    batch, flag = input_port("x", "batch"), output_port("z", "batch", Rows(), "boolean")
+    with pytest.raises(SignatureError, match="is counted by 'z': a boolean is no count"):
+        signature(batch, flag, output_port("y", "?", Counts("z")))
+    with pytest.raises(SignatureError, match="the rule recount: a boolean is no count"):
+        signature(batch, output_port("z", "?", IndexColumn()), output_port("y", "1", Recount("z"), "boolean"))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Rows(), IndexColumn(), With("y"), Counts("y"), PaddedCounts("y"), Recount("y"), Shared()],
+)
 def test_without_a_batch_axis_outputs_are_taken_whole(rule: Rule) -> None:
     """There is nothing to divide where every request runs alone."""
     with pytest.raises(SignatureError, match="the model has no batch axis, so its outputs are taken whole"):
@@ -253,6 +292,11 @@ ALL_KINDS = signature(
     output_port("rows", "batch, seq", Rows()),
     output_port("peaks", "?, 4", IndexColumn(2)),
     output_port("scores", "?", With("peaks")),
+    output_port("count", "batch", Rows(), "i32"),
+    output_port("found", "?, 4", Counts("count")),
+    output_port("table", "batch, 100, 4", PaddedCounts("count")),
+    output_port("total", "1", Recount("scores"), "i64"),
+    output_port("anchors", "seq, 4", Shared()),
 )
 
 
@@ -331,3 +375,11 @@ def test_a_signature_describes_itself() -> None:
         "  a.2: ?, never padded: only requests of the same size share a call",
     ] == model.describe()
     assert "  no batch axis: every request runs alone" == signature(input_port("x", "n")).describe()[-1]
+
+
+def test_the_axis_along_which_the_data_decides() -> None:
+    """Rows found stand first, entries counted beside the batch axis; other outputs have the size of their rule."""
+    expected = {"rows": None, "peaks": 0, "scores": 0, "count": None, "found": 0, "table": 1, "total": None}
+    found = {port.name: port.data_axis for port in ALL_KINDS.outputs}
+    assert {**expected, "anchors": None} == found
+    assert 0 == output_port("y", "20, batch", PaddedCounts("count")).data_axis
