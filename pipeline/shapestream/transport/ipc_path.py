@@ -4,6 +4,10 @@ libzmq lets a second process bind a path that is in use: it takes over silently,
 new client. Here the owner holds a lock on `PATH.lock` for as long as it listens; the kernel drops it when the
 process dies, however it dies, so that a stale socket file can be told from a live one. The lock file itself
 stays: were it removed, two processes could each hold a lock on a different file of that name.
+
+libzmq also removes the file that it has bound, from a thread of its own, some time after the socket was
+closed: by then it may be the successor's. So it binds `PATH.new`, which is renamed at once, and the final name
+is removed here, under the lock.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from shapestream.errors import AddressInUse, TransportError
 
 __all__ = ["IpcPath"]
 
-# sun_path of Linux's sockaddr_un, less the final zero.
-MAX_PATH_BYTES = 107
+_SUFFIX = ".new"
+# sun_path of Linux's sockaddr_un, less the final zero and the suffix.
+MAX_PATH_BYTES = 107 - len(_SUFFIX)
 
 
 class IpcPath:
@@ -45,6 +50,14 @@ class IpcPath:
         except BaseException:
             self._drop_lock()
             raise
+        self._new = Path(f"{self.path}{_SUFFIX}")
+        self._new.unlink(missing_ok=True)
+        self.bind_address = f"ipc://{self._new}"
+        """What libzmq must bind; then `publish` makes it reachable under the wanted address."""
+
+    def publish(self) -> None:
+        """Gives the bound socket file its final name."""
+        self._new.rename(self.path)
 
     def release(self) -> None:
         """Removes the socket file and lets others bind. Twice is once."""

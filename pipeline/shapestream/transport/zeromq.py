@@ -63,16 +63,19 @@ class RouterSocket(WatchedSocket):
         self._check_open()
         path = IpcPath(address) if address.startswith("ipc://") and address[6:7] != "@" else None
         try:
-            self._socket.bind(address)
+            self._socket.bind(address if path is None else path.bind_address)
         except zmq.ZMQError as error:
             if path is not None:
                 path.release()
             if error.errno == zmq.EADDRINUSE:
                 raise AddressInUse(f"{address}: another process listens there") from error
             raise TransportError(f"{address}: cannot listen there: {error.strerror}") from error
-        if path is not None:
+        if path is None:
+            address = cast(bytes, self._socket.get(zmq.LAST_ENDPOINT)).decode()
+        else:
+            path.publish()
             self._paths.append(path)
-        self._addresses.append(cast(bytes, self._socket.get(zmq.LAST_ENDPOINT)).decode())
+        self._addresses.append(address)
         self._look()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
