@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
+import trio.testing
 
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
@@ -59,6 +60,21 @@ def test_a_killed_process_is_replaced_by_another() -> None:
             os.kill(before["a"], 9)
             await until(lambda: processes.pids.get("a", before["a"]) != before["a"])
             assert before["b"] == processes.pids["b"]
+            processes.stop(PATIENCE_S)
+
+    trio.run(main)
+
+
+def test_a_supervisor_with_nothing_to_do_sleeps() -> None:
+    """While its workers live, no task of it is runnable (it once woke itself, for ever)."""
+
+    async def main() -> None:
+        processes = WorkerProcesses({"a": SOUND}, PATIENT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(ready(processes, 1))
+            with trio.fail_after(PATIENCE_S):
+                await trio.testing.wait_all_tasks_blocked(cushion=0.05)
             processes.stop(PATIENCE_S)
 
     trio.run(main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy.typing as npt
 
@@ -75,7 +75,10 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
 
 class Failed:
-    """An item of a stream that has no result, in its place, with `on_error="yield"`."""
+    """An item of a stream that has no result, in its place, with `on_error="yield"`.
+
+    Whoever looks for outputs all the same gets the error raised.
+    """
 
     __slots__ = ("error", "key", "sequence")
 
@@ -87,6 +90,14 @@ class Failed:
         self.error = error
         self.sequence = sequence
         """The request's number in this session; 0 where it was refused before it was sent."""
+
+    def __getitem__(self, name: str) -> NoReturn:
+        raise self.error
+
+    @property
+    def timings(self) -> NoReturn:
+        """There are none: raises the error."""
+        raise self.error
 
     def __repr__(self) -> str:
         return f"<Failed {self.key!r} {self.error}>"

@@ -84,7 +84,8 @@ class WorkerProcesses:
             self._act(self._supervisor.begin())
             while not self._supervisor.finished and self._failure is None:
                 await self._wait()
-                self._handle(TimePassed())
+                # Not by `_handle`: that would wake this very loop again, for ever.
+                self._act(self._decide(TimePassed()))
             self._nursery.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
@@ -105,8 +106,11 @@ class WorkerProcesses:
         self._changed = trio.Event()
 
     def _handle(self, event: Event) -> None:
-        self._act(self._supervisor.handle(event, trio.current_time(), jitter=random.random()))
+        self._act(self._decide(event))
         self._changed.set()
+
+    def _decide(self, event: Event) -> Sequence[Action]:
+        return self._supervisor.handle(event, trio.current_time(), jitter=random.random())
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
