@@ -34,8 +34,8 @@ __all__ = [
     "read_rule_argument",
 ]
 
-# sun_path of sockaddr_un holds 108 bytes on Linux, the closing zero included.
-MAX_IPC_PATH_BYTES = 107
+# sun_path of sockaddr_un holds 108 bytes on Linux, the closing zero included; the transport binds PATH.new first.
+MAX_IPC_PATH_BYTES = 103
 
 _UNITS = {
     "": 1,
