@@ -12,8 +12,10 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.yaml_source import Location
-from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError
+from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.rules import Shared
+from shapestream_engine.signature import ModelSignature
 
 __all__ = ["available_cpus", "compile_models", "model_spec"]
 
@@ -58,7 +60,10 @@ def compile_models(
     problems: list[str] = []
     for model in models:
         try:
-            compiled[model.name] = compile_model(model_spec(model), slots=slots, threads=threads)
+            ready = compile_model(model_spec(model), slots=slots, threads=threads)
+            compiled[model.name] = ready
+            if not model.trust:
+                _refuse_unproved(ready.signature)
         except EngineError as error:
             problems.append(loaded.problem(_location(loaded, model, error), str(error)))
             continue
@@ -74,6 +79,16 @@ def compile_models(
             unused.close()
         raise ConfigurationError(problems)
     return compiled
+
+
+def _refuse_unproved(signature: ModelSignature) -> None:
+    """Nothing in a batch shows that an output is shared, so it takes proof, or the user's word."""
+    for port in signature.outputs:
+        if isinstance(port.rule, Shared):
+            raise SignatureError(
+                f"output {port.name!r}: the rule shared holds only where the output is the same whatever else is in "
+                "the batch, and nothing has proved that (trust: true vouches for it)"
+            )
 
 
 def _location(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> Location:

@@ -1,0 +1,36 @@
+"""From settings to compiled models: what is refused although it compiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings_loader import load_settings
+from shapestream_workers.models import compile_models
+
+SHARED = """\
+models:
+  - name: table
+    function: numpy:sort
+    inputs: {a: {shape: "batch, n", element_type: f32}}
+    outputs:
+      same: {shape: "n", element_type: f32, rule: shared}
+"""
+
+
+def test_what_is_shared_takes_the_users_word(tmp_path: Path) -> None:
+    """Nothing proves that an output is everybody's: it is refused at its place, unless `trust` vouches for it."""
+    config = tmp_path / "x.yaml"
+    config.write_text(SHARED)
+    loaded = load_settings(config)
+    with pytest.raises(ConfigurationError) as caught:
+        compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{config}:6:7: models[0].outputs.same: output 'same': the rule shared")
+    assert "nothing has proved that (trust: true vouches for it)" in problem
+    config.write_text(SHARED + "    trust: true\n")
+    loaded = load_settings(config)
+    models = compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    assert "shared" == models["table"].signature.outputs[0].rule.NAME
