@@ -14,8 +14,8 @@ __all__ = ["SocketOptions"]
 class SocketOptions:
     """Options of one socket. Flow control is the protocol's credit; the high-water mark is the last fence."""
 
-    high_water_mark: int = 1000
-    """Messages that libzmq holds per peer and direction."""
+    high_water_mark: int = 256
+    """Messages that libzmq holds per peer and direction; it does not count their bytes, so it is kept low."""
     max_frame_bytes: int = 1024 * 1024 * 1024
     """A peer that announces a larger frame is disconnected."""
     linger_ms: int = 1000

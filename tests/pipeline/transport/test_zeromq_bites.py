@@ -17,6 +17,7 @@ from shapestream.errors import OutboxFull, PeerGone
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import DealerSocket, RouterSocket
 
+LARGE = SocketOptions(high_water_mark=1000)
 SMALL = SocketOptions(high_water_mark=2, outbox_messages=50, outbox_bytes=20_000_000)
 
 
@@ -158,7 +159,7 @@ def test_what_a_burst_leaves_reaches_the_next_waiter() -> None:
     """One task takes a burst and does not come back; another gets the rest, though nothing more arrives."""
 
     async def main() -> None:
-        async with opened("inproc://burst") as (router, (dealer,)):
+        async with opened("inproc://burst", options=LARGE) as (router, (dealer,)):
             await introduce(router, [dealer])
             came: list[int] = []
 
@@ -180,7 +181,7 @@ def test_peers_that_are_cut_off_are_drained() -> None:
     """A receive goes on until it has found a message to hand over, or libzmq has nothing left."""
 
     async def main() -> None:
-        async with opened("inproc://cutoff") as (router, (dealer,)):
+        async with opened("inproc://cutoff", options=LARGE) as (router, (dealer,)):
             (peer,) = await introduce(router, [dealer])
             router.cut_off(peer)
             for _ in range(700):
