@@ -195,9 +195,11 @@ def test_one_entry_that_no_message_can_hold_is_refused() -> None:
 def test_a_message_does_not_grow_without_bound_in_bytes() -> None:
     """Large tensors are spread over messages, so that a heartbeat need not wait behind all of them."""
     entries = [request(number, b"x" * 1_000_000) for number in range(20)]
-    sizes = [sum(map(len, frames)) for frames in pack_messages(entries)]
-    assert 3 == len(sizes)
-    assert max(sizes) < CLIENT_LIMITS.preferred_message_bytes + 10_000
+    limits = Limits(preferred_message_bytes=8_000_000)
+    messages = pack_messages(entries, limits=limits)
+    assert [8, 8, 4] == [len(frames) - 1 for frames in messages]
+    # A tensor that is larger than that by itself still travels.
+    assert 20 == len(pack_messages(entries, limits=Limits(preferred_message_bytes=500_000)))
 
 
 def test_control_entries_go_first() -> None:
