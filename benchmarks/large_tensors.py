@@ -42,7 +42,8 @@ def measure(folder: Path, *, requests: int, rounds: int) -> Report:
             return Contender(name=label, run=run, server=child, requests=requests)
 
         def served(label: str, workers: int | None) -> Contender:
-            path, address = write_configuration(folder, label=label, workers=workers)
+            # Two slots: while one runs, the other's tensors are on their way.
+            path, address = write_configuration(folder, label=label, workers=workers, slots=2)
             child = stack.enter_context(
                 child_process(["-m", "shapestream_workers", "serve", str(path)], log=folder / f"{label}.log")
             )
