@@ -109,6 +109,10 @@ def test_a_producer_that_exits_its_thread_does_not_leave_the_consumer_waiting(ad
             next(results)
             with pytest.raises(RuntimeError, match="ended from outside"):
                 next(results)
+    # pytest notes the exit when the thread ends, which may be a moment after its consumer knows: not in the next test.
+    for thread in threading.enumerate():
+        if thread.name == "shapestream-producer":
+            thread.join()
 
 
 def test_a_producer_that_never_returns_keeps_neither_the_block_nor_the_client(address: str) -> None:
