@@ -5,10 +5,12 @@ The slow and thorough way, taken once per distinct layout: `ModelSignature.resol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from shapestream_engine.batching.strategy import Planner
 from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
@@ -31,9 +33,19 @@ class RequestShape:
     total_nbytes: int
     positions: tuple[int | None, ...]
     """Per input of the signature: its place in the layout; None for a mask that the request leaves out."""
+    rounded: tuple[int, ...] = ()
+    """What the model's strategy pads it to, rows excepted; requests share calls by these. Its own sizes if empty."""
+    elements: int = field(init=False)
+    """The product of its sizes: what it computes, before any padding."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounded", self.rounded or self.sizes)
+        object.__setattr__(self, "elements", math.prod(self.sizes))
 
 
-def resolve_layout(inputs: Sequence[InputPort], table: DimensionTable, layout: Any) -> RequestShape:
+def resolve_layout(
+    inputs: Sequence[InputPort], table: DimensionTable, planner: Planner | None, layout: Any
+) -> RequestShape:
     """Check everything about a layout that needs no tensor bytes.
 
     Raises `ShapeError`, which names the port, the dimension and the remedy.
@@ -70,6 +82,7 @@ def resolve_layout(inputs: Sequence[InputPort], table: DimensionTable, layout: A
         nbytes=tuple(nbytes),
         total_nbytes=total,
         positions=tuple(positions),
+        rounded=own if planner is None else planner.round_up(own),
     )
 
 

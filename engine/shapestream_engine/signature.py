@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shapestream_engine.batching.native import Native
+from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine.batching.strategy import Planner, Strategy
 from shapestream_engine.dimension_table import BATCH, DimensionTable
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.layout import Layout
@@ -33,17 +36,20 @@ class ModelSignature:
     """The ports of a model. Raises `SignatureError` where they contradict each other or a rule cannot hold.
 
     Derived from the inputs: `dimensions` (names of the dynamic ones, `batch` first), and parallel to it
-    `bounds` (what all inputs admit together) and `paddable`; `has_batch`, whether requests can share a call.
+    `bounds` (what all inputs admit together) and `paddable`; `has_batch`, whether requests can share a call;
+    `planner`, the strategy as it applies here, or None where every shape is run as it comes.
     """
 
     name: str
     inputs: tuple[InputPort, ...]
     outputs: tuple[OutputPort, ...]
+    strategy: Strategy = Native()  # noqa: RUF009 - frozen
     dimensions: tuple[str, ...] = field(init=False, repr=False, compare=False)
     bounds: tuple[Dimension, ...] = field(init=False, repr=False, compare=False)
     paddable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
     has_batch: bool = field(init=False, repr=False, compare=False)
     table: DimensionTable = field(init=False, repr=False, compare=False)
+    planner: Planner | None = field(init=False, repr=False, compare=False)
     _resolved: dict[bytes, RequestShape] = field(init=False, repr=False, compare=False, default_factory=dict)
     _input_shapes: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict
@@ -60,6 +66,7 @@ class ModelSignature:
                 _check_mask(port, self.inputs)
             for output in self.outputs:
                 check_rule(output, self.outputs, table)
+            planner = self.strategy.bind(table)
         except SignatureError as error:
             raise SignatureError(f"model {self.name!r}: {error}") from error
         for derived, value in (
@@ -68,6 +75,7 @@ class ModelSignature:
             ("paddable", table.paddable),
             ("has_batch", table.has_batch),
             ("table", table),
+            ("planner", planner),
         ):
             object.__setattr__(self, derived, value)
 
@@ -81,10 +89,10 @@ class ModelSignature:
             # writes each type differently, and in format 2 never refers back to what it wrote before.
             key = marshal.dumps(layout, 2)
         except ValueError:
-            return resolve_layout(self.inputs, self.table, layout)
+            return resolve_layout(self.inputs, self.table, self.planner, layout)
         request = self._resolved.get(key)
         if request is None:
-            request = resolve_layout(self.inputs, self.table, layout)
+            request = resolve_layout(self.inputs, self.table, self.planner, layout)
             if len(self._resolved) >= _REMEMBERED:
                 self._resolved.clear()
             self._resolved[key] = request
@@ -112,6 +120,7 @@ class ModelSignature:
             "name": self.name,
             "inputs": [port.to_dict() for port in self.inputs],
             "outputs": [port.to_dict() for port in self.outputs],
+            **({} if self.strategy == Native() else {"shapes": self.strategy.to_dict()}),
         }
 
     @classmethod
@@ -127,6 +136,7 @@ class ModelSignature:
                         name,
                         tuple(InputPort.from_dict(_mapping(port)) for port in inputs),
                         tuple(OutputPort.from_dict(_mapping(port)) for port in outputs),
+                        parse_strategy(plain.get("shapes", {})),
                     )
         except SignatureError:
             raise
@@ -140,13 +150,17 @@ class ModelSignature:
         lines += [f"  input  {port}" for port in self.inputs]
         lines += [f"  output {port}" for port in self.outputs]
         for name, bounds, paddable in zip(self.dimensions, self.bounds, self.paddable, strict=True):
-            if name == BATCH and self.has_batch:
+            if (planned := self.strategy.words(name)) is not None:
+                use = planned
+            elif name == BATCH and self.has_batch:
                 use = "requests share calls along it"
             else:
                 use = "may be padded" if paddable else self._why_not_padded(name)
             lines.append(f"  {name}: {bounds}, {use}")
         if not self.has_batch:
             lines.append("  no batch axis: every request runs alone")
+        if self.strategy != Native():
+            lines.append(f"  shapes: {self.strategy}")
         return lines
 
     def _why_not_padded(self, dimension: str) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream_engine.batching import Assembly, merge_sizes
+from shapestream_engine.batching.assembly import Assembly
+from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import IndexColumn, Rows, With
 from shapestream_engine.shapes import NamedShape

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream_engine.batching import Assembly
+from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError
 from shapestream_engine.rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With

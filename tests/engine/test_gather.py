@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapestream_engine.batching import Assembly
+from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows, Whole

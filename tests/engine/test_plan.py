@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream_engine.batching import Call, merge_sizes, padding_ratio
+from shapestream_engine.batching.plan import Call, merge_sizes, padding_ratio
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.rules import Rows, Whole
 from shapestream_engine.shapes import NamedShape

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapestream_engine.batching import Assembly
+from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With

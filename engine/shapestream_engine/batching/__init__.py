@@ -1,6 +1,4 @@
-"""From requests to one inference call and back."""
+"""From requests to inference calls and back: which calls there are, what goes into them, and whose is what comes out.
 
-from shapestream_engine.batching.assembly import Assembly
-from shapestream_engine.batching.plan import Call, merge_sizes, padding_ratio
-
-__all__ = ["Assembly", "Call", "merge_sizes", "padding_ratio"]
+The strategies are part of a signature, and what gathers and splits is made from one, so nothing is imported here.
+"""

@@ -1,0 +1,208 @@
+"""What a strategy is: which call shapes a model is given, and how a batch of any shape is made of these.
+
+A strategy names dimensions and their allowed sizes; dimensions that it does not name may have any. It is part of a
+model's signature and travels with it. Bound to the model's dimensions it becomes a `Planner`, which knows nothing of
+tensors, engines or time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar, TypeAlias
+
+from shapestream_engine.dimension_table import BATCH, DimensionTable
+from shapestream_engine.errors import ShapeError, SignatureError
+
+__all__ = ["PlannedCall", "Planner", "Sizes", "SizesPlanner", "Strategy", "listed"]
+
+Sizes: TypeAlias = tuple[int, ...]
+
+_REMEMBERED = 4096
+"""Plans remembered per planner; when so many are known, all are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """One call: rows `start` to `stop` of the batch, run at `sizes`. What is missing to its rows is filled up."""
+
+    sizes: Sizes
+    start: int
+    stop: int
+
+
+class Planner(ABC):
+    """A strategy, bound to the dimensions of a model. All sizes are parallel to these. Used from any thread."""
+
+    @abstractmethod
+    def round_up(self, sizes: Sizes) -> Sizes:
+        """What a request of these sizes is padded to. Its rows stay, since requests add up along them.
+
+        Raises `ShapeError` for a size beyond the largest that is allowed.
+        """
+
+    @abstractmethod
+    def plan(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
+        """The calls for a batch of these sizes: every row in exactly one of them, in order."""
+
+    @abstractmethod
+    def prepared_sizes(self, sizes: Sizes) -> tuple[int | None, ...] | None:
+        """What a model has to be prepared for to run a call of `sizes`; None for a dimension of any size.
+
+        None as a whole: nothing is prepared, the model takes every shape as it comes.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy(ABC):
+    """Which call shapes a model is given: per dimension its allowed sizes, ascending.
+
+    Raises `SignatureError` for sizes that cannot be meant.
+    """
+
+    NAME: ClassVar[str]
+
+    sizes: Mapping[str, Sizes] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for dimension, sizes in self.sizes.items():
+            _check_sizes(self.about(dimension), sizes)
+        self._check_own()
+
+    @abstractmethod
+    def _check_own(self) -> None:
+        """Raises `SignatureError` for what this strategy in particular cannot do."""
+
+    @abstractmethod
+    def bind(self, table: DimensionTable) -> Planner | None:
+        """Its planner for a model with these dimensions; None if every shape is run as it comes.
+
+        Raises `SignatureError` where the model has no such dimension, admits no such size, or may not be padded.
+        """
+
+    @abstractmethod
+    def words(self, dimension: str) -> str | None:
+        """What is done along a dimension, for a human; None if nothing special is."""
+
+    def about(self, dimension: str) -> str:
+        """How an error about a dimension begins."""
+        return f"strategy {self.NAME}: {dimension!r}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mapping that `parse_strategy` turns into an equal strategy."""
+        return {"strategy": self.NAME, **{name: list(sizes) for name, sizes in self.sizes.items()}}
+
+    def __str__(self) -> str:
+        sizes = [f"{name} {listed(sizes)}" for name, sizes in self.sizes.items()]
+        return f"{self.NAME}, {', '.join(sizes)}"
+
+    def check_against(self, table: DimensionTable) -> None:
+        """Raises `SignatureError` unless a model with these dimensions can be run at these sizes."""
+        for dimension, sizes in self.sizes.items():
+            about = self.about(dimension)
+            if dimension not in table.names:
+                has = f"it has {', '.join(table.names)}" if table.names else "all of its dimensions are fixed"
+                raise SignatureError(f"{about} is no dynamic dimension of the model; {has}")
+            number = table.names.index(dimension)
+            if dimension != BATCH and not table.paddable[number]:
+                raise SignatureError(
+                    f"{about} may not be padded, which its sizes need; allow it by pad: {{{dimension}: VALUE}} "
+                    f"at each input that has it"
+                )
+            if dimension == BATCH and not table.has_batch:
+                raise SignatureError(
+                    f"{about} is not the batch axis of every input, so it cannot be filled up"
+                )
+            outside = [size for size in sizes if size not in table.bounds[number]]
+            if outside:
+                raise SignatureError(
+                    f"{about}: {listed(outside)} is not within {table.bounds[number]}, which the model takes"
+                )
+
+
+class SizesPlanner(Planner):
+    """Every dimension that has allowed sizes is padded to the next of them, and rows are covered by calls.
+
+    Independent dimensions each padded to the next size make the call with the fewest padded elements.
+    """
+
+    def __init__(
+        self, strategy: Strategy, table: DimensionTable, cover: Callable[[int], tuple[int, ...]] | None
+    ) -> None:
+        """`cover` gives the rows of each call for a number of rows; None: one call of just as many."""
+        self._names = table.names
+        self._has_batch = table.has_batch
+        self._allowed = tuple(strategy.sizes.get(name) for name in table.names)
+        self._cover = cover
+        self._plans: dict[Sizes, tuple[PlannedCall, ...]] = {}
+
+    def round_up(self, sizes: Sizes) -> Sizes:
+        """Each size but the rows becomes the next allowed one; raises `ShapeError` beyond the largest."""
+        rounded = list(sizes)
+        for number in range(1 if self._has_batch else 0, len(sizes)):
+            allowed = self._allowed[number]
+            if allowed is None:
+                continue
+            place = bisect_left(allowed, sizes[number])
+            if place == len(allowed):
+                raise ShapeError(
+                    f"dimension {self._names[number]!r} is {sizes[number]}, which is more than {allowed[-1]}, "
+                    f"the largest size that the model is run at"
+                )
+            rounded[number] = allowed[place]
+        return tuple(rounded)
+
+    def plan(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
+        """The calls, the largest first; what fills up is in the last one."""
+        calls = self._plans.get(sizes)
+        if calls is None:
+            if len(self._plans) >= _REMEMBERED:
+                self._plans.clear()
+            calls = self._plans[sizes] = self._planned(sizes)
+        return calls
+
+    def _planned(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
+        rounded = self.round_up(sizes)
+        if not self._has_batch:
+            return (PlannedCall(rounded, 0, 1),)
+        rows, others = rounded[0], rounded[1:]
+        calls = []
+        start = 0
+        for call_rows in (rows,) if self._cover is None else self._cover(rows):
+            stop = min(rows, start + call_rows)
+            calls.append(PlannedCall((call_rows, *others), start, stop))
+            start = stop
+        return tuple(calls)
+
+    def prepared_sizes(self, sizes: Sizes) -> tuple[int | None, ...]:
+        """The call's size where sizes are allowed one by one, None where any is."""
+        return tuple(
+            None if allowed is None else size for size, allowed in zip(sizes, self._allowed, strict=True)
+        )
+
+    @property
+    def allowed(self) -> tuple[Sizes | None, ...]:
+        """Per dimension its allowed sizes; None: any."""
+        return self._allowed
+
+
+def listed(sizes: Sizes | list[int], joint: str = "or") -> str:
+    """`1, 2 or 4`."""
+    *most, last = map(str, sizes)
+    return f"{', '.join(most)} {joint} {last}" if most else last
+
+
+def _check_sizes(about: str, sizes: Sizes) -> None:
+    if not sizes:
+        raise SignatureError(f"{about} needs at least one size")
+    for size in sizes:
+        if type(size) is not int or not 1 <= size < 1 << 31:
+            raise SignatureError(f"{about}: {size!r} is no size; write an integer from 1")
+    for before, after in pairwise(sizes):
+        if before == after:
+            raise SignatureError(f"{about}: {before} is listed twice")
+        if before > after:
+            raise SignatureError(f"{about}: sizes ascend; {after} comes after {before}")
