@@ -18,6 +18,7 @@ from tests.engine.detectors import PORTS, multiclass, padded, pictures, ssd
 
 import shapestream
 from shapestream import blocking
+from shapestream_engine.backends.openvino.runtime import core
 
 pytestmark = pytest.mark.e2e
 
@@ -65,7 +66,7 @@ def served(module_workplace: Any) -> Iterator[Detectors]:
         ports[case] = {port: f"p{uuid.uuid4().hex}" for port in PORTS}
         path = module_workplace.folder / f"{names[case]}.xml"
         ov.save_model(build(ports[case]), path, compress_to_fp16=False)
-        direct[case] = ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        direct[case] = core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         entry = f"    inputs: {INPUT}\n    outputs:{outputs}\n"
         for port, name in ports[case].items():
             entry = entry.replace(f"{{{port}}}", name)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import openvino as ov
 import pytest
 from examples.detector import kernels, model, reference
+
+from shapestream_engine.backends.openvino.runtime import core
 
 Detect = Callable[[npt.NDArray[np.uint8]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
@@ -17,7 +18,7 @@ Detect = Callable[[npt.NDArray[np.uint8]], tuple[npt.NDArray[Any], npt.NDArray[A
 @pytest.fixture(scope="module")
 def detect() -> Detect:
     """The model, run directly."""
-    compiled = ov.Core().compile_model(model.build(), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = core().compile_model(model.build(), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
     def run(image: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         result = compiled([image])

@@ -11,6 +11,8 @@ from examples.embeddings.similarity import cosine
 from examples.embeddings.tokens import SentenceTokenizer
 from examples.embeddings.weights import BertWeights, load_weights, model_folder
 
+from shapestream_engine.backends.openvino.runtime import core
+
 
 @pytest.fixture(scope="module")
 def weights() -> BertWeights:
@@ -21,7 +23,7 @@ def weights() -> BertWeights:
 @pytest.fixture(scope="module")
 def compiled(weights: BertWeights) -> ov.CompiledModel:
     """The graph, run directly."""
-    return ov.Core().compile_model(model.build(weights), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return core().compile_model(model.build(weights), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 @pytest.fixture(scope="module")

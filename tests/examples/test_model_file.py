@@ -9,6 +9,8 @@ import openvino as ov
 from examples import model_file
 from examples.detector import model
 
+from shapestream_engine.backends.openvino.runtime import core
+
 
 def test_written_when_missing_or_older(tmp_path: Path) -> None:
     """A current file is left alone; one that is older than its source is written again; nothing else is left over."""
@@ -26,4 +28,4 @@ def test_written_when_missing_or_older(tmp_path: Path) -> None:
     os.utime(path, (0, 0))
     model_file.ensure(path, model, build)
     assert 2 == len(built)
-    assert ["image"] == [port.any_name for port in ov.Core().read_model(path).inputs]
+    assert ["image"] == [port.any_name for port in core().read_model(path).inputs]

@@ -12,6 +12,7 @@ from shapestream_engine.backends.openvino.engine_words import engine_words
 from shapestream_engine.backends.openvino.ports import signature_of
 from shapestream_engine.backends.openvino.reading import read_model
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
+from shapestream_engine.backends.openvino.runtime import core
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec
 from shapestream_engine.signature import ModelSignature
@@ -21,10 +22,9 @@ __all__ = ["OpenVinoModel", "compile_spec"]
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OpenVinoModel:
     """Read the model, give its inputs the shapes of the spec, work out its signature, and compile it."""
-    core = ov.Core()
-    properties = _properties(core, spec, slots, threads)
+    properties = _properties(core(), spec, slots, threads)
     if spec.path is not None:
-        model = read_model(core, spec.path)
+        model = read_model(core(), spec.path)
     elif isinstance(spec.model, ov.Model):
         model = spec.model.clone()  # it is reshaped below, and the caller's stays as it is
     else:
@@ -34,7 +34,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OpenVin
         )
     signature = signature_of(model, spec)
     try:
-        compiled = core.compile_model(model, spec.device, properties)
+        compiled = core().compile_model(model, spec.device, properties)
     except RuntimeError as error:
         raise ModelLoadError(
             f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
@@ -61,14 +61,14 @@ class OpenVinoModel(CompiledModel):
         self._compiled = None
 
 
-def _properties(core: ov.Core, spec: ModelSpec, slots: int, threads: int | None) -> dict[str, Any]:
+def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | None) -> dict[str, Any]:
     """Our defaults where the device has such a property, then the user's own, which must exist."""
     device = spec.device.partition(":")[0].partition(".")[0]
     try:
-        supported = set(core.get_property(device, "SUPPORTED_PROPERTIES"))
+        supported = set(runtime.get_property(device, "SUPPORTED_PROPERTIES"))
     except RuntimeError as error:
         raise ModelLoadError(
-            f"model {spec.name!r}: no device {spec.device!r} here; there are {', '.join(core.available_devices)} "
+            f"model {spec.name!r}: no device {spec.device!r} here; there are {', '.join(runtime.available_devices)} "
             f"({engine_words(error)})"
         ) from error
     # Requests run side by side on streams of their own, and the operating system places the threads: several worker

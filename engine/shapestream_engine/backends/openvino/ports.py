@@ -44,7 +44,7 @@ def signature_of(model: ov.Model, spec: ModelSpec) -> ModelSignature:
         )
     except EngineError as error:
         raise SignatureError(f"model {spec.name!r}: {error}") from error
-    return ModelSignature(spec.name, inputs, outputs)
+    return ModelSignature(spec.name, inputs, outputs, spec.strategy)
 
 
 def _inputs(
