@@ -81,6 +81,16 @@ class SlotJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotClosing:
+    """A slot is about to leave: it finishes what it runs and gets nothing new. `SlotLeft` follows.
+
+    Unknown slots are ignored, and so is saying it again.
+    """
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLeft:
     """A slot is gone, for good; what it ran is run again elsewhere.
 
@@ -101,7 +111,10 @@ class BatchFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """A batch did not run. With code `model_error` halves are tried until the culprit is alone."""
+    """A batch did not run. With code `model_error` halves are tried until the culprit is alone.
+
+    `unavailable` blames the slot, which is put aside for a while.
+    """
 
     batch: int
     code: str
@@ -124,6 +137,7 @@ Event: TypeAlias = (
     | RequestCancelled
     | ClientLeft
     | SlotJoined
+    | SlotClosing
     | SlotLeft
     | BatchFinished
     | BatchFailed

@@ -31,9 +31,11 @@ def check(
         own = [request for request in requests if request.queue is queue]
         _check_queue(queue, own)
         assert name in waiting or not queue.waiting, f"{name} waits, but is not looked at"
-        free = {slot.id for slot in slots.slots.values() if name in slot.models and slot.batch is None}
+        serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
+        free = {slot.id for slot in serving if slot.batch is None and slot.aside_until is None}
         assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"
-        assert queue.slot_count == sum(name in slot.models for slot in slots.slots.values())
+        assert queue.slot_count == len(serving)
+    _check_slots(slots, now)
     assert next_up(queues.values(), now) is None, "a free slot idles while a request may start"
 
 
@@ -53,8 +55,19 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> No
     assert all(request.deadline is None or request.deadline > now for request in requests), "late, but here"
 
 
+def _check_slots(slots: SlotTable, now: float) -> None:
+    every = slots.slots.values()
+    assert slots.free_count == sum(slot.free for slot in every)
+    assert slots.aside == {slot.id: slot for slot in every if slot.aside_until is not None}
+    for slot in slots.aside.values():
+        assert slot.batch is None, "a slot that is put aside runs something"
+        assert slot.refusals, "a slot is put aside without a reason"
+        assert slot.aside_until is not None
+        assert slot.aside_until > now, "a slot was not taken back"
+    assert all(not slot.queues for slot in every if slot.closing), "a closing slot is offered work"
+
+
 def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mapping[int, Batch]) -> None:
-    assert slots.free_count == sum(slot.batch is None for slot in slots.slots.values())
     running = {slot.batch.id for slot in slots.slots.values() if slot.batch is not None}
     assert running == set(batches), "a batch without a slot, or a slot with a batch that is over"
     for batch in batches.values():

@@ -124,7 +124,7 @@ class Batch:
 class Slot:
     """A place where one batch at a time runs."""
 
-    __slots__ = ("batch", "id", "models", "queues")
+    __slots__ = ("aside_until", "batch", "closing", "id", "models", "queues", "refusals")
 
     def __init__(self, id: int, models: frozenset[str]) -> None:  # noqa: A002 - the name that events use
         self.id = id
@@ -132,6 +132,18 @@ class Slot:
         self.queues: list[ModelQueue] = []
         """The queues of those of its models that have been added so far."""
         self.batch: Batch | None = None
+        self.closing = False
+        """It leaves when its batch is over; `queues` is empty by then."""
+        self.aside_until: float | None = None
+        """It gets nothing until then, since it could not run what it got."""
+        self.refusals = 0
+        """Batches in a row that it answered with `unavailable`."""
 
     def __repr__(self) -> str:
-        return f"<slot {self.id}: {self.batch or 'free'}>"
+        idle = "closing" if self.closing else "free" if self.aside_until is None else "aside"
+        return f"<slot {self.id}: {self.batch or idle}>"
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be given a batch."""
+        return self.batch is None and not self.closing and self.aside_until is None

@@ -23,6 +23,7 @@ from shapestream.scheduling.events import (
     ModelProfile,
     RequestCancelled,
     RequestsArrived,
+    SlotClosing,
     SlotJoined,
     SlotLeft,
     TimePassed,
@@ -33,7 +34,7 @@ from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut, cut, fair_share, next_up, together
 from shapestream.scheduling.records import RERUN, RUNNING, Batch, Request, Slot
 from shapestream.scheduling.recovery import Recovery
-from shapestream.scheduling.slots import SlotTable
+from shapestream.scheduling.slots import SlotTable, aside_s
 from shapestream.scheduling.statistics import Statistics, take_stock
 from shapestream.scheduling.story import Story
 
@@ -75,6 +76,8 @@ class Scheduler:
         ledger = self._ledger
         while (late := ledger.expired(now)) is not None:
             actions.append(ledger.fail(late, "deadline_exceeded", _too_late(late), now))
+        if self._slots.aside:
+            self._slots.take_back(now)
         match event:
             case RequestsArrived():
                 self._admit(event.requests, now, actions)
@@ -91,6 +94,8 @@ class Scheduler:
                 self._batch_failed(event, now, actions)
             case SlotJoined():
                 self._slots.join(event.slot, event.models, self._queues)
+            case SlotClosing():
+                self._slots.close(event.slot)
             case SlotLeft():
                 self._slot_left(event, now, actions)
             case ModelAdded():
@@ -108,6 +113,8 @@ class Scheduler:
         """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
         first = self._ledger.deadlines.first()
         wakeup = None if first is None else first[0]
+        if self._waiting and (back := self._slots.next_return()) is not None:
+            wakeup = back if wakeup is None else min(wakeup, back)
         if self._slots.free_count:
             for queue in self._waiting.values():
                 if queue.delay_s and queue.free and (due := queue.due.first()) is not None:
@@ -169,6 +176,7 @@ class Scheduler:
         batch = self._end_batch(event.batch)
         if batch is None:
             return
+        batch.slot.refusals = 0
         ledger = self._ledger
         if event.expired:
             for request in batch.members:
@@ -182,8 +190,22 @@ class Scheduler:
 
     def _batch_failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
         batch = self._end_batch(event.batch)
-        if batch is not None:
-            self._recovery.failed(batch, event, now, actions)
+        if batch is None:
+            return
+        if event.code == "unavailable":
+            self._rest(batch, now)
+        elif event.code != "cancelled":
+            batch.slot.refusals = 0
+        self._recovery.failed(batch, event, now, actions)
+
+    def _rest(self, batch: Batch, now: float) -> None:
+        """Puts a slot aside that could not run its batch, longer each time in a row."""
+        slot = batch.slot
+        slot.refusals += 1
+        if slot.free:
+            pause_s = aside_s(slot.refusals, self._costs.call_s(batch.queue.profile.name))
+            self._slots.put_aside(slot, now + pause_s)
+            self._ledger.story.note(now, batch.ids, "slot {} is put aside for {} s", slot.id, pause_s)
 
     def _slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
         batch = self._slots.leave(event.slot)

@@ -43,6 +43,10 @@ class Statistics:
     """Running batches."""
     slots: int
     free_slots: int
+    closing_slots: int
+    """Slots that finish what they run and then leave."""
+    slots_aside: int
+    """Slots that rest, since they could not run what they got."""
     draining: bool
     admitted: int
     delivered: int
@@ -111,6 +115,8 @@ def take_stock(
         batches=batches,
         slots=len(slots.slots),
         free_slots=slots.free_count,
+        closing_slots=sum(slot.closing for slot in slots.slots.values()),
+        slots_aside=len(slots.aside),
         draining=admission.draining,
         admitted=counters.admitted,
         delivered=counters.delivered,

@@ -34,6 +34,8 @@ from shapestream.scheduling.events import (
 MAX_QUEUED_REQUESTS = 14
 MAX_QUEUED_BYTES = 200
 MAX_ATTEMPTS = 2
+# A slot rests for at least 0.1 s, and for two mean calls, of which none here takes longer than a second.
+MIN_ASIDE_S, LONGEST_FIRST_PAUSE_S, MAX_ASIDE_S = 0.1, 2.0, 30.0
 
 
 def _profile(
@@ -118,6 +120,9 @@ class Referee(RuleBasedStateMachine):
         self.ended: dict[int, str] = {}
         self.refused: set[int] = set()
         self.slots: dict[int, frozenset[str]] = {}
+        self.closing: set[int] = set()
+        self.refusals: dict[int, tuple[int, float]] = {}
+        """Slots that answered their last batches `unavailable`: how many in a row, and when the last time."""
         self.slot_ids = count()
         self.batches: dict[int, Running] = {}
         self.models: set[str] = set()
@@ -139,14 +144,26 @@ class Referee(RuleBasedStateMachine):
     def _queued(self) -> list[Known]:
         return [k for i, k in self.known.items() if i not in self.ended and k.batch is None]
 
-    def _free_slots(self) -> set[int]:
-        return set(self.slots) - {running.start.slot for running in self._running()}
+    def _idle_slots(self) -> set[int]:
+        return set(self.slots) - {running.start.slot for running in self._running()} - self.closing
+
+    def _free_slots(self, *, for_certain: bool) -> set[int]:
+        """Idle and not put aside, `for_certain` or perhaps: how long a rest is depends on measured times."""
+        last = self.log[-1][1] if self.log else 0.0
+        pause_s = LONGEST_FIRST_PAUSE_S if for_certain else MIN_ASIDE_S
+        return {
+            slot
+            for slot in self._idle_slots()
+            if slot not in self.refusals
+            or self.refusals[slot][1] + min(MAX_ASIDE_S, pause_s * 2 ** (self.refusals[slot][0] - 1)) <= last
+        }
 
     # ------------------------------------------------------------ what the scheduler promises
 
     def _play(self, event: Event) -> list[Action]:
         actions = self.scheduler.handle(event, self.now)
         self.log.append((event, self.now, list(actions)))
+        self._note_refusals(event)
         for action in actions:
             match action:
                 case StartBatch():
@@ -171,6 +188,17 @@ class Referee(RuleBasedStateMachine):
                     assert not running.wanted, "a batch was cancelled that somebody waits for"
                     running.cancelled = True
         return actions
+
+    def _note_refusals(self, event: Event) -> None:
+        """Before the starts that the event caused: of those a slot that just refused must have none."""
+        match event:
+            case BatchFailed(code="unavailable"):
+                slot = self.batches[event.batch].start.slot
+                self.refusals[slot] = (self.refusals.get(slot, (0, 0.0))[0] + 1, self.now)
+            case BatchFinished() | BatchFailed(code="model_error" | "internal"):
+                self.refusals.pop(self.batches[event.batch].start.slot, None)
+            case _:
+                pass
 
     def _end(self, id_: int, how: str) -> None:
         assert id_ in self.known
@@ -203,7 +231,8 @@ class Referee(RuleBasedStateMachine):
         profile = PROFILES[start.model]
         members = [self.known[id_] for id_ in start.requests]
         assert start.batch not in self.batches
-        assert start.slot in self._free_slots(), "a slot runs one batch at a time"
+        assert start.slot in self._idle_slots(), "a slot runs one batch at a time, and none once it closes"
+        assert start.slot in self._free_slots(for_certain=False), "a slot that must rest was given a batch"
         assert start.model in self.slots[start.slot]
         assert members
         assert len(members) == len(set(start.requests))
@@ -262,12 +291,13 @@ class Referee(RuleBasedStateMachine):
         assert statistics.queued == len(self._queued())
         assert statistics.queued_bytes == sum(known.arrival.nbytes for known in self._queued())
         assert statistics.running == sum(len(running.wanted) for running in self._running())
-        assert (statistics.slots, statistics.free_slots) == (len(self.slots), len(self._free_slots()))
+        assert (statistics.slots, statistics.closing_slots) == (len(self.slots), len(self.closing))
+        assert statistics.free_slots + statistics.slots_aside == len(self._idle_slots())
 
     @invariant()
     def no_free_slot_idles(self) -> None:
         """A free slot never idles while a request that it could run waits, unless for its delay."""
-        served = {model for slot in self._free_slots() for model in self.slots[slot]}
+        served = {model for slot in self._free_slots(for_certain=True) for model in self.slots[slot]}
         last = self.log[-1][1] if self.log else 0.0
         for known in self._queued():
             if known.arrival.model in served:

@@ -30,6 +30,7 @@ from shapestream.scheduling.events import (
     ModelProfile,
     RequestCancelled,
     RequestsArrived,
+    SlotClosing,
     SlotJoined,
     SlotLeft,
     TimePassed,
@@ -152,10 +153,31 @@ class SchedulerMachine(Referee):
         """A slot dies, with its batch if it had one."""
         slot = data.draw(st.sampled_from(sorted(self.slots)))
         del self.slots[slot]
+        self.closing.discard(slot)
         for running in self._running():
             if running.start.slot == slot:
                 self._lose(running)
         self._play(SlotLeft(slot=slot))
+
+    @precondition(lambda self: len(self.slots) > 1)
+    @rule(data=st.data())
+    def slot_closes(self, data) -> None:
+        """A slot, idle or busy, is about to leave."""
+        slot = data.draw(st.sampled_from(sorted(self.slots)))
+        self.closing.add(slot)
+        self._play(SlotClosing(slot=slot))
+
+    @precondition(lambda self: self.closing & self._unused())
+    @rule(data=st.data())
+    def closed_slot_leaves(self, data) -> None:
+        """It has finished what it ran; nobody notices."""
+        slot = data.draw(st.sampled_from(sorted(self.closing & self._unused())))
+        del self.slots[slot]
+        self.closing.discard(slot)
+        self._play(SlotLeft(slot=slot))
+
+    def _unused(self) -> set[int]:
+        return set(self.slots) - {running.start.slot for running in self._running()}
 
     def _lose(self, running: Running) -> None:
         """What the loss of a batch means for its members, before the scheduler has said anything."""

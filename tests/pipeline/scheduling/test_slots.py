@@ -1,0 +1,155 @@
+"""Slots that close before they leave, and slots that are put aside because they cannot run what they get."""
+
+from __future__ import annotations
+
+import pytest
+
+from shapestream.scheduling.events import BatchFinished, ModelAdded, ModelProfile, SlotClosing, SlotLeft
+from shapestream.scheduling.slots import aside_s
+
+
+def places(stage) -> list[int]:
+    """The slots that the last event gave work to."""
+    return [start.slot for start in stage.started if start in stage.last]
+
+
+def test_a_closing_slot_finishes_its_batch_and_gets_no_other(stage):
+    """What it runs is delivered; what waits stays for others until it has left, and nothing runs twice."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4))
+    stage.arrive((1, 4))
+    stage.play(SlotClosing(slot=0))
+    stage.finish(stage.started[0])
+    assert ({1: "delivered"}, []) == (stage.ends, stage.starts())
+    stage.play(SlotLeft(slot=0))
+    stage.slots(1)
+    assert [(2,)] == stage.starts()
+    stage.finish(stage.started[1])
+    assert {1: "delivered", 2: "delivered"} == stage.ends
+
+
+def test_a_free_slot_that_closes_is_offered_nothing(stage):
+    """Work goes to the other slot, and waits when that is busy; closing twice or nowhere changes nothing."""
+    stage.model()
+    stage.slots(0, 1)
+    for slot in (0, 0, 7):
+        stage.play(SlotClosing(slot=slot))
+    stage.arrive((1, 4))
+    assert [1] == places(stage)
+    stage.arrive((1, 4))
+    assert [] == stage.starts()
+    statistics = stage.scheduler.statistics()
+    assert (2, 0, 1) == (statistics.slots, statistics.free_slots, statistics.closing_slots)
+    assert (1, 0) == (statistics.models[0].slots, statistics.models[0].free_slots)
+
+
+def test_a_closing_slot_that_dies_loses_its_batch_like_any_other(stage):
+    """Its members run again elsewhere."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4))
+    stage.play(SlotClosing(slot=0))
+    stage.slots(1)
+    stage.play(SlotLeft(slot=0))
+    assert [(1,)] == stage.starts()
+    assert [] == stage.play(BatchFinished(batch=stage.started[0].batch, run_s=0.1))
+
+
+def test_a_model_that_is_added_later_does_not_reach_a_closing_slot(stage):
+    """Not even one that had announced it."""
+    stage.model()
+    stage.slots(0, models=("text", "late"))
+    stage.play(SlotClosing(slot=0))
+    profile = ModelProfile(name="late", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
+    stage.play(ModelAdded(model=profile))
+    stage.arrive((4,), model="late")
+    assert [] == stage.starts()
+
+
+def test_a_batch_that_fails_on_a_closing_slot_runs_again_elsewhere(stage):
+    """Also its halves are nothing for a slot that leaves."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4), (1, 4))
+    stage.play(SlotClosing(slot=0))
+    stage.fail(stage.started[0])
+    assert [] == stage.starts()
+    stage.slots(1)
+    assert [(1,)] == stage.starts()
+
+
+def test_a_slot_that_cannot_run_anything_costs_a_request_one_attempt(stage):
+    """While the sound slot is busy, the broken one does not eat up the attempts of what waits."""
+    stage.model()
+    stage.slots(0, 1)
+    stage.arrive((1, 4))
+    stage.finish(stage.started[0], run_s=1.0, at=1.0)
+    stage.arrive((1, 4), (1, 4), (1, 4), at=1.0)
+    broken, sound = stage.started[1:]
+    stage.fail(broken, "unavailable")
+    assert [] == stage.starts()
+    stage.wait(2.9)
+    assert [] == stage.starts()
+    stage.finish(sound, run_s=1.0, at=2.9)
+    assert [sound.slot] == places(stage)
+    assert {} == {id_: how for id_, how in stage.ends.items() if how != "delivered"}
+
+
+def test_a_slot_comes_back_from_its_rest(stage):
+    """At the time that `next_wakeup` names, though nothing else happens; after a success the pauses start anew."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4), (1, 4), (1, 4))
+    rests = []
+    for _ in range(4):
+        began = stage.now
+        stage.fail(stage.started[-1], "unavailable")
+        assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_aside)
+        stage.wait(stage.scheduler.next_wakeup())
+        assert 1 == len(stage.starts())
+        rests.append(stage.now - began)
+    assert pytest.approx([0.1, 0.2, 0.4, 0.8]) == rests
+    stage.finish(stage.started[-1], run_s=0.0)
+    stage.fail(stage.started[-1], "unavailable")
+    assert pytest.approx(0.1) == stage.scheduler.next_wakeup() - stage.now
+
+
+def test_a_slot_that_is_put_aside_may_leave_or_close(stage):
+    """It comes back to nobody."""
+    stage.model()
+    stage.slots(0, 1)
+    stage.arrive((1, 4))
+    stage.fail(stage.started[0], "unavailable")
+    stage.arrive((1, 4))
+    stage.fail(stage.started[1], "unavailable")
+    stage.play(SlotClosing(slot=0))
+    stage.play(SlotLeft(slot=1))
+    stage.wait(60.0)
+    assert [] == stage.starts()
+    assert (1, 0) == (stage.scheduler.statistics().slots, stage.scheduler.statistics().slots_aside)
+
+
+def test_a_bad_request_does_not_put_its_slot_aside(stage):
+    """`model_error` blames the data: the halves run at once."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4), (1, 4))
+    stage.fail(stage.started[0])
+    assert [(1,)] == stage.starts()
+
+
+def test_pauses_double_up_to_their_limit():
+    """At least 0.1 s, at least two calls of the model, at most half a minute, whatever the count."""
+    assert [0.1, 0.2, 0.4] == [aside_s(refusals, None) for refusals in (1, 2, 3)]
+    assert [6.0, 12.0, 24.0, 30.0] == [aside_s(refusals, 3.0) for refusals in (1, 2, 3, 4)]
+    assert 30.0 == aside_s(10**9, 0.001)
+
+
+def test_the_story_of_a_request_tells_of_the_rest(stage):
+    """Whoever asks why a request waited is told."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4))
+    stage.fail(stage.started[0], "unavailable")
+    assert "slot 0 is put aside for 0.1 s" in [what for _, what in stage.scheduler.story(1)]
