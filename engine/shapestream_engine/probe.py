@@ -1,0 +1,117 @@
+"""Proof of safety: whether a model gives each request, batched and padded, the results that it gives it alone.
+
+Padding can scramble results, batching can mix them, and either can crash a model. So before a model is served, it is
+tried: on realistic inputs, beside hostile neighbours, in a process of its own. See docs/safety.md.
+
+    report = prove(ModelSpec(name="minilm", path=Path("minilm.xml"), inputs=...), ProbeOptions())
+    for finding in report.of("refuted"): ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import monotonic
+
+from shapestream_engine.errors import ModelLoadError, SignatureError
+from shapestream_engine.model import CompiledModel, ModelSpec
+from shapestream_engine.probing.cache import ProofCache
+from shapestream_engine.probing.child import Task
+from shapestream_engine.probing.child_process import Heard, blamed, run_child
+from shapestream_engine.probing.examination import ProbeOptions, treatments
+from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
+
+__all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "prove"]
+
+_MOST_CHILDREN = 8
+"""Processes that one proof may use up."""
+
+
+def prove(
+    spec: ModelSpec,
+    model: CompiledModel,
+    options: ProbeOptions,
+    *,
+    threads: int | None = None,
+    cache: ProofCache | None = None,
+) -> ProbeReport:
+    """Tries the model of `spec` in child processes, or remembers what came of it the last time.
+
+    `model` is the same model compiled here, and only asked for its signature. A model in memory cannot be handed to
+    another process: it needs a file, or a function that can be imported. Raises `SignatureError` for samples that do
+    not fit.
+    """
+    if spec.model is not None:
+        raise SignatureError(
+            f"model {spec.name!r} is in memory: only a file or a function can be tried elsewhere"
+        )
+    wanted = treatments(model.signature, options)
+    if not wanted:
+        return ProbeReport(model=spec.name, findings=())
+    if cache is None:
+        return _prove(spec, wanted, options, threads)
+    with cache.entry(spec, options, model.signature) as entry:
+        known = entry.read()
+        if known is None:
+            known = _prove(spec, wanted, options, threads)
+            if known.conclusive:
+                entry.write(known)
+        return known
+
+
+def _prove(
+    spec: ModelSpec, wanted: list[Treatment], options: ProbeOptions, threads: int | None
+) -> ProbeReport:
+    started = monotonic()
+    findings: list[Finding] = []
+    notes: list[str] = []
+    skip: frozenset[str] = frozenset()
+    heard = Heard()
+    for _ in range(_MOST_CHILDREN):
+        left = [treatment for treatment in wanted if str(treatment) not in skip]
+        if not left:
+            break
+        heard = run_child(Task(spec=spec, options=options, threads=threads, skip=skip), options.hang_s)
+        if heard.error is not None:
+            raise ModelLoadError(heard.error)
+        findings += heard.findings
+        skip |= {str(finding.treatment) for finding in heard.findings}
+        if heard.end is None:
+            break
+        verdict = blamed(heard, left)
+        if verdict is not None:
+            findings.append(verdict)
+        else:
+            notes.append(f"{heard.phase}: {heard.end} ({heard.case})")
+        if heard.phase == "compile":
+            break
+        skip |= {heard.phase}
+    said = {finding.treatment for finding in findings}
+    why = f"the model could not be tried: {notes[-1]}" if notes else "the model could not be tried"
+    findings += [
+        Finding(treatment=treatment, output=None, verdict="unproved", why=why)
+        for treatment in wanted
+        if treatment not in said
+    ]
+    return _report(
+        spec.name, findings, notes, heard, monotonic() - started, conclusive=heard.end is None and not notes
+    )
+
+
+def _report(
+    name: str, findings: list[Finding], notes: list[str], heard: Heard, seconds: float, *, conclusive: bool
+) -> ProbeReport:
+    outcome = heard.outcome or {}
+    in_order = sorted(
+        findings, key=lambda finding: (finding.treatment.kind, len(finding.treatment.dimensions))
+    )
+    report = ProbeReport(
+        model=name,
+        findings=tuple(in_order),
+        inputs=outcome.get("inputs", {}),
+        sizes=tuple(outcome.get("sizes", ())),
+        follows=outcome.get("follows", {}),
+        notes=(*notes, *outcome.get("notes", ())),
+        seconds=round(seconds, 3),
+    )
+    crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
+    return replace(report, conclusive=conclusive and not crashed)

@@ -1,0 +1,177 @@
+"""Where a proof starts: inputs and sizes on which the model, alone, gives results that would show a difference.
+
+Inputs that nobody described are tried by element type, sizes by the usual ladders; the first combination under which
+every output tells something is taken, else the one under which most do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shapestream_engine.probing.bench import Bench, spell_sizes
+from shapestream_engine.probing.pool import Pool
+from shapestream_engine.probing.tolerances import OutputTolerance, coarser
+from shapestream_engine.probing.values import Array, Values, default_values
+from shapestream_engine.rules import Shared
+from shapestream_engine.shapes import Dimension
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["Baseline", "Start", "find_baseline", "starts"]
+
+_LADDERS = (
+    (3, 5, 8, 17, 33),
+    (24, 40, 64, 96, 128),
+    (32, 64, 96, 128, 160),
+    (224, 256, 320, 288, 192),
+    (1, 2, 4, 6, 7),
+)
+_SETS = 3
+"""Sets of sizes per ladder that the baseline is tried on."""
+_SAMPLES = 3
+"""Requests per set of sizes."""
+_MOST_STARTS = 14
+_MOST_ELEMENTS = 1 << 22
+"""Of all inputs of one request together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One combination to try: which of the default values, and what sizes."""
+
+    values: Mapping[str, Values]
+    sizes: tuple[tuple[int, ...], ...]
+    """One request's sizes each, with the fewest rows that the model takes."""
+    ladder: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Baseline:
+    """What every case is compared with."""
+
+    pool: Pool
+    sizes: list[tuple[int, ...]]
+    """Sets of sizes that the model took."""
+    ladder: tuple[int, ...]
+    blank: dict[int, str]
+    """Outputs that tell nothing here, and why."""
+    tolerances: list[OutputTolerance]
+
+
+def find_baseline(
+    bench: Bench, given: Mapping[str, Values], *, seed: int, computed_in: str | None, skip: frozenset[str]
+) -> tuple[Baseline | None, str]:
+    """The best start, or None with the model's complaint. `skip`: phases that have ended a process before."""
+    best: Baseline | None = None
+    complaint = ""
+    for turn, start in enumerate(starts(bench.model.signature, given)):
+        bench.phase = f"alone/{turn}"
+        if bench.phase in skip:
+            continue
+        pool = Pool(bench, start.values, seed=seed)
+        taken = [
+            sizes
+            for sizes in start.sizes
+            if all(pool.typical(sizes, number) is not None for number in range(_SAMPLES))
+        ]
+        complaint = pool.complaint or complaint
+        if not taken:
+            continue
+        found = _baseline(bench, pool, taken, start.ladder, computed_in)
+        if best is None or len(found.blank) < len(best.blank):
+            best = found
+        if not found.blank:
+            break
+    return best, complaint
+
+
+def starts(signature: ModelSignature, given: Mapping[str, Values]) -> Iterator[Start]:
+    """Every combination worth trying, likely ones first."""
+    defaults = {port.name: default_values(port.element_type) for port in signature.inputs}
+    variants = max((len(values) for name, values in defaults.items() if name not in given), default=1)
+    seen: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+    for variant in range(variants):
+        values = {
+            name: given.get(name, known[min(variant, len(known) - 1)]) for name, known in defaults.items()
+        }
+        for ladder in _LADDERS:
+            for tied in (False, True):
+                sizes = tuple(dict.fromkeys(_size_sets(signature, ladder, tied=tied)))
+                if sizes and (variant, sizes) not in seen and len(seen) < _MOST_STARTS:
+                    seen.append((variant, sizes))
+                    yield Start(values, sizes, ladder)
+
+
+def rungs(bounds: Dimension, ladder: Sequence[int]) -> list[int]:
+    """The ladder's sizes within the bounds; the smallest ones that there are where it has fewer than two."""
+    within = [size for size in ladder if size in bounds]
+    if len(within) >= 2:
+        return within
+    first = max(1, bounds.minimum)
+    return list(dict.fromkeys(within + [size for size in (first, first + 1, first + 4) if size in bounds]))
+
+
+def is_affordable(signature: ModelSignature, sizes: tuple[int, ...]) -> bool:
+    """Whether one request of these sizes is small enough to be tried many times."""
+    return sum(int(np.prod(shape)) for shape in signature.input_shapes(sizes)) <= _MOST_ELEMENTS
+
+
+def _size_sets(signature: ModelSignature, ladder: Sequence[int], *, tied: bool) -> Iterator[tuple[int, ...]]:
+    free = [
+        (number, rungs(bounds, ladder))
+        for number, bounds in enumerate(signature.bounds)
+        if not (signature.has_batch and number == 0)
+    ]
+    if any(not known for _, known in free):
+        return
+    for turn in range(_SETS):
+        sizes = [max(1, bounds.minimum) for bounds in signature.bounds]
+        for place, (number, known) in enumerate(free):
+            sizes[number] = known[(turn if tied else turn + place) % len(known)]
+        if is_affordable(signature, tuple(sizes)):
+            yield tuple(sizes)
+
+
+def _baseline(
+    bench: Bench, pool: Pool, taken: list[tuple[int, ...]], ladder: tuple[int, ...], computed_in: str | None
+) -> Baseline:
+    blank: dict[int, str] = {}
+    tolerances = []
+    for number, port in enumerate(bench.model.signature.outputs):
+        results = pool.all_results(number)
+        tolerances.append(
+            OutputTolerance.of(coarser(port.element_type, computed_in), [result for _, result in results])
+        )
+        if why := _blank(results, may_be_constant=isinstance(port.rule, Shared)):
+            blank[number] = why
+    return Baseline(pool, taken, ladder, blank, tolerances)
+
+
+def tells(result: Array) -> bool:
+    """Whether a result has anything that a neighbour or padding could change visibly."""
+    return bool(result.size) and (
+        result.dtype.kind in "iub" or bool(np.isfinite(result.astype(np.float64)).all())
+    )
+
+
+def _blank(results: Sequence[tuple[tuple[int, ...], Array]], *, may_be_constant: bool) -> str:
+    """Why these results of different inputs tell nothing; empty if they do."""
+    if not any(result.size for _, result in results):
+        return f"it was empty in all of {len(results)} results"
+    telling = [(sizes, result) for sizes, result in results if tells(result)]
+    if not telling:
+        return f"it was not finite in any of {len(results)} results"
+    if may_be_constant:
+        return ""
+    first: dict[tuple[int, ...], Array] = {}
+    for sizes, result in telling:
+        if not np.array_equal(first.setdefault(sizes, result), result):
+            return ""
+    return f"it stayed constant over {len(telling)} results of different inputs"
+
+
+def spelled(signature: ModelSignature, sizes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """The sets of sizes in words."""
+    return tuple(spell_sizes(signature.dimensions, each) for each in sizes)

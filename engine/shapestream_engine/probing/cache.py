@@ -1,0 +1,171 @@
+"""Verdicts on disk, so that a restart need not prove again what has not changed.
+
+A file per model, settings and versions, in the folder that `SHAPESTREAM_PROBE_CACHE` names, else in
+`$XDG_CACHE_HOME/shapestream/probe` (`~/.cache/shapestream/probe`); `SHAPESTREAM_PROBE_CACHE=off` switches it off.
+Processes that want the same proof at the same time wait for the first, which holds a lock on the entry.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shapestream_engine.model import ModelSpec
+from shapestream_engine.probing.examination import ProbeOptions
+from shapestream_engine.probing.report import ProbeReport
+from shapestream_engine.probing.values import Samples
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["ENVIRONMENT", "Entry", "ProofCache"]
+
+ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
+_FORMAT = 1
+"""Of the entries, and of what is tried: raised when either changes, so that old verdicts are not taken for new ones."""
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The place of one verdict; None: there is no cache."""
+
+    path: Path | None
+
+    def read(self) -> ProbeReport | None:
+        """The verdict, if there is one that can be read."""
+        if self.path is None:
+            return None
+        try:
+            return ProbeReport.from_dict(json.loads(self.path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # none yet, or cut short: it is proved again, and written anew
+
+    def write(self, report: ProbeReport) -> None:
+        """Keeps a verdict; a disk that is full or read-only costs time at the next start, and nothing else."""
+        if self.path is None:
+            return
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, delete=False, encoding="utf-8"
+            ) as file:
+                json.dump(report.to_dict(), file)
+            os.replace(file.name, self.path)
+        except OSError:
+            return
+
+
+class ProofCache:
+    """A folder of verdicts; None: none are kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of_environment(cls) -> ProofCache:
+        """Where the environment says."""
+        chosen = os.environ.get(ENVIRONMENT, "")
+        if chosen == "off":
+            return cls(None)
+        if chosen:
+            return cls(Path(chosen))
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return cls(Path(home).expanduser() / "shapestream" / "probe")
+
+    @contextmanager
+    def entry(self, spec: ModelSpec, options: ProbeOptions, signature: ModelSignature) -> Iterator[Entry]:
+        """The entry for this proof, which nobody else has meanwhile."""
+        if self.folder is None:
+            yield Entry(None)
+            return
+        path = self.folder / f"{_key(spec, options, signature)}.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield Entry(None)
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield Entry(path)
+        finally:
+            os.close(lock)
+
+
+def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature) -> str:
+    """Changes with everything that the verdict may depend on, as far as can be known."""
+    settled = asdict(spec)
+    for ignored in ("name", "path", "model"):
+        settled.pop(ignored)
+    plain = {
+        "format": _FORMAT,
+        "spec": settled,
+        "signature": {**signature.to_dict(), "name": ""},
+        "values": {name: _values(values) for name, values in options.values.items()},
+        "samples": None if options.samples is None else _digest([options.samples]),
+        "options": [options.max_batch, options.seed],
+        "model": _model_digest(spec),
+        "versions": _versions(spec.effective_engine),
+    }
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:40]
+
+
+def _values(values: object) -> str:
+    if isinstance(values, Samples):
+        rows = [row.tobytes() for row in values.rows]
+        return hashlib.sha256(b"".join(rows)).hexdigest()
+    return repr(values)
+
+
+def _model_digest(spec: ModelSpec) -> str:
+    if spec.path is not None:
+        # Weights lie beside the graph, under names that begin alike: m.xml and m.bin, m.onnx and m.onnx.data.
+        return _digest(sorted(spec.path.parent.glob(f"{spec.path.stem}*")))
+    top = (spec.function or "").partition(":")[0].partition(".")[0]
+    try:
+        found: Any = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return top
+    if found is None or found.submodule_search_locations is None:
+        return _digest([] if found is None or found.origin is None else [Path(found.origin)])
+    # A function may call anything in its package: any change there counts.
+    return _stats([Path(folder) for folder in found.submodule_search_locations])
+
+
+def _stats(folders: list[Path]) -> str:
+    """Changes when any Python file below does."""
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    stats = [(str(path), (info := path.stat()).st_size, info.st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        if not path.is_file():
+            continue
+        digest.update(path.name.encode() + b"\0" + str(path.stat().st_size).encode())
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _versions(engine: str) -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    found["engine"] = _stats([Path(__file__).parents[1]])
+    for name in ("shapestream", "numpy", engine):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

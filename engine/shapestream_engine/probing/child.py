@@ -1,0 +1,93 @@
+"""The process that a proof runs in: one model, tried for the process that started it, which a crash must not take along.
+
+Reads a pickled `Task` from stdin and writes one JSON object per line to what was stdout; what the model prints goes to
+stderr. Ends when its parent does, also in the middle of a call that never returns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from shapestream_engine.errors import EngineError
+from shapestream_engine.model import ModelSpec, compile_model
+from shapestream_engine.probing.examination import ProbeOptions, examine
+from shapestream_engine.probing.report import Finding
+
+__all__ = ["LENGTH", "Task", "main"]
+
+_STDIN = 0
+LENGTH = struct.Struct("<Q")
+"""Stands before the pickle: stdin stays open, so that its end tells that the parent is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What the child is to do."""
+
+    spec: ModelSpec
+    options: ProbeOptions
+    threads: int | None
+    skip: frozenset[str]
+
+
+def main() -> None:
+    """Runs the task. Exit status 0 says that all of it was done."""
+    (length,) = LENGTH.unpack(_read(LENGTH.size))
+    # Nobody but the parent writes to this pipe, and it could as well run whatever a pickle can.
+    task: Task = pickle.loads(_read(length))
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _work(task, channel)
+    # Not by sys.exit: threads of an engine could hold it up, and all has been said.
+    os._exit(0)
+
+
+def _work(task: Task, channel: IO[str]) -> None:
+    def say(**message: Any) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
+
+    def emit(findings: Sequence[Finding]) -> None:
+        say(findings=[asdict(finding) for finding in findings])
+
+    def announce(phase: str, words: str) -> None:
+        say(phase=phase, case=words)
+
+    announce("compile", "compiling the model")
+    try:
+        model = compile_model(task.spec, slots=1, threads=task.threads)
+        outcome = examine(model, task.options, emit, announce=announce, skip=task.skip)
+    except EngineError as error:
+        say(error=str(error))
+        return
+    say(outcome=asdict(outcome))
+
+
+def _read(length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = os.read(_STDIN, length - len(data))
+        if not more:
+            os._exit(1)  # the parent is gone
+        data += more
+    return data
+
+
+def _end_with_parent() -> None:
+    # Not through sys.stdin: its lock would be held for ever in a process that an engine forks off, as OpenVINO's
+    # telemetry does at import, which could then never end.
+    while os.read(_STDIN, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""A proof, in the process that it is run in: every treatment that the configuration allows, tried on the live model.
+
+`shapestream_engine.probe` runs this in a child process, since a model may do anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from shapestream_engine.errors import EngineError
+from shapestream_engine.model import CompiledModel
+from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled
+from shapestream_engine.probing.bench import Announce, Bench
+from shapestream_engine.probing.cases import Case, batching_cases, most_rows, padding_cases
+from shapestream_engine.probing.comparison import compare
+from shapestream_engine.probing.evidence import Evidence
+from shapestream_engine.probing.following import followed
+from shapestream_engine.probing.report import Finding, Treatment
+from shapestream_engine.probing.values import Samples, Values, read_samples
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["Outcome", "ProbeOptions", "examine", "treatments", "values_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """What to try a model with, and for how long."""
+
+    values: Mapping[str, Values] = field(default_factory=dict)
+    """Per input what is realistic; defaults by element type are tried for the others."""
+    samples: Path | None = None
+    """An .npz of real inputs; they win over `values`."""
+    max_batch: int | None = None
+    """Rows that a call may have; None: as the signature says. With 1 batching is not tried."""
+    budget_s: float = 30.0
+    """After so long a treatment for which there is enough evidence gets no further cases."""
+    hang_s: float = 60.0
+    """A single call, or the compilation, that takes longer hangs."""
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was found besides the findings."""
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    sizes: tuple[str, ...] = ()
+    follows: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    conclusive: bool = True
+
+
+def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatment]:
+    """What the configuration allows the pipeline to do with requests."""
+    found = []
+    if most_rows(signature, options.max_batch) > 1:
+        found.append(Treatment(kind="batching"))
+    padded = [name for name, may in zip(signature.dimensions, signature.paddable, strict=True) if may]
+    found += [Treatment(kind="padding", dimensions=(name,)) for name in padded]
+    if len(padded) > 1:
+        found.append(Treatment(kind="padding", dimensions=tuple(padded)))
+    return found
+
+
+def examine(
+    model: CompiledModel,
+    options: ProbeOptions,
+    emit: Callable[[Sequence[Finding]], None],
+    *,
+    announce: Announce = lambda phase, words: None,
+    skip: frozenset[str] = frozenset(),
+) -> Outcome:
+    """Tries every treatment that is not skipped, and hands each one's findings to `emit` as they are known."""
+    signature = model.signature
+    bench = Bench(model, announce)
+    wanted = [treatment for treatment in treatments(signature, options) if str(treatment) not in skip]
+    outcome = Outcome()
+    baseline, complaint = find_baseline(
+        bench,
+        values_of(signature, options),
+        seed=options.seed,
+        computed_in=computed_in(model.properties),
+        skip=skip,
+    )
+    why = (
+        f"the model took none of the probe's inputs: {complaint}"
+        if baseline is None
+        else _unrepeatable(bench, baseline)
+    )
+    if baseline is None or why:
+        emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
+    else:
+        ends_at = monotonic() + options.budget_s
+        for number, treatment in enumerate(wanted):
+            share_s = (ends_at - monotonic()) / (len(wanted) - number)
+            evidence = Evidence(treatment, signature, baseline)
+            _try(
+                bench,
+                evidence,
+                _cases(treatment, signature, baseline, options),
+                treatment,
+                monotonic() + share_s,
+            )
+            emit(list(evidence.findings()))
+        outcome.inputs = {
+            port.name: "made by the server, or all ones"
+            if port.mask_of is not None
+            else str(baseline.pool.values[port.name])
+            for port in signature.inputs
+        }
+        outcome.sizes = spelled(signature, baseline.sizes)
+    outcome.follows = followed(signature, bench.shapes)
+    return outcome
+
+
+def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:
+    """What is known of the inputs; raises `SignatureError` for samples that do not fit."""
+    known: dict[str, Values] = dict(options.values)
+    if options.samples is not None:
+        axes = {
+            port.name: port.axis_names.index("batch") if signature.has_batch else None
+            for port in signature.inputs
+        }
+        samples: dict[str, Samples] = read_samples(options.samples, axes)
+        known.update(samples)
+    return known
+
+
+def computed_in(properties: Mapping[str, object]) -> str | None:
+    """The float type that the engine computes in, where it is not that of the tensors."""
+    hint = str(properties.get("INFERENCE_PRECISION_HINT", "")).lower()
+    return {"bf16": "bf16", "bfloat16": "bf16", "f16": "f16", "float16": "f16"}.get(hint)
+
+
+def _cases(
+    treatment: Treatment, signature: ModelSignature, baseline: Baseline, options: ProbeOptions
+) -> Iterator[Case]:
+    rows = most_rows(signature, options.max_batch)
+    if treatment.kind == "batching":
+        return batching_cases(signature, baseline, rows)
+    padded = [signature.dimensions.index(name) for name in treatment.dimensions]
+    return padding_cases(signature, baseline, padded, rows)
+
+
+def _try(
+    bench: Bench, evidence: Evidence, cases: Iterator[Case], treatment: Treatment, ends_at: float
+) -> None:
+    while not evidence.is_settled and not (evidence.is_enough and monotonic() > ends_at):
+        bench.phase = str(treatment)
+        case = next(cases, None)
+        if case is None:
+            return
+        bench.phase = str(treatment)  # making a case may have run a request alone
+        try:
+            evidence.add(case, bench.run(case.sizes, case.members, case.words))
+        except (EngineError, RuntimeError) as error:
+            evidence.fail(case, str(error))
+
+
+def _unrepeatable(bench: Bench, baseline: Baseline) -> str:
+    """Why nothing can be compared, if the model does not even agree with itself."""
+    sample = baseline.pool.typical(baseline.sizes[0], 0)
+    assert sample is not None  # the baseline is made of those that ran
+    assert sample.results is not None
+    try:
+        (again,) = bench.run(sample.sizes, [sample], f"again: {sample.words}")
+    except (EngineError, RuntimeError) as error:
+        return f"the same request failed when it was repeated: {error}"
+    for port, first, second, tolerance in zip(
+        bench.model.signature.outputs, sample.results, again, baseline.tolerances, strict=True
+    ):
+        if not compare(first, second, tolerance).within:
+            return f"output {port.name!r} differs when the same request is repeated"
+    return ""

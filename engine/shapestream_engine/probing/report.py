@@ -1,0 +1,147 @@
+"""What a proof found: a verdict per output and treatment, with what was tried, as plain data and for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+__all__ = ["Finding", "ProbeReport", "Treatment", "Verdict"]
+
+Verdict: TypeAlias = Literal["proved", "refuted", "unproved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """What the pipeline does to requests to put them together: their results may or may not survive it."""
+
+    kind: Literal["batching", "padding"]
+    dimensions: tuple[str, ...] = ()
+    """Those that are padded."""
+
+    def __str__(self) -> str:
+        return (
+            " and ".join([f"{self.kind} of {self.dimensions[0]}", *self.dimensions[1:]])
+            if self.dimensions
+            else self.kind
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One output under one treatment."""
+
+    treatment: Treatment
+    output: str | None
+    """None: all of them, since the model did not get as far as to give any."""
+    verdict: Verdict
+    cases: int = 0
+    """Results that were compared, and that would have shown a difference."""
+    largest: float | None = None
+    """The largest difference seen (in proportion to what is allowed); None where nothing could be subtracted."""
+    allowed: float | None = None
+    """What that difference may have been."""
+    why: str = ""
+    """What went wrong, or why nothing could be said."""
+    case: str = ""
+    """The case that showed it."""
+
+    @property
+    def subject(self) -> str:
+        """`output 'embedding'`, for messages."""
+        return "every output" if self.output is None else f"output {self.output!r}"
+
+    def __str__(self) -> str:
+        match self.verdict:
+            case "proved":
+                off = (
+                    f", largest difference {self.largest:.3g} ({self.allowed:.3g} is allowed)"
+                    if self.largest
+                    else ""
+                )
+                return f"{self.treatment}, {self.subject}: proved, checked on {self.cases} cases{off}"
+            case "unproved":
+                return f"{self.treatment}, {self.subject}: unproved, {self.why}"
+            case "refuted":
+                return f"{self.treatment}, {self.subject}: refuted, {self.evidence}"
+
+    @property
+    def evidence(self) -> str:
+        """For a refuted one: what was seen, and when."""
+        seen = self.why
+        if self.largest is not None and math.isfinite(self.largest):
+            seen = f"largest difference {self.largest:.3g} where {self.allowed:.3g} is allowed" + (
+                f", {seen}" if seen else ""
+            )
+        return f"{seen} ({self.case})" if self.case else seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """All that was found of a model."""
+
+    model: str
+    findings: tuple[Finding, ...]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """What each input was filled with."""
+    sizes: tuple[str, ...] = ()
+    """The shapes that requests had."""
+    follows: Mapping[str, str] = field(default_factory=dict)
+    """Per output: its axes, named after the dimension that each was seen to follow."""
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Per output without a rule in the configuration: the only one that held in every case."""
+    notes: tuple[str, ...] = ()
+    conclusive: bool = True
+    """Whether the same would be found again: not after a crash, a hang, or a budget that ran out."""
+    seconds: float = 0.0
+
+    def of(self, verdict: Verdict) -> tuple[Finding, ...]:
+        """The findings with that verdict."""
+        return tuple(finding for finding in self.findings if finding.verdict == verdict)
+
+    def unproved_padding(self) -> frozenset[str]:
+        """Dimensions whose padding some output was not proved under."""
+        return frozenset(
+            name
+            for finding in self.findings
+            if finding.verdict != "proved"
+            for name in finding.treatment.dimensions
+        )
+
+    def lines(self) -> Iterator[str]:
+        """For a person."""
+        for output, axes in self.follows.items():
+            yield f"{output} is seen to be [{axes}]"
+        for output, rule in self.rules.items():
+            yield f"{output} is seen to follow the rule {{{', '.join(f'{key}: {value}' for key, value in rule.items())}}}"
+        yield from map(str, self.findings)
+        if self.inputs:
+            yield "tried with " + "; ".join(f"{name}: {words}" for name, words in self.inputs.items())
+        if self.sizes:
+            yield "requests of " + "; ".join(self.sizes)
+        yield from self.notes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` turns into an equal report; JSON holds it."""
+        plain = asdict(self)
+        for finding in plain["findings"]:
+            for key in ("largest", "allowed"):
+                if finding[key] is not None and not math.isfinite(finding[key]):
+                    finding[key] = None
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ProbeReport:
+        """The report that `plain` describes; raises `TypeError` or `KeyError` for what is none."""
+        tuples = {key: tuple(plain[key]) for key in ("sizes", "notes")}
+        findings = tuple(finding_from_dict(each) for each in plain["findings"])
+        return cls(**{**plain, **tuples, "findings": findings})
+
+
+def finding_from_dict(plain: Mapping[str, Any]) -> Finding:
+    """The finding that `asdict` made `plain` of."""
+    treatment = plain["treatment"]
+    return Finding(
+        **{**plain, "treatment": Treatment(kind=treatment["kind"], dimensions=tuple(treatment["dimensions"]))}
+    )

@@ -1,0 +1,229 @@
+"""What realistic inputs look like: ranges, distributions and samples, and what is tried where nobody said.
+
+Everything drawn is a function of the generator it is drawn with, so a proof can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import SignatureError
+
+__all__ = [
+    "Array",
+    "Integers",
+    "Normal",
+    "Samples",
+    "Uniform",
+    "Values",
+    "default_values",
+    "extremes",
+    "read_samples",
+]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Extreme: TypeAlias = Literal["smallest", "largest", "huge", "not a number"]
+
+_BLOCK = 8
+"""Elements along each of the last two axes that share a value in a blocky draw."""
+_FAR = 4.0
+"""Standard deviations that count as extreme."""
+_HUGE = {"f16": 1e4}
+"""A value that no ordinary input comes near and every float type but this one holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Whole numbers between two, both included."""
+
+    low: int
+    high: int
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Independent elements."""
+        return random.integers(self.low, self.high, shape, endpoint=True)
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that is ordinary."""
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        return f"integers {self.low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Numbers between two, all equally likely."""
+
+    low: float
+    high: float
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Independent elements."""
+        return random.uniform(self.low, self.high, shape)
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that is ordinary."""
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        return f"uniform {self.low:g}..{self.high:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Numbers around a mean."""
+
+    mean: float
+    std: float
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Independent elements."""
+        return random.normal(self.mean, self.std, shape)
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that is ordinary."""
+        return self.mean - _FAR * self.std, self.mean + _FAR * self.std
+
+    def __str__(self) -> str:
+        return f"normal {self.mean:g} +- {self.std:g}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Real inputs, each of one row; cut, or repeated, to the shape that is asked for."""
+
+    rows: tuple[Array, ...]
+    batch_axis: int | None
+
+    def cut(self, shape: tuple[int, ...], first: int) -> Array:
+        """Rows from number `first` on: the same number gives rows that belong together in all inputs of a request."""
+        count = 1 if self.batch_axis is None else shape[self.batch_axis]
+        drawn = [
+            _fitted(self.rows[(first + row) % len(self.rows)], shape, self.batch_axis) for row in range(count)
+        ]
+        if self.batch_axis is None:
+            return drawn[0]
+        return np.concatenate(drawn, self.batch_axis) if drawn else np.zeros(shape, self.rows[0].dtype)
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that is ordinary."""
+        return float(min(row.min() for row in self.rows)), float(max(row.max() for row in self.rows))
+
+    def __str__(self) -> str:
+        return f"{len(self.rows)} sample{'s' if len(self.rows) != 1 else ''}"
+
+
+Values: TypeAlias = Integers | Uniform | Normal | Samples
+
+
+def default_values(element_type: str) -> tuple[Values, ...]:
+    """What is tried for an input that nobody described, the first first."""
+    match element_type:
+        case "boolean":
+            return (Integers(0, 1),)
+        case "u8":
+            return (Integers(0, 255),)
+        case "i8":
+            return (Integers(-128, 127), Integers(0, 1))
+        case "f16" | "bf16" | "f32" | "f64":
+            return (Normal(0.0, 1.0), Uniform(0.0, 1.0), Uniform(0.0, 255.0))
+        case _:
+            # Mostly indices: small ones are in every table.
+            return (Integers(0, 1), Integers(0, 99))
+
+
+def drawn(
+    values: Values, element_type: str, shape: tuple[int, ...], random: np.random.Generator, *, number: int
+) -> Array:
+    """An input of that shape. Every second picture is blocky, since many a model sees nothing in noise."""
+    dtype = dtype_of(element_type)
+    if isinstance(values, Samples):
+        return values.cut(shape, number).astype(dtype)
+    is_picture = len(shape) >= 3 and (dtype.kind not in "iub" or element_type == "u8")
+    if number % 2 == 0 or not is_picture:
+        return _held(values.draw(shape, random), dtype)
+    coarse = (*shape[:-2], -(-shape[-2] // _BLOCK), -(-shape[-1] // _BLOCK))
+    blocks = values.draw(coarse, random).repeat(_BLOCK, -2).repeat(_BLOCK, -1)
+    return _held(blocks[..., : shape[-2], : shape[-1]], dtype)
+
+
+def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float]]:
+    """Values for all elements of a hostile neighbour; only floats can be worse than the ends of their range."""
+    low, high = values.range()
+    yield "smallest", low
+    yield "largest", high
+    if dtype_of(element_type).kind not in "iub":
+        yield "huge", _HUGE.get(element_type, 1e6)
+        yield "not a number", float("nan")
+
+
+def filled(value: float, element_type: str, shape: tuple[int, ...]) -> Array:
+    """An input that is that value everywhere."""
+    return _held(np.full(shape, value), dtype_of(element_type))
+
+
+def read_samples(path: Path, batch_axes: Mapping[str, int | None]) -> dict[str, Samples]:
+    """The samples of an .npz: arrays called like inputs, `ids`, or several per input, `ids.0`, `ids.1`, each a request's.
+
+    `batch_axes` has the batch axis of each input. Raises `SignatureError` for files and names that are no use.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise SignatureError(f"cannot read samples from {path}: {error}") from error
+    rows: dict[str, list[Array]] = {}
+    for name in sorted(arrays, key=_in_order):
+        array, port = arrays[name], _port_of(name, batch_axes)
+        if port is None:
+            known = ", ".join(batch_axes)
+            raise SignatureError(
+                f"{path}: {name!r} is no input (name arrays {known}, or {known.split(', ')[0]}.0 and so on)"
+            )
+        axis = batch_axes[port]
+        if array.ndim == 0 or (axis is not None and axis >= array.ndim):
+            raise SignatureError(f"{path}: {name!r} has the shape {list(array.shape)}, which has no rows")
+        rows.setdefault(port, []).extend(
+            [array] if axis is None else np.split(array, array.shape[axis], axis)
+        )
+    if empty := [port for port, own in rows.items() if not own or any(row.size == 0 for row in own)]:
+        raise SignatureError(f"{path}: no data in {', '.join(empty)}")
+    return {port: Samples(tuple(own), batch_axes[port]) for port, own in rows.items()}
+
+
+def _in_order(name: str) -> tuple[str, int]:
+    port, _, number = name.rpartition(".")
+    return (port, int(number)) if number.isdigit() else (name, 0)
+
+
+def _port_of(name: str, known: Mapping[str, Any]) -> str | None:
+    if name in known:
+        return name
+    port, _, number = name.rpartition(".")
+    return port if number.isdigit() and port in known else None
+
+
+def _fitted(row: Array, shape: tuple[int, ...], batch_axis: int | None) -> Array:
+    if row.ndim != len(shape):
+        raise SignatureError(f"a sample has {row.ndim} axes, {list(row.shape)}; the input has {len(shape)}")
+    for axis, size in enumerate(shape):
+        if axis != batch_axis and row.shape[axis] != size:
+            row = row.take(range(size), axis, mode="wrap")
+    return row
+
+
+def _held(array: Array, dtype: np.dtype[Any]) -> Array:
+    """As the element type can hold it: no value wraps around."""
+    if dtype.kind == "b":
+        return np.not_equal(array, 0)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        array = np.clip(np.nan_to_num(np.rint(array)), limits.min, limits.max)
+    return np.asarray(array.astype(dtype))
