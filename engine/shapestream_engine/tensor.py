@@ -149,10 +149,14 @@ class Tensor:
 
     def _allocate(self, capacity: int) -> None:
         # The old storage lives until the new one is bound, so an allocation that fails changes nothing.
-        storage = np.empty(capacity + _ALIGNMENT - 1, np.uint8)
+        storage = self._new_storage(capacity + _ALIGNMENT - 1)
         start = storage.ctypes.data
         self._storage, self._offset = storage, -start % _ALIGNMENT
         self._address, self._capacity_bytes = start + self._offset, capacity
+
+    def _new_storage(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Memory for the tensor; devices that read some kinds of it faster than others override this."""
+        return np.empty(nbytes, np.uint8)
 
     def _view(self, sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return np.ndarray(sizes, self._dtype, self._storage.data, self._offset)

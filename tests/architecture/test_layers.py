@@ -18,7 +18,12 @@ PACKAGES = [
 MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 
 # What each optional engine is, and the one folder that may import it (STYLE: optional engines in exactly one place).
-OPTIONAL = {"openvino": "engine/shapestream_engine/backends"}
+OPTIONAL = {
+    "openvino": "engine/shapestream_engine/backends/openvino/",
+    "onnxruntime": "engine/shapestream_engine/backends/onnxruntime/",
+    "torch": "engine/shapestream_engine/backends/torch/",
+    "torch_xla": "engine/shapestream_engine/backends/torch/xla.py",
+}
 
 
 def imported_names(path: Path) -> set[str]:
@@ -29,6 +34,10 @@ def imported_names(path: Path) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {
+                str(word.value).partition(".")[0] for word in node.args if isinstance(word, ast.Constant)
+            }
     return found
 
 

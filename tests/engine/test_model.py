@@ -35,6 +35,9 @@ FUNCTION_PORTS: dict[str, Any] = {
     ("given", "engine"),
     [
         ({"path": Path("m.xml")}, "openvino"),
+        ({"path": Path("m.onnx")}, "openvino"),
+        ({"path": Path("m.pt2")}, "torch"),
+        ({"path": Path("m.onnx"), "engine": "onnxruntime"}, "onnxruntime"),
         ({"function": "package.module:name"}, "function"),
         ({"model": double}, "function"),
         ({"model": object()}, "openvino"),
@@ -53,7 +56,7 @@ def test_the_engine_is_chosen_by_what_is_given(given: dict[str, Any], engine: st
         ({"path": Path("m.xml"), "function": "a:b"}, "give one of path, function and model, not 2"),
         (
             {"model": double, "engine": "tensorflow"},
-            "unknown engine 'tensorflow'; known are openvino, function",
+            "unknown engine 'tensorflow'; known are openvino, onnxruntime, torch, function",
         ),
     ],
 )
@@ -78,18 +81,19 @@ def test_reshape_keeps_what_else_is_known_of_an_input() -> None:
     assert "batch, n" == spec.inputs["x"].shape
 
 
-def forget_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_the_engine(monkeypatch: pytest.MonkeyPatch, engine: str = "openvino") -> None:
     """Make the backend be imported anew."""
-    for name in [name for name in sys.modules if name.startswith("shapestream_engine.backends.openvino")]:
+    for name in [name for name in sys.modules if name.startswith(f"shapestream_engine.backends.{engine}")]:
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_a_missing_engine_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without OpenVINO the bare install says what to install."""
-    forget_the_engine(monkeypatch)
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(EngineMissing, match=r"pip install 'shapestream\[openvino\]'"):
-        compile_model(ModelSpec(name="m", path=Path("m.xml")))
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
+def test_a_missing_engine_names_its_extra(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """Without its package the bare install says what to install."""
+    forget_the_engine(monkeypatch, engine)
+    monkeypatch.setitem(sys.modules, engine, None)
+    with pytest.raises(EngineMissing, match=rf"pip install 'shapestream\[{engine}\]'"):
+        compile_model(ModelSpec(name="m", path=Path("m"), engine=engine))
 
 
 def test_an_engine_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shapestream_engine.backends.host_request import empty_outputs, input_tensors
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, InferRequest, InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.reservation import reserved, upper_bounds
 from shapestream_engine.rules import Rows, Rule, Whole, parse_rule
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike
+from shapestream_engine.tensor import TensorLike
 
 __all__ = ["FunctionModel", "FunctionRequest", "compile_spec"]
 
@@ -65,15 +65,12 @@ class FunctionRequest(InferRequest):
     def __init__(self, signature: ModelSignature, function: _Function) -> None:
         super().__init__(signature)
         self._function = function
-        self._tensors = _tensors(signature)
+        self._tensors = input_tensors(signature)
         self._named = tuple(
             (port.name, tensor) for port, tensor in zip(signature.inputs, self._tensors, strict=True)
         )
         self._expected = tuple((port, dtype_of(port.element_type)) for port in signature.outputs)
-        self._outputs = [
-            np.empty([0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions], dtype)
-            for port, dtype in self._expected
-        ]
+        self._outputs = empty_outputs(signature)
         self._error: InferenceError | None = None
 
     @property
@@ -148,19 +145,6 @@ def _no_array(port: OutputPort, returned: Mapping[Any, Any]) -> str:
     if port.name in returned:
         return f"output {port.name!r} is {type(returned[port.name]).__name__}, not a NumPy array"
     return f"the function returned no output {port.name!r}, only {', '.join(map(str, returned)) or 'nothing'}"
-
-
-def _tensors(signature: ModelSignature) -> tuple[Tensor, ...]:
-    bounds = upper_bounds(signature)
-    return tuple(
-        Tensor(
-            port.element_type,
-            [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
-            upper_bound_bytes=bound,
-            reserve_bytes=RESERVE_BYTES if at_once else 0,
-        )
-        for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
-    )
 
 
 def _import(name: str, reference: str) -> Any:

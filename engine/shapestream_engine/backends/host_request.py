@@ -1,0 +1,132 @@
+"""Inference requests over input tensors in host memory, for engines that take memory of ours: what they share.
+
+The tensors are resized in place. A call blocks; `start_async` runs it on a thread of the request's own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shapestream_engine.backends.background_call import BackgroundCall
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import InferenceError, ShapeError
+from shapestream_engine.model import InferRequest
+from shapestream_engine.ports import InputPort
+from shapestream_engine.reservation import reserved, upper_bounds
+from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike
+
+__all__ = ["HostRequest", "InputTensor", "empty_outputs", "input_tensors"]
+
+_Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+class InputTensor(Tensor):
+    """A request's own input tensor: takes the shapes that its port takes, and none while the request runs."""
+
+    __slots__ = ("_port", "locked")
+
+    def __init__(self, port: InputPort, *, upper_bound_bytes: int | None, reserve_bytes: int) -> None:
+        self.locked = False
+        """The request runs: its tensors stay as they are."""
+        super().__init__(
+            port.element_type,
+            [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
+            upper_bound_bytes=upper_bound_bytes,
+            reserve_bytes=reserve_bytes,
+        )
+        self._port = port
+
+    def set_shape(self, shape: Sequence[int]) -> None:
+        """Resize in place; raises `ShapeError` for a shape that the port does not take."""
+        if shape == self._shape:
+            return
+        port = self._port
+        if not port.shape.partial_shape.admits(tuple(shape)):
+            raise ShapeError(f"input {port.name!r} takes [{port.shape}], not {list(shape)}")
+        if self.locked:
+            raise InferenceError(f"input {port.name!r} cannot be resized while its request runs")
+        super().set_shape(shape)
+
+
+def input_tensors(
+    signature: ModelSignature, kind: type[InputTensor] = InputTensor
+) -> tuple[InputTensor, ...]:
+    """Tensors for the inputs of a request; small upper bounds are reserved at once."""
+    bounds = upper_bounds(signature)
+    return tuple(
+        kind(port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
+        for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
+    )
+
+
+def empty_outputs(signature: ModelSignature) -> list[_Array]:
+    """What the outputs are before the first call: 0 in each dynamic dimension."""
+    return [
+        np.empty(
+            [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
+            dtype_of(port.element_type),
+        )
+        for port in signature.outputs
+    ]
+
+
+class HostRequest(InferRequest):
+    """A request whose engine implements `run`: one call, to its end, on what the tensors hold."""
+
+    def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
+        super().__init__(signature)
+        self._tensors = input_tensors(signature, kind)
+        self._outputs = empty_outputs(signature)
+        self._background = BackgroundCall()
+
+    @abstractmethod
+    def run(self) -> list[_Array]:
+        """One call; returns its outputs. Raises `InferenceError`, or `MemoryError` where the device has too little."""
+
+    @property
+    def input_tensors(self) -> Sequence[TensorLike]:
+        """The request's own input tensors, in the order of the signature."""
+        return self._tensors
+
+    def infer(self) -> None:
+        """Run to the end in this thread; other threads run meanwhile."""
+        self._begin()
+        self._finish()
+
+    def start_async(self) -> None:
+        """Begin to run on a thread of the request's own."""
+        self._begin()
+        self._background.start(self._finish)
+
+    def wait(self) -> None:
+        """Until the call that `start_async` began is over; raises what it raised."""
+        self._background.wait()
+
+    def cancel(self) -> None:
+        """Does nothing where the engine has no way to stop a call."""
+
+    def outputs(self) -> list[_Array]:
+        """The outputs of the last call that went well: copy before the next call."""
+        return self._outputs
+
+    def prepare(self) -> None:
+        """Called in the caller's thread before each call: from here on `cancel` is meant for that call."""
+
+    def _begin(self) -> None:
+        self._lock(True)
+        self.prepare()
+
+    def _finish(self) -> None:
+        try:
+            self._outputs = self.run()
+        finally:
+            self._lock(False)
+
+    def _lock(self, locked: bool) -> None:
+        for tensor in self._tensors:
+            tensor.locked = locked

@@ -1,0 +1,10 @@
+"""The ONNX Runtime engine: ONNX files with the dynamic axes that they have, run on memory of our own.
+
+This folder is the only place that imports `onnxruntime`. `options` (properties), `compiling` (file to session and
+signature), `request` (the calls, bound to the request's own input tensors).
+"""
+
+from shapestream_engine.backends.onnxruntime.compiling import OnnxRuntimeModel, compile_spec
+from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest
+
+__all__ = ["OnnxRuntimeModel", "OnnxRuntimeRequest", "compile_spec"]

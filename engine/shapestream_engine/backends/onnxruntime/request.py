@@ -1,0 +1,127 @@
+"""ONNX Runtime's calls, bound to the request's own input tensors: nothing is copied on the way in or out."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnxruntime as ort
+
+from shapestream_engine.backends.host_request import HostRequest
+from shapestream_engine.backends.onnxruntime.engine_words import engine_words
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import InferenceError
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["OnnxRuntimeRequest"]
+
+_Array: TypeAlias = "np.ndarray[Any, Any]"
+
+_BF16 = 16
+"""ONNX's number of bfloat16, which NumPy has no type for."""
+
+
+class OnnxRuntimeRequest(HostRequest):
+    """One `IOBinding` of a session.
+
+    An input is bound again only when its shape has changed. So is an output whose shape the inputs determine: as long
+    as their shapes stay the same, ONNX Runtime writes it to where the last call left it. All others are allocated by
+    the call, from its arena.
+    """
+
+    def __init__(self, signature: ModelSignature, session: ort.InferenceSession) -> None:
+        super().__init__(signature)
+        self._session = session
+        self._binding = session.io_binding()
+        self._options = ort.RunOptions()
+        self._inputs = tuple(
+            (argument.name, tensor, _bound_type(port.element_type))
+            for argument, tensor, port in zip(
+                session.get_inputs(), self._tensors, signature.inputs, strict=True
+            )
+        )
+        self._bound: list[_Array | None] = [None] * len(self._inputs)
+        self._output_names = tuple(argument.name for argument in session.get_outputs())
+        self._by_data = _depending_on_data(signature)
+        self._keep_outputs = False
+        self._dtypes = tuple(dtype_of(port.element_type) for port in signature.outputs)
+        self._values: Any = None
+
+    def prepare(self) -> None:
+        """Forget that an earlier call was cancelled."""
+        self._options.terminate = False
+
+    def run(self) -> list[_Array]:
+        """One call; returns its outputs, which lie in ONNX Runtime's memory until the next."""
+        kept = not self._bind_inputs() and self._keep_outputs
+        self._bind_outputs(self._by_data if kept else range(len(self._output_names)))
+        self._keep_outputs = False
+        try:
+            self._call()
+        except InferenceError:
+            if not kept or self._options.terminate:
+                raise
+            # The file may be wrong about what an output's shape follows; then every output is left open from here on.
+            self._bind_outputs(range(len(self._output_names)))
+            self._call()
+            self._by_data = tuple(range(len(self._output_names)))
+        self._keep_outputs = True
+        self._values = values = self._binding._iobinding.get_outputs()
+        return [_array(value, dtype) for value, dtype in zip(values, self._dtypes, strict=True)]
+
+    def cancel(self) -> None:
+        """Ask the running call to stop between two of the model's operations: it raises, and the request can be reused."""
+        self._options.terminate = True
+
+    def _call(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:  # its errors have no common class but this
+            words = engine_words(error)
+            if "Failed to allocate memory" in words:
+                raise MemoryError(words) from error
+            raise InferenceError(words) from error
+
+    def _bind_inputs(self) -> bool:
+        """Whether any input has changed its shape or place since the last call."""
+        changed = False
+        for number, (name, tensor, element_type) in enumerate(self._inputs):
+            data = tensor.data
+            if data is not self._bound[number]:  # a tensor makes a new view for each new shape
+                self._binding.bind_input(name, "cpu", 0, element_type, data.shape, data.ctypes.data)
+                self._bound[number] = data
+                changed = True
+        return changed
+
+    def _bind_outputs(self, numbers: Any) -> None:
+        for number in numbers:
+            self._binding.bind_output(self._output_names[number])
+
+
+def _bound_type(element_type: str) -> Any:
+    return _BF16 if element_type == "bf16" else dtype_of(element_type).type
+
+
+def _depending_on_data(signature: ModelSignature) -> tuple[int, ...]:
+    """The outputs whose shapes differ from call to call, even if those of the inputs do not."""
+    known = {name for port in signature.inputs for name in port.shape.names if name is not None}
+    return tuple(
+        number
+        for number, port in enumerate(signature.outputs)
+        if any(
+            dimension.is_dynamic and name not in known
+            for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True)
+        )
+    )
+
+
+def _array(value: Any, dtype: np.dtype[Any]) -> _Array:
+    if dtype.kind != "V":
+        array: _Array = value.numpy()
+        return array
+    # bf16 counts as a type without a kind, and has no way to NumPy but its address; `_values` keeps the memory.
+    shape = value.shape()
+    memory = (ctypes.c_uint16 * int(np.prod(shape))).from_address(value.data_ptr())
+    bits: _Array = np.ctypeslib.as_array(memory)
+    return bits.view(dtype).reshape(shape)

@@ -1,0 +1,116 @@
+"""From a `ModelSpec` to an exported program on its device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from shapestream_engine.backends.file_ports import signature_of
+from shapestream_engine.backends.torch.devices import Device, Program, find_device
+from shapestream_engine.backends.torch.ports import ports_of
+from shapestream_engine.backends.torch.reading import read_program
+from shapestream_engine.backends.torch.request import TorchRequest
+from shapestream_engine.errors import EngineError, ModelLoadError, SignatureError
+from shapestream_engine.model import CompiledModel, ModelSpec, Preparations
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["TorchModel", "compile_spec"]
+
+_PRECISIONS = ("highest", "high", "medium")
+
+
+def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> TorchModel:
+    """Read the program, give its inputs the names and bounds of the spec, and put it on its device.
+
+    PyTorch has one number of threads, and one precision of matrix products, for a whole process: the last model that
+    is compiled sets them.
+    """
+    device = find_device(spec.name, spec.device)
+    properties = _properties(spec)
+    program = read_program(spec)
+    try:
+        inputs, outputs = ports_of(program)
+    except EngineError as error:
+        raise SignatureError(f"model {spec.name!r}: {error}") from error
+    signature = signature_of(spec, inputs, outputs)
+    try:
+        module = device.place(program)
+    except Exception as error:  # its errors have no common class but this
+        raise ModelLoadError(
+            f"model {spec.name!r}: {device.name} cannot take it: {type(error).__name__}: {error}"
+        ) from error
+    if threads is not None:
+        torch.set_num_threads(max(1, threads // slots))  # of one call; each slot's thread has as many
+    _set_precision(properties["float32_matmul_precision"])
+    properties |= {"device": device.name, "num_threads": torch.get_num_threads(), "torch": torch.__version__}
+    return TorchModel(signature, _program(module, program), device, properties)
+
+
+class TorchModel(CompiledModel):
+    """An exported program on a device."""
+
+    def __init__(
+        self, signature: ModelSignature, program: Program, device: Device, properties: Mapping[str, Any]
+    ) -> None:
+        super().__init__(signature, properties)
+        self._program: Program | None = program
+        self._device = device
+        self._before = device.preparations()
+
+    @property
+    def preparations(self) -> Preparations | None:
+        """On XLA the compilations since the model was made, those of other models of the process included."""
+        now, before = self._device.preparations(), self._before
+        if now is None or before is None:
+            return None
+        return Preparations(count=now.count - before.count, hits=now.hits - before.hits)
+
+    def create_infer_request(self) -> TorchRequest:
+        """A request with tensors of its own; small upper bounds are reserved at once."""
+        if self._program is None:
+            raise RuntimeError(f"{self!r} is closed")
+        return TorchRequest(self.signature, self._program, self._device)
+
+    def close(self) -> None:
+        """Let go of the program; its memory is free once its requests are gone too."""
+        self._program = None
+
+
+def _properties(spec: ModelSpec) -> dict[str, Any]:
+    properties: dict[str, Any] = {"float32_matmul_precision": "highest"}  # f32 unless the spec says otherwise
+    for name, value in spec.properties.items():
+        if name not in properties:
+            raise SignatureError(
+                f"model {spec.name!r}: property {name!r}: unknown; known are {', '.join(properties)}"
+            )
+        if value not in _PRECISIONS:
+            raise SignatureError(
+                f"model {spec.name!r}: property {name!r}: expected one of {', '.join(_PRECISIONS)}, not {value!r}"
+            )
+        properties[name] = value
+    return properties
+
+
+def _set_precision(precision: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # PyTorch 2.9 has a second way to say the same, and forbids to mix the two
+        torch.set_float32_matmul_precision(precision)
+        # CUDA's convolutions are rounded to 10 bits unless they are told not to be.
+        torch.backends.cudnn.allow_tf32 = precision != "highest"
+
+
+def _program(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Program:
+    """Flat inputs to flat outputs: programs may take and return dictionaries and lists of tensors."""
+    in_spec = program.call_spec.in_spec
+
+    def call(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        arguments, named = pytree.tree_unflatten(list(inputs), in_spec)
+        return list(pytree.tree_leaves(module(*arguments, **named)))
+
+    return call

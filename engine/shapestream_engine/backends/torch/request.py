@@ -1,0 +1,67 @@
+"""Calls of an exported program on input tensors in host memory, moved to the device where it is another."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from shapestream_engine.backends.host_request import HostRequest
+from shapestream_engine.backends.torch.conversion import ELEMENT_TYPES, array_of, tensor_of
+from shapestream_engine.backends.torch.devices import Device, Program
+from shapestream_engine.errors import InferenceError
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["TorchRequest"]
+
+_Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+class TorchRequest(HostRequest):
+    """A request's own host tensors, each with its view as a PyTorch tensor. A running call cannot be cancelled."""
+
+    def __init__(self, signature: ModelSignature, program: Program, device: Device) -> None:
+        super().__init__(signature, device.kind)
+        self._program = program
+        self._device = device
+        self._arrays: list[_Array | None] = [None] * len(self._tensors)
+        self._views: list[torch.Tensor] = [torch.empty(0)] * len(self._tensors)
+
+    def run(self) -> list[_Array]:
+        """One call; returns its outputs, which are PyTorch's own memory. On the CPU they may be views of the inputs."""
+        try:
+            outputs = self._device.run(self._program, self._inputs())
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(_words(error)) from error
+        except Exception as error:  # the program's own operations, whose errors have no common class
+            if "can't allocate memory" in str(error):
+                raise MemoryError(_words(error)) from error
+            raise InferenceError(_words(error)) from error
+        return [self._checked(number, output) for number, output in enumerate(outputs)]
+
+    def _inputs(self) -> list[torch.Tensor]:
+        for number, (port, tensor) in enumerate(zip(self.signature.inputs, self._tensors, strict=True)):
+            data = tensor.data
+            if data is not self._arrays[number]:  # a tensor makes a new view for each new shape
+                self._arrays[number] = data
+                self._views[number] = tensor_of(data, port.element_type)
+        return self._views
+
+    def _checked(self, number: int, output: torch.Tensor) -> _Array:
+        port = self.signature.outputs[number]
+        shape = tuple(output.shape)
+        if self._device.short_indices and port.element_type == "i64" and output.dtype == torch.int32:
+            output = output.to(torch.int64)
+        if ELEMENT_TYPES.get(output.dtype) != port.element_type or not port.partial_shape.admits(shape):
+            raise InferenceError(
+                f"output {port.name!r} is {port.element_type} {port.partial_shape} in the model file, and the call gave "
+                f"{output.dtype} {list(shape)}"
+            )
+        return array_of(output)
+
+
+def _words(error: BaseException) -> str:
+    """The first paragraph: what follows are places in PyTorch's source, and advice for its developers."""
+    text = str(error).split("\n\n")[0].split("\nException raised from")[0]
+    return " ".join(text.split()) or type(error).__name__
