@@ -22,6 +22,7 @@ from shapestream_engine.model import (
     ModelSpec,
     OutputSpec,
     OutputTensor,
+    Preparations,
     compile_model,
 )
 from shapestream_engine.request_pool import RequestPool
@@ -66,6 +67,7 @@ __all__ = [
     "OutputTensor",
     "PaddedCounts",
     "PartialShape",
+    "Preparations",
     "Recount",
     "Report",
     "RequestPool",

@@ -32,6 +32,7 @@ def test_the_public_names_of_the_engine() -> None:
         "OutputTensor",
         "PaddedCounts",
         "PartialShape",
+        "Preparations",
         "Recount",
         "Report",
         "RequestPool",
