@@ -22,6 +22,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     Unknown,
+    WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
@@ -87,6 +88,8 @@ class Played:
     def __init__(self, endpoint: MemoryEndpoint) -> None:
         self.socket: MemoryServer = endpoint.bind()
         self.peer = b""
+        self.left = trio.Event()
+        """Set when the worker has ended."""
         self._entries: list[Entry] = []
 
     async def next(self, kind: type[T], *, within_s: float = 60.0) -> T:
@@ -136,8 +139,14 @@ def play(
             worker = Worker(
                 "w-1", slots[0], endpoint.connect, ready=lambda: ready.append(trio.current_time())
             )
-            nursery.start_soon(worker.run)
-            await scene(Played(endpoint), worker, ready)
+            server = Played(endpoint)
+
+            async def live() -> None:
+                await worker.run()
+                server.left.set()
+
+            nursery.start_soon(live)
+            await scene(server, worker, ready)
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -273,16 +282,33 @@ def test_what_cannot_be_read_ends_the_connection_not_the_worker() -> None:
     play(scene)
 
 
-def test_a_drained_worker_answers_says_goodbye_and_ends() -> None:
-    """What runs is finished first; the slots' threads are ended last."""
+def test_a_drained_worker_answers_and_ends_with_the_servers_goodbye() -> None:
+    """It says that it drains; what runs is finished first; the slots' threads are ended last."""
 
     async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
         await server.welcome()
         server.say(execute(3))
         await trio.testing.wait_all_tasks_blocked()
         worker.drain()
+        await server.next(WorkerDraining)
         assert 3 == (await server.next(BatchDone)).batch
-        await server.next(Goodbye)
+        server.say(Goodbye())
+        with trio.fail_after(5):
+            await server.left.wait()
+
+    assert play(scene).closed
+
+
+def test_a_draining_worker_does_not_wait_for_a_silent_server() -> None:
+    """After ten missing heartbeats nobody is left to say goodbye."""
+
+    async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
+        await server.welcome()
+        await trio.testing.wait_all_tasks_blocked()
+        worker.drain()
+        await server.next(WorkerDraining)
+        with trio.fail_after(7):
+            await server.left.wait()
 
     assert play(scene).closed
 

@@ -14,6 +14,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     Unknown,
+    WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
@@ -212,25 +213,50 @@ def test_cancelling_a_batch_that_waits_for_its_slot_answers_at_once() -> None:
     assert 1 == len(executor.started)
 
 
-def test_draining_finishes_what_runs_and_leaves_the_rest_to_others() -> None:
-    """The goodbye comes after the last answer; a batch that arrives meanwhile is not started."""
+def test_draining_answers_also_what_was_on_its_way() -> None:
+    """The server had sent a batch before it heard of it: that one runs too, and the server's goodbye is the end."""
     session, executor = greeted()
     session.accept(execute(1, slot=0), 1.0)
     session.drain()
-    assert session.ended is None
+    session.drain()
     session.accept(execute(2, slot=1), 1.5)
-    session.reported([ran(executor.started[0])], 2.0)
-    assert [BatchDone, Goodbye] == [type(entry) for entry in session.outgoing]
+    session.reported([ran(batch) for batch in executor.started], 2.0)
+    assert [WorkerDraining, BatchDone, BatchDone] == [type(entry) for entry in session.outgoing]
+    assert session.ended is None
+    session.accept(Goodbye(), 2.1)
     assert "drained" == session.ended
-    assert 1 == len(executor.started)
 
 
-def test_an_idle_worker_leaves_at_once() -> None:
-    """Nothing runs, so nothing is waited for."""
+def test_an_idle_worker_announces_that_it_leaves() -> None:
+    """Only the server knows whether a batch is on its way."""
     session, _ = greeted()
     session.drain()
-    assert [Goodbye()] == session.outgoing
-    assert "drained" == session.ended
+    assert ([WorkerDraining()], None) == (session.outgoing, session.ended)
+
+
+def test_a_draining_worker_finishes_what_waits_for_its_slot() -> None:
+    """Also behind an orphan, a batch that was accepted is answered."""
+    session, executor = greeted()
+    session.accept(execute(1), 1.0)
+    session.greet(2.0)
+    session.accept(WorkerWelcome(epoch=b"e" * 16, heartbeat_ms=1000), 2.0)
+    session.accept(execute(1), 3.0)
+    session.drain()
+    session.reported([ran(executor.started[0])], 4.0)
+    session.reported([ran(executor.started[1])], 5.0)
+    assert [1] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
+
+
+def test_a_worker_that_nobody_has_welcomed_leaves_at_once() -> None:
+    """Nothing is owed to a server that does not answer, or that does not know us any more."""
+    stranger = WorkerSession("w-1", 42, RecordingExecutor())
+    stranger.greet(0.0)
+    stranger.drain()
+    forgotten, _ = greeted()
+    forgotten.drain()
+    forgotten.accept(Unknown(), 1.0)
+    for session in (stranger, forgotten):
+        assert (Goodbye(), "drained") == (session.outgoing[-1], session.ended)
 
 
 def test_the_servers_goodbye_ends_the_session_and_its_heartbeat_does_not() -> None:

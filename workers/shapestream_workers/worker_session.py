@@ -1,5 +1,8 @@
 """The worker's side of the protocol: entries and reports in, entries and started batches out. No socket, no clock.
 
+A worker *drains* by saying so: it runs what the server sends before it has heard that, and leaves when the server,
+which then has all answers, says goodbye. So nothing is lost on the way, and nothing has to run twice.
+
 A *session* begins with each greeting. The server forgets what ran before it, so batches of an earlier session
 are orphans: they are cancelled, their reports are swallowed (a new server counts batches from the start, and
 would take them for its own), and a slot that is still busy with one holds back its next batch until it is free.
@@ -21,6 +24,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     Unknown,
+    WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
@@ -82,8 +86,6 @@ class WorkerSession:
         self.outgoing = [self._hello]
         self.welcome, self._greeted_at = None, now
         self.ended, self.ended_by_server = None, False
-        if self._draining:
-            self._say_goodbye()
 
     def accept(self, entry: Entry, now: float) -> None:
         """Takes one entry from the server."""
@@ -97,10 +99,13 @@ class WorkerSession:
                 self._transit_s = min(self._transit_s, max(0.0, now - self._greeted_at) / 2)
             case Unknown():
                 # One comes for each message that was on its way to the server before it knew us: greet once.
-                if self.welcome is not None:
+                if self._draining:
+                    self._leave()
+                elif self.welcome is not None:
                     self.greet(now)
             case Goodbye():
-                self.ended, self.ended_by_server = "the server said goodbye", True
+                self.ended = "drained" if self._draining else "the server said goodbye"
+                self.ended_by_server = True
             case Heartbeat():
                 pass
             case _:
@@ -112,21 +117,24 @@ class WorkerSession:
             running = self._running.pop(report.batch)
             if running.batch is not None:
                 self.outgoing.append(_answer(running.batch, report))
-            held = None if self._draining else self._held.pop(running.slot, None)
+            held = self._held.pop(running.slot, None)
             if held is not None:
                 self._execute(held, now)
-        if self._draining:
-            self._leave_if_idle()
 
     def drain(self) -> None:
-        """Finishes what runs, starts nothing more, then leaves; what is held back is run again elsewhere."""
+        """Asks for no more batches; the session ends with the server's goodbye, when it has been given all answers."""
+        if self._draining:
+            return
         self._draining = True
-        self._leave_if_idle()
+        if self.ended is None and self.welcome is not None:
+            self.outgoing.append(WorkerDraining())
+        elif self.ended is None:
+            self._leave()
 
     def _execute(self, held: _Held, now: float) -> None:
         execute = held.execute
         busy = any(running.slot == execute.slot for running in self._running.values())
-        if busy or self._draining:
+        if busy:
             self._held[execute.slot] = held
             return
         try:
@@ -175,11 +183,8 @@ class WorkerSession:
             self._running[number] = _Running(batch=None, slot=running.slot)
             self._executor.cancel_nowait(number)
 
-    def _leave_if_idle(self) -> None:
-        if self.ended is None and all(running.batch is None for running in self._running.values()):
-            self._say_goodbye()
-
-    def _say_goodbye(self) -> None:
+    def _leave(self) -> None:
+        """For a server that does not know us, and so waits for nothing, as far as we know."""
         self.outgoing.append(Goodbye())
         self.ended = "drained"
 

@@ -114,6 +114,11 @@ class Dispatcher:
             self._handle(events.SlotJoined(slot=slot.number, models=models), now)
         return joined
 
+    def executor_closing(self, executor: Executor, now: float) -> None:
+        """It is about to leave: its slots finish what they run and get nothing new."""
+        for slot in [slot for slot in self.slots.values() if slot.executor is executor]:
+            self._handle(events.SlotClosing(slot=slot.number), now)
+
     def executor_left(self, executor: Executor, now: float) -> None:
         """Its slots are gone, and what they ran is run again elsewhere."""
         gone = [slot for slot in self.slots.values() if slot.executor is executor]

@@ -176,7 +176,7 @@ def _not_started(batch: int, why: str) -> Report:
 class RemoteExecutor(Link):
     """Slots of one worker. What it is told to run leaves through the worker port at the end of the turn."""
 
-    __slots__ = ("_outgoing", "checks", "models", "name", "pid", "running", "slots")
+    __slots__ = ("_outgoing", "checks", "draining", "models", "name", "pid", "running", "slots")
 
     def __init__(
         self,
@@ -197,6 +197,8 @@ class RemoteExecutor(Link):
         self._outgoing = outgoing
         self.running: dict[int, Batch] = {}
         """Batches that it has not reported yet."""
+        self.draining = False
+        """It wants to leave, and gets no more."""
 
     def start_nowait(self, batch: Batch) -> None:
         """Relays the members as they came; deadlines travel as the time that remains."""

@@ -29,6 +29,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     Unknown,
+    WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
@@ -115,7 +116,11 @@ class WorkerPort:
             case BatchDone():
                 return self._batch_done(worker, entry, now)
             case BatchFailed():
-                self._batch_failed(worker, entry)
+                return self._batch_failed(worker, entry, now)
+            case WorkerDraining():
+                worker.draining = True
+                self._dispatcher.executor_closing(worker, now)
+                return self._dismiss_if_idle(worker, now)
             case Goodbye():
                 self.worker_left(worker, "goodbye", now)
                 return None
@@ -166,11 +171,23 @@ class WorkerPort:
         """It is gone; its batches are run again elsewhere."""
         if worker.peer is None:
             return
-        self._report()
-        self.workers.pop(worker.peer, None)
-        worker.peer = None
         self._statistics.peers_lost[f"worker: {why}"] += 1
         log.warning("worker left", worker=worker.name, pid=worker.pid, why=why, batches=list(worker.running))
+        self._forget(worker, worker.peer, now)
+
+    def _dismiss_if_idle(self, worker: RemoteExecutor, now: float) -> RemoteExecutor | None:
+        """Lets a worker go that wants to and has answered everything; returns it if it stays."""
+        if not worker.draining or worker.running or worker.peer is None:
+            return worker
+        log.info("worker drained", worker=worker.name, pid=worker.pid)
+        self._outgoing.say_once(worker.peer, Goodbye())
+        self._forget(worker, worker.peer, now)
+        return None
+
+    def _forget(self, worker: RemoteExecutor, peer: bytes, now: float) -> None:
+        self._report()
+        self.workers.pop(peer, None)
+        worker.peer = None
         worker.running.clear()
         self._dispatcher.executor_left(worker, now)
 
@@ -221,11 +238,11 @@ class WorkerPort:
                 message="",
             )
         )
-        return worker
+        return self._dismiss_if_idle(worker, now)
 
-    def _batch_failed(self, worker: RemoteExecutor, failed: BatchFailed) -> None:
+    def _batch_failed(self, worker: RemoteExecutor, failed: BatchFailed, now: float) -> RemoteExecutor | None:
         if worker.running.pop(failed.batch, None) is None:
-            return
+            return worker
         known = failed.code in ("model_error", "unavailable", "cancelled", "internal")
         self._reports.append(
             BatchReport(
@@ -238,3 +255,4 @@ class WorkerPort:
                 message=failed.message,
             )
         )
+        return self._dismiss_if_idle(worker, now)

@@ -43,6 +43,7 @@ from shapestream.wire.messages import (
     StatisticsRequest,
     Unknown,
     Welcome,
+    WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
@@ -74,7 +75,7 @@ _ACCEPTED: dict[Role, tuple[type[Any], ...]] = {
         Credit,
         Statistics,
     ),
-    Role.SERVER_OF_WORKERS: (Heartbeat, Goodbye, WorkerHello, BatchDone, BatchFailed),
+    Role.SERVER_OF_WORKERS: (Heartbeat, Goodbye, WorkerHello, BatchDone, BatchFailed, WorkerDraining),
     Role.WORKER: (Heartbeat, Goodbye, Unknown, WorkerWelcome, Execute, CancelBatch),
 }
 _READERS: dict[Role, dict[int, Reader]] = {

@@ -44,6 +44,7 @@ from shapestream.wire.messages import (
     StatisticsRequest,
     Unknown,
     Welcome,
+    WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
@@ -82,6 +83,7 @@ _COLD: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     Statistics: {"values": plain_map},
     WorkerHello: {"worker": name, "pid": integer, "slots": integer, "models": map_of_maps},
     BatchFailed: {"batch": integer, "code": name, "message": words},
+    WorkerDraining: {},
     WorkerWelcome: {"epoch": uuid, "heartbeat_ms": integer},
     CancelBatch: {"batch": integer},
 }

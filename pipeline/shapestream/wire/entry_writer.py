@@ -35,6 +35,7 @@ from shapestream.wire.messages import (
     StatisticsRequest,
     Unknown,
     Welcome,
+    WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
@@ -181,6 +182,7 @@ WRITERS: dict[type[Any], Writer] = {
     WorkerHello: _fields_writer(WorkerHello, "worker", "pid", "slots", "models"),
     BatchDone: _write_batch_done,
     BatchFailed: _write_words(BatchFailed, "batch", "code", "message"),
+    WorkerDraining: _fields_writer(WorkerDraining),
     WorkerWelcome: _fields_writer(WorkerWelcome, "epoch", "heartbeat_ms"),
     Execute: _write_execute,
     CancelBatch: _fields_writer(CancelBatch, "batch"),

@@ -227,6 +227,13 @@ class BatchFailed:
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDraining:
+    """The worker wants to leave: no new batches, please. It answers what it was sent, until the server's `Goodbye`."""
+
+    KIND: ClassVar[int] = 43
+
+
 # ---------------------------------------------------------------- server -> worker
 
 
@@ -287,6 +294,7 @@ Entry: TypeAlias = (
     | WorkerHello
     | BatchDone
     | BatchFailed
+    | WorkerDraining
     | WorkerWelcome
     | Execute
     | CancelBatch

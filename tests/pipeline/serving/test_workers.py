@@ -29,6 +29,7 @@ from shapestream.wire.messages import (
     Heartbeat,
     Result,
     Unknown,
+    WorkerDraining,
     WorkerHello,
 )
 from shapestream_engine.layout import Tensors
@@ -188,6 +189,97 @@ def test_a_worker_that_leaves_gives_its_batch_back() -> None:
             execute = await third.hear(Execute)
             third.say(done(execute))
             assert 1 == (await client.hear(Result)).sequence
+
+    run(main)
+
+
+def test_a_draining_worker_gets_nothing_new_and_is_dismissed_when_it_owes_nothing() -> None:
+    """Its batch is answered, the next request goes to another worker, no attempt is lost, nobody counts as lost."""
+
+    async def main() -> None:
+        async with memory_serving() as running:
+            client, leaver = await client_and_worker(running)
+            client.say(request(1))
+            execute = await leaver.hear(Execute)
+            client.say(request(2))
+            await wait_all_tasks_blocked()
+            leaver.say(WorkerDraining())
+            leaver.say(done(execute))
+            await leaver.hear(Goodbye)
+            assert [] == [entry for entry in leaver.heard if isinstance(entry, Execute)]
+            assert 1 == (await client.hear(Result)).sequence
+            second = running.worker()
+            await second.join_as_worker("second")
+            second.say(done(await second.hear(Execute)))
+            assert 2 == (await client.hear(Result)).sequence
+            statistics = running.server.statistics()
+            assert ({}, 0, 2) == (
+                statistics["peers_lost"],
+                statistics["batches_failed"],
+                statistics["batches"],
+            )
+
+    run(main)
+
+
+def test_a_batch_that_crosses_the_announcement_is_answered_before_the_goodbye() -> None:
+    """Two batches run on two slots: the goodbye waits for both, also when one of them fails."""
+
+    async def main() -> None:
+        async with memory_serving() as running:
+            worker, client = running.worker(), running.client()
+            await worker.join_as_worker(slots=2)
+            await client.open_session()
+            for number in range(2):
+                client.say(request(number))
+                await wait_all_tasks_blocked()
+            worker.say(WorkerDraining())
+            first, second = await worker.hear(Execute), await worker.hear(Execute)
+            worker.say(done(first))
+            await wait_all_tasks_blocked()
+            with trio.move_on_after(0.5):
+                await worker.hear(Goodbye)
+                raise AssertionError("dismissed with a batch unanswered")
+            worker.say(BatchFailed(batch=second.batch, code="model_error", message="NaN in x"))
+            await worker.hear(Goodbye)
+            assert "model_error" == (await client.hear(Failure)).code
+
+    run(main)
+
+
+def test_an_idle_worker_that_drains_is_dismissed_at_once() -> None:
+    """And may come back: it is known no more."""
+
+    async def main() -> None:
+        async with memory_serving() as running:
+            client, worker = await client_and_worker(running)
+            worker.say(WorkerDraining())
+            await worker.hear(Goodbye)
+            worker.say(Heartbeat())
+            await worker.hear(Unknown)
+            await worker.join_as_worker()
+            client.say(request(1))
+            worker.say(done(await worker.hear(Execute)))
+            assert 1 == (await client.hear(Result)).sequence
+
+    run(main)
+
+
+def test_a_draining_worker_that_dies_loses_its_batch_like_any_other() -> None:
+    """It runs again elsewhere."""
+
+    async def main() -> None:
+        async with memory_serving() as running:
+            client, leaver = await client_and_worker(running)
+            client.say(request(1))
+            await leaver.hear(Execute)
+            leaver.say(WorkerDraining())
+            leaver.say(Goodbye())
+            second = running.worker()
+            await second.join_as_worker("second")
+            second.say(done(await second.hear(Execute)))
+            assert 1 == (await client.hear(Result)).sequence
+            assert {"worker: goodbye": 1} == running.server.statistics()["peers_lost"]
 
     run(main)
 

@@ -31,6 +31,7 @@ from shapestream.wire.messages import (
     Timings,
     Unknown,
     Welcome,
+    WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
@@ -137,6 +138,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             outputs=st.lists(st.none() | tensors(), min_size=1, max_size=3).map(tuple),
         ),
         st.builds(BatchFailed, batch=integers, code=names, message=names),
+        st.builds(WorkerDraining),
     ],
     Role.WORKER: [
         st.builds(Heartbeat),
