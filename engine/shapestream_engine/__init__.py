@@ -3,6 +3,7 @@
 It knows no event loop, no socket and no wire format; those are the pipeline's.
 """
 
+from shapestream_engine.array_tensor import ArrayTensor
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
 from shapestream_engine.errors import (
     ElementTypeError,
@@ -25,6 +26,7 @@ from shapestream_engine.model import (
     Preparations,
     compile_model,
 )
+from shapestream_engine.read_model import ReadModel, read_model
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.rules import (
     Counts,
@@ -45,6 +47,7 @@ from shapestream_engine.tensor import Tensor, TensorLike
 
 __all__ = [
     "ELEMENT_TYPES",
+    "ArrayTensor",
     "Buffer",
     "CompiledModel",
     "Counts",
@@ -68,6 +71,7 @@ __all__ = [
     "PaddedCounts",
     "PartialShape",
     "Preparations",
+    "ReadModel",
     "Recount",
     "Report",
     "RequestPool",
@@ -89,4 +93,5 @@ __all__ = [
     "dtype_of",
     "element_type_of",
     "parse_rule",
+    "read_model",
 ]

@@ -14,18 +14,17 @@ spec names. Each `InferRequest` owns its input tensors; they are resized in plac
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, cast
 
 from shapestream_engine.backends.registry import check_engine, load_backend
 from shapestream_engine.errors import SignatureError
+from shapestream_engine.infer_request import InferRequest, OutputTensor
 from shapestream_engine.ports import PadValue
+from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.tensor import TensorLike
 
 __all__ = [
     "CompiledModel",
@@ -36,7 +35,6 @@ __all__ = [
     "OutputTensor",
     "Preparations",
     "compile_model",
-    "port_number",
 ]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,74 +98,21 @@ class ModelSpec:
             return "function"
         return "torch" if self.path is not None and self.path.suffix.lower() == ".pt2" else "openvino"
 
-    def reshape(self, shapes: Mapping[str, str]) -> ModelSpec:
-        """The same model with other shapes of inputs, as OpenVINO's `reshape`: takes effect when it is compiled."""
+    def reshape(self, shapes: Mapping[str, ShapeLike] | ShapeLike) -> ModelSpec:
+        """The same model with other shapes of inputs, as OpenVINO's `reshape`: takes effect when it is compiled.
+
+        By name; a shape alone is for a model of which this spec names exactly one input, else see `read_model`.
+        """
+        if not isinstance(shapes, Mapping):
+            if len(self.inputs) != 1:
+                raise SignatureError(
+                    f"model {self.name!r}: say which input is to be [{NamedShape.of(shapes)}]: reshape({{name: shape}})"
+                )
+            shapes = {next(iter(self.inputs)): shapes}
         inputs = {**self.inputs}
-        for name, shape in shapes.items():
-            inputs[name] = replace(inputs.get(name, InputSpec()), shape=shape)
+        for name, shape in cast("Mapping[str, ShapeLike]", shapes).items():
+            inputs[name] = replace(inputs.get(name, InputSpec()), shape=str(NamedShape.of(shape)))
         return replace(self, inputs=inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputTensor:
-    """One output of the last call, in the engine's own memory: valid until the request's next call."""
-
-    element_type: str
-    data: np.ndarray[Any, Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The size of each axis."""
-        return tuple(self.data.shape)
-
-
-class InferRequest(ABC):
-    """One call at a time of a compiled model, with input tensors of its own.
-
-    Used by one thread, except `cancel`. Before the first call outputs have 0 in each dynamic dimension.
-    """
-
-    def __init__(self, signature: ModelSignature) -> None:
-        self.signature = signature
-
-    @property
-    @abstractmethod
-    def input_tensors(self) -> Sequence[TensorLike]:
-        """The request's own input tensors, in the order of the signature; resize them in place."""
-
-    @abstractmethod
-    def infer(self) -> None:
-        """Run on what the input tensors hold, to the end; raises `InferenceError`. The request stays usable."""
-
-    @abstractmethod
-    def start_async(self) -> None:
-        """Begin to run; the tensors must not be touched before `wait` has returned."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Until the call that `start_async` began is over; raises `InferenceError` if it failed."""
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """Ask a running call to stop, from any thread: `infer` or `wait` raises then. It may come too late."""
-
-    @abstractmethod
-    def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """The outputs of the last call, as views of the engine's memory: copy before the next call."""
-
-    def input_tensor(self, port: int | str = 0) -> TensorLike:
-        """The input tensor of a port, by number or name."""
-        return self.input_tensors[port_number("input", port, self.signature)]
-
-    def output_tensor(self, port: int | str = 0) -> OutputTensor:
-        """The output of a port, by number or name, of the last call."""
-        number = port_number("output", port, self.signature)
-        return OutputTensor(self.signature.outputs[number].element_type, self.outputs()[number])
-
-    @property
-    def reallocations(self) -> int:
-        """How often an input tensor's data moved to another address, since the request was made."""
-        return sum(tensor.reallocations for tensor in self.input_tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,13 +159,3 @@ def compile_model(spec: ModelSpec, *, slots: int = 1, threads: int | None = None
     if slots < 1 or (threads is not None and threads < 1):
         raise ValueError(f"slots and threads are counts from 1, not {slots} and {threads}")
     return load_backend(spec.effective_engine).compile_spec(spec, slots=slots, threads=threads)
-
-
-def port_number(kind: str, port: int | str, signature: ModelSignature) -> int:
-    """The number of a port that is given by number or name; raises `KeyError` that lists the names."""
-    names = [each.name for each in (signature.inputs if kind == "input" else signature.outputs)]
-    if isinstance(port, str) and port in names:
-        return names.index(port)
-    if isinstance(port, int) and 0 <= port < len(names):
-        return port
-    raise KeyError(f"no {kind} {port!r}; model {signature.name!r} has {', '.join(names)}")

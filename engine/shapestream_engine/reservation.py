@@ -1,14 +1,15 @@
-"""How much memory the input tensors of a request take at once: their upper bounds, while these are small together."""
+"""How much memory the tensors of a request take at once: their upper bounds, while these are small together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from shapestream_engine.element_types import dtype_of
+from shapestream_engine.shapes import exact_nbytes
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import RESERVE_BYTES
 
-__all__ = ["reserved", "upper_bounds"]
+__all__ = ["bound_shape", "output_bounds", "reserved", "upper_bounds"]
 
 
 def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
@@ -23,8 +24,31 @@ def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
     return tuple(bounds)
 
 
+def bound_shape(signature: ModelSignature, output: int) -> tuple[int, ...] | None:
+    """The largest shape that an output can have; None: unbounded along some axis."""
+    port, bounds = signature.outputs[output], dict(zip(signature.dimensions, signature.bounds, strict=True))
+    shape = []
+    for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True):
+        followed = bounds[name].maximum if name in bounds else None
+        known = [most for most in (dimension.maximum, followed) if most is not None]
+        if not known:
+            return None
+        shape.append(min(known))
+    return tuple(shape)
+
+
+def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
+    """The most bytes that each output can need; None: unbounded."""
+    return tuple(
+        None
+        if (shape := bound_shape(signature, number)) is None
+        else exact_nbytes(dtype_of(port.element_type).itemsize, shape)
+        for number, port in enumerate(signature.outputs)
+    )
+
+
 def reserved(bounds: Sequence[int | None], budget: int = RESERVE_BYTES) -> tuple[bool, ...]:
-    """Which inputs are given their upper bound at once: in their order, while the budget of the request lasts."""
+    """Which tensors are given their upper bound at once: in their order, while the budget of the request lasts."""
     chosen = []
     for bound in bounds:
         fits = bound is not None and bound <= budget

@@ -15,7 +15,15 @@ from typing import Any, TypeAlias
 
 from shapestream_engine.errors import ShapeError
 
-__all__ = ["MAX_SIZE", "Dimension", "DimensionLike", "NamedShape", "PartialShape", "exact_nbytes"]
+__all__ = [
+    "MAX_SIZE",
+    "Dimension",
+    "DimensionLike",
+    "NamedShape",
+    "PartialShape",
+    "ShapeLike",
+    "exact_nbytes",
+]
 
 MAX_SIZE = 2**63 - 1
 """The largest size of an axis, and of a tensor in bytes: what a signed 64-bit integer holds."""
@@ -41,6 +49,9 @@ def exact_nbytes(item_nbytes: int, shape: Sequence[int]) -> int:
 
 
 DimensionLike: TypeAlias = "Dimension | int | str | tuple[int | None, int | None] | list[int | None]"
+
+ShapeLike: TypeAlias = "str | PartialShape | NamedShape | Iterable[DimensionLike]"
+"""A shape in any spelling: `"1, ?"`, `[1, -1]`, `[(1, 10), "8.."]`, `"batch:1..64, 384"`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +206,14 @@ class NamedShape:
         for name in self.names:
             if name is not None and not _NAME.fullmatch(name):
                 raise ShapeError(f"{name!r} cannot name a dimension; use letters, digits and underscores")
+
+    @classmethod
+    def of(cls, value: ShapeLike) -> NamedShape:
+        """The shape that `value` stands for, in any spelling; what is no text has no names. Raises `ShapeError`."""
+        if isinstance(value, str | NamedShape):
+            return cls.parse(value)
+        dimensions = PartialShape.parse(value).dimensions
+        return cls((None,) * len(dimensions), dimensions)
 
     @classmethod
     def parse(cls, value: str | NamedShape) -> NamedShape:

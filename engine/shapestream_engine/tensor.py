@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ _ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register of today's CPUs. Engines copy what is aligned less."""
 
 
+@runtime_checkable
 class TensorLike(Protocol):
     """A tensor that can be resized in place: ours, or an engine's own behind this face."""
 
@@ -153,6 +154,17 @@ class Tensor:
         start = storage.ctypes.data
         self._storage, self._offset = storage, -start % _ALIGNMENT
         self._address, self._capacity_bytes = start + self._offset, capacity
+
+    def rest_on(self, memory: np.ndarray[Any, Any], shape: tuple[int, ...]) -> None:
+        """Give up the storage for `memory`, bytes in a row that an engine has filled with a tensor of this shape.
+
+        Without a copy. Counts as a reallocation if the data is at another address than before.
+        """
+        address = memory.ctypes.data
+        self._reallocations += address != self._address
+        self._storage, self._offset = memory, 0
+        self._address, self._capacity_bytes = address, memory.nbytes
+        self._shape, self._data = shape, self._view(shape)
 
     def _new_storage(self, nbytes: int) -> np.ndarray[Any, Any]:
         """Memory for the tensor; devices that read some kinds of it faster than others override this."""

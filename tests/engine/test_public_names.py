@@ -10,6 +10,7 @@ def test_the_public_names_of_the_engine() -> None:
     """Exactly these names are exported, and all of them exist."""
     expected = [
         "ELEMENT_TYPES",
+        "ArrayTensor",
         "Buffer",
         "CompiledModel",
         "Counts",
@@ -33,6 +34,7 @@ def test_the_public_names_of_the_engine() -> None:
         "PaddedCounts",
         "PartialShape",
         "Preparations",
+        "ReadModel",
         "Recount",
         "Report",
         "RequestPool",
@@ -54,6 +56,7 @@ def test_the_public_names_of_the_engine() -> None:
         "dtype_of",
         "element_type_of",
         "parse_rule",
+        "read_model",
     ]
     assert sorted(expected) == sorted(shapestream_engine.__all__)
     assert [] == [name for name in expected if not hasattr(shapestream_engine, name)]

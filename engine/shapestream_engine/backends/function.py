@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.backends.host_request import empty_outputs, input_tensors
+from shapestream_engine.backends.host_request import HostTensors
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
-from shapestream_engine.model import CompiledModel, InferRequest, InputSpec, ModelSpec, OutputSpec
+from shapestream_engine.input_arrays import InputArrays
+from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.rules import Rows, Rule, Whole, parse_rule
 from shapestream_engine.shapes import NamedShape
@@ -59,18 +60,16 @@ class FunctionModel(CompiledModel):
         """Nothing to let go of: the module that the callable comes from stays loaded."""
 
 
-class FunctionRequest(InferRequest):
+class FunctionRequest(HostTensors):
     """Calls of a callable. A call that runs cannot be cancelled: Python has no way to interrupt it."""
 
     def __init__(self, signature: ModelSignature, function: _Function) -> None:
         super().__init__(signature)
         self._function = function
-        self._tensors = input_tensors(signature)
         self._named = tuple(
             (port.name, tensor) for port, tensor in zip(signature.inputs, self._tensors, strict=True)
         )
         self._expected = tuple((port, dtype_of(port.element_type)) for port in signature.outputs)
-        self._outputs = empty_outputs(signature)
         self._error: InferenceError | None = None
 
     @property
@@ -78,8 +77,14 @@ class FunctionRequest(InferRequest):
         """The request's own input tensors, in the order of the signature."""
         return self._tensors
 
-    def infer(self) -> None:
-        """Call the function; raises `InferenceError` for whatever it raises, and for outputs that are not as declared."""
+    def infer(self, inputs: InputArrays | None = None) -> None:
+        """Call the function, on `inputs` where they are given.
+
+        Raises `InferenceError` for whatever it raises, and for outputs that are not as declared.
+        """
+        if inputs is not None:
+            self.fill(inputs)
+        self.check_outside()
         arguments = {name: tensor.data for name, tensor in self._named}
         try:
             returned = self._function(**arguments)
@@ -88,7 +93,7 @@ class FunctionRequest(InferRequest):
             SystemExit,
         ) as error:  # the model's own code, which may do anything; SystemExit would end the slot
             raise InferenceError(f"{type(error).__name__}: {error}") from error
-        self._outputs = self._check(returned)
+        self.keep(self._check(returned))
 
     def start_async(self) -> None:
         """Runs at once: there is no device beside this thread."""
@@ -188,7 +193,7 @@ def _signature(spec: ModelSpec) -> ModelSignature:
         )
     except EngineError as error:
         raise SignatureError(f"model {spec.name!r}: {error}") from error
-    return ModelSignature(spec.name, inputs, outputs)
+    return ModelSignature(spec.name, inputs, outputs, spec.strategy)
 
 
 def _rule(port: OutputSpec, batched: bool) -> Rule:

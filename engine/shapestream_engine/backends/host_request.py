@@ -14,23 +14,28 @@ import numpy as np
 from shapestream_engine.backends.background_call import BackgroundCall
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, ShapeError
-from shapestream_engine.model import InferRequest
+from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
 from shapestream_engine.reservation import reserved, upper_bounds
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike
 
-__all__ = ["HostRequest", "InputTensor", "empty_outputs", "input_tensors"]
+__all__ = ["HostRequest", "HostTensors", "InputTensor", "empty_outputs", "input_tensors"]
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class InputTensor(Tensor):
-    """A request's own input tensor: takes the shapes that its port takes, and none while the request runs."""
+    """A request's own input tensor: takes the shapes that its port takes, and none while the request runs.
 
-    __slots__ = ("_port", "locked")
+    It may stand for a tensor from outside, `outside`, which then is what the engine reads.
+    """
+
+    __slots__ = ("_port", "locked", "outside")
 
     def __init__(self, port: InputPort, *, upper_bound_bytes: int | None, reserve_bytes: int) -> None:
+        self.outside: TensorLike | None = None
         self.locked = False
         """The request runs: its tensors stay as they are."""
         super().__init__(
@@ -41,16 +46,36 @@ class InputTensor(Tensor):
         )
         self._port = port
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis; setting it is `set_shape`."""
+        return self._shape if self.outside is None else self.outside.shape
+
+    @shape.setter
+    def shape(self, shape: tuple[int, ...]) -> None:
+        self.set_shape(shape)
+
+    @property
+    def data(self) -> _Array:
+        """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
+        return self._data if self.outside is None else self.outside.data
+
     def set_shape(self, shape: Sequence[int]) -> None:
         """Resize in place; raises `ShapeError` for a shape that the port does not take."""
-        if shape == self._shape:
+        if shape == self._shape and self.outside is None:
             return
-        port = self._port
-        if not port.shape.partial_shape.admits(tuple(shape)):
-            raise ShapeError(f"input {port.name!r} takes [{port.shape}], not {list(shape)}")
+        self.check(tuple(shape))
         if self.locked:
-            raise InferenceError(f"input {port.name!r} cannot be resized while its request runs")
-        super().set_shape(shape)
+            raise InferenceError(f"input {self._port.name!r} cannot be resized while its request runs")
+        if self.outside is None:
+            super().set_shape(shape)
+        else:
+            self.outside.shape = tuple(shape)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raises `ShapeError` for a shape that the port does not take."""
+        if not self._port.shape.partial_shape.admits(shape):
+            raise ShapeError(f"input {self._port.name!r} takes [{self._port.shape}], not {list(shape)}")
 
 
 def input_tensors(
@@ -75,13 +100,48 @@ def empty_outputs(signature: ModelSignature) -> list[_Array]:
     ]
 
 
-class HostRequest(InferRequest):
-    """A request whose engine implements `run`: one call, to its end, on what the tensors hold."""
+class HostTensors(InferRequest):
+    """What requests over host memory share: their tensors, and those from outside that are set in place of them."""
 
     def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
         super().__init__(signature)
         self._tensors = input_tensors(signature, kind)
         self._outputs = empty_outputs(signature)
+        self._outside = False
+        self._set_outputs: dict[int, Tensor] = {}
+
+    def check_outside(self) -> None:
+        """Before a call: raises `ShapeError` if a tensor from outside has a shape that its port does not take."""
+        if self._outside:
+            for tensor in self._tensors:
+                tensor.check(tensor.shape)
+
+    def keep(self, outputs: list[_Array]) -> None:
+        """After a call: what `outputs` gives from now on. Those that were set get a copy."""
+        for number, tensor in self._set_outputs.items():
+            tensor.shape = outputs[number].shape
+            tensor.data[...] = outputs[number]
+            outputs[number] = tensor.data
+        self._outputs = outputs
+
+    def _use_input(self, number: int, tensor: TensorLike | None) -> None:
+        own = self._tensors[number]
+        if own.locked:
+            raise InferenceError(
+                f"input {self.signature.inputs[number].name!r} cannot be exchanged while its request runs"
+            )
+        own.outside = tensor
+        self._outside = any(each.outside is not None for each in self._tensors)
+
+    def _use_output(self, number: int, tensor: Tensor) -> None:
+        self._set_outputs[number] = tensor
+
+
+class HostRequest(HostTensors):
+    """A request whose engine implements `run`: one call, to its end, on what the tensors hold."""
+
+    def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
+        super().__init__(signature, kind)
         self._background = BackgroundCall()
 
     @abstractmethod
@@ -93,8 +153,10 @@ class HostRequest(InferRequest):
         """The request's own input tensors, in the order of the signature."""
         return self._tensors
 
-    def infer(self) -> None:
-        """Run to the end in this thread; other threads run meanwhile."""
+    def infer(self, inputs: InputArrays | None = None) -> None:
+        """Run to the end in this thread, on `inputs` where they are given; other threads run meanwhile."""
+        if inputs is not None:
+            self.fill(inputs)
         self._begin()
         self._finish()
 
@@ -118,12 +180,13 @@ class HostRequest(InferRequest):
         """Called in the caller's thread before each call: from here on `cancel` is meant for that call."""
 
     def _begin(self) -> None:
+        self.check_outside()
         self._lock(True)
         self.prepare()
 
     def _finish(self) -> None:
         try:
-            self._outputs = self.run()
+            self.keep(self.run())
         finally:
             self._lock(False)
 

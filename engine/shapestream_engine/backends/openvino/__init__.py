@@ -8,8 +8,8 @@ What OpenVINO does by itself, and nobody here can change: its CPU device compute
 2^31 do not survive a call.
 """
 
-from shapestream_engine.backends.openvino.compiling import OpenVinoModel, compile_spec
+from shapestream_engine.backends.openvino.compiling import OpenVinoModel, compile_spec, read_spec
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
 from shapestream_engine.backends.openvino.tensor import OpenVinoTensor
 
-__all__ = ["OpenVinoModel", "OpenVinoRequest", "OpenVinoTensor", "compile_spec"]
+__all__ = ["OpenVinoModel", "OpenVinoRequest", "OpenVinoTensor", "compile_spec", "read_spec"]

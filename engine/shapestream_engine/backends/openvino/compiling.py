@@ -17,21 +17,13 @@ from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["OpenVinoModel", "compile_spec"]
+__all__ = ["OpenVinoModel", "compile_spec", "read_spec"]
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OpenVinoModel:
     """Read the model, give its inputs the shapes of the spec, work out its signature, and compile it."""
     properties = _properties(core(), spec, slots, threads)
-    if spec.path is not None:
-        model = read_model(core(), spec.path)
-    elif isinstance(spec.model, ov.Model):
-        model = spec.model.clone()  # it is reshaped below, and the caller's stays as it is
-    else:
-        what = "a function" if spec.function is not None else type(spec.model).__name__
-        raise SignatureError(
-            f"model {spec.name!r}: the engine openvino takes a path or an ov.Model, not {what}"
-        )
+    model = _model(spec)
     signature = signature_of(model, spec)
     try:
         compiled = core().compile_model(model, spec.device, properties)
@@ -40,6 +32,20 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OpenVin
             f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
         ) from error
     return OpenVinoModel(signature, compiled, stateful=bool(model.get_variables()))
+
+
+def read_spec(spec: ModelSpec) -> ModelSignature:
+    """What the model would be if it were compiled: for `read_model`."""
+    return signature_of(_model(spec), spec)
+
+
+def _model(spec: ModelSpec) -> ov.Model:
+    if spec.path is not None:
+        return read_model(core(), spec.path)
+    if isinstance(spec.model, ov.Model):
+        return spec.model.clone()  # it is reshaped afterwards, and the caller's stays as it is
+    what = "a function" if spec.function is not None else type(spec.model).__name__
+    raise SignatureError(f"model {spec.name!r}: the engine openvino takes a path or an ov.Model, not {what}")
 
 
 class OpenVinoModel(CompiledModel):

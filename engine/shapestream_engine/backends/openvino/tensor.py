@@ -13,10 +13,18 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, ShapeError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import MAX_SIZE
+from shapestream_engine.tensor import TensorLike
 
-__all__ = ["OpenVinoTensor", "TensorOwner"]
+__all__ = ["OpenVinoTensor", "TensorOwner", "tensor_over"]
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def tensor_over(data: _Array, element_type: ov.Type) -> ov.Tensor:
+    """OpenVINO's tensor over an array's memory, which it keeps alive."""
+    # bf16, which NumPy has no type of its own for, is known by its size.
+    known = data.view(np.uint16) if data.dtype.kind == "V" else data
+    return ov.Tensor(known, ov.Shape(data.shape), element_type)
 
 
 class TensorOwner(Protocol):
@@ -31,10 +39,11 @@ class OpenVinoTensor:
 
     It reallocates only if the shape needs more than the capacity, which then at least doubles, up to the upper bound.
     A reallocation is counted when the data moved to another address, which is asked of OpenVINO, not inferred.
+    It may stand for a tensor from outside (`use`), which OpenVINO then reads directly.
     """
 
-    __slots__ = ("_address", "_bound", "_capacity", "_data", "_dtype", "_number", "_port", "_request", "_shape", "_tensor",
-                 "reallocations")  # fmt: skip
+    __slots__ = ("_address", "_bound", "_capacity", "_data", "_dtype", "_number", "_outside", "_port", "_request", "_shape",
+                 "_shown", "_tensor", "reallocations")  # fmt: skip
 
     def __init__(
         self, request: TensorOwner, number: int, port: InputPort, bound: int | None, *, reserve: bool
@@ -47,6 +56,8 @@ class OpenVinoTensor:
         self._bound = bound
         self._capacity = int(self._tensor.byte_size)
         self._shape: tuple[int, ...] = ()
+        self._outside: TensorLike | None = None
+        self._shown: _Array | None = None
         self.reallocations = 0
         """How often the data moved to another address since the tensor was made."""
         if reserve and bound is not None and bound > self._capacity:
@@ -62,19 +73,21 @@ class OpenVinoTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The size of each axis. Setting it raises `ShapeError` for a shape that the port does not take."""
-        return self._shape
+        return self._shape if self._outside is None else self._outside.shape
 
     @shape.setter
     def shape(self, shape: Sequence[int]) -> None:
         shape = tuple(shape)
-        if shape == self._shape:
+        if shape == self._shape and self._outside is None:
             return
         port = self._port
         # OpenVINO takes any shape at any time: a wrong one fails later, and one set during a call corrupts memory.
-        if not port.shape.partial_shape.admits(shape):
-            raise ShapeError(f"input {port.name!r} takes [{port.shape}], not {list(shape)}")
+        self._check(shape)
         if self._request.running:
             raise InferenceError(f"input {port.name!r} cannot be resized while its request runs")
+        if self._outside is not None:
+            self._outside.shape = shape
+            return
         needed = self._dtype.itemsize
         for size in shape:
             needed *= size
@@ -99,12 +112,40 @@ class OpenVinoTensor:
     @property
     def data(self) -> _Array:
         """A view of exactly `shape`, in OpenVINO's memory; valid until the shape is set again."""
-        return self._data
+        return self._data if self._outside is None else self._outside.data
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes that a shape may take without a reallocation."""
         return self._capacity
+
+    @property
+    def is_outside(self) -> bool:
+        """It stands for a tensor from outside."""
+        return self._outside is not None
+
+    def use(self, outside: TensorLike | None) -> None:
+        """Stand for a tensor from outside, whose memory OpenVINO reads; None: for the request's own again."""
+        if self._request.running:
+            raise InferenceError(f"input {self._port.name!r} cannot be exchanged while its request runs")
+        if outside is None and self._outside is not None:
+            self._request.engine_request.set_input_tensor(self._number, self._tensor)
+        self._outside, self._shown = outside, None
+
+    def show(self) -> None:
+        """Before a call: OpenVINO is shown the tensor from outside as it is now; raises `ShapeError` if it does not fit."""
+        if self._outside is None or (data := self._outside.data) is self._shown:
+            return
+        self._check(data.shape)
+        self._request.engine_request.set_input_tensor(
+            self._number, tensor_over(data, self._tensor.element_type)
+        )
+        self._shown = data
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        port = self._port
+        if not port.shape.partial_shape.admits(shape):
+            raise ShapeError(f"input {port.name!r} takes [{port.shape}], not {list(shape)}")
 
     def _grow(self, needed: int) -> None:
         """Doubling makes the cost of growth a constant per byte; the bound keeps it from taking what cannot come."""
@@ -138,4 +179,6 @@ class OpenVinoTensor:
         return data if data.dtype == self._dtype else data.view(self._dtype)
 
     def __repr__(self) -> str:
+        if self._outside is not None:
+            return f"OpenVinoTensor({self.element_type}, from outside: {self._outside!r})"
         return f"OpenVinoTensor({self.element_type}, {list(self._shape)}, {self._data.nbytes} of {self._capacity} bytes)"
