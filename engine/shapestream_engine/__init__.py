@@ -4,6 +4,12 @@ It knows no event loop, no socket and no wire format; those are the pipeline's.
 """
 
 from shapestream_engine.array_tensor import ArrayTensor
+from shapestream_engine.batching.bucketed import Bucketed
+from shapestream_engine.batching.native import Native
+from shapestream_engine.batching.padded import Padded
+from shapestream_engine.batching.partitioned import Partitioned
+from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
 from shapestream_engine.errors import (
     ElementTypeError,
@@ -26,6 +32,7 @@ from shapestream_engine.model import (
     Preparations,
     compile_model,
 )
+from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.read_model import ReadModel, read_model
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.rules import (
@@ -48,6 +55,7 @@ from shapestream_engine.tensor import Tensor, TensorLike
 __all__ = [
     "ELEMENT_TYPES",
     "ArrayTensor",
+    "Bucketed",
     "Buffer",
     "CompiledModel",
     "Counts",
@@ -65,12 +73,16 @@ __all__ = [
     "ModelSignature",
     "ModelSpec",
     "NamedShape",
+    "Native",
     "OutputPort",
     "OutputSpec",
     "OutputTensor",
+    "Padded",
     "PaddedCounts",
     "PartialShape",
+    "Partitioned",
     "Preparations",
+    "PreparedLimits",
     "ReadModel",
     "Recount",
     "Report",
@@ -83,6 +95,7 @@ __all__ = [
     "Shared",
     "SignatureError",
     "Slot",
+    "Strategy",
     "Tensor",
     "TensorLike",
     "Tensors",
@@ -93,5 +106,6 @@ __all__ = [
     "dtype_of",
     "element_type_of",
     "parse_rule",
+    "parse_strategy",
     "read_model",
 ]

@@ -17,12 +17,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from shapestream_engine.backends.registry import check_engine, load_backend
+from shapestream_engine.batching.native import Native
+from shapestream_engine.batching.strategy import SizesPlanner, Strategy
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.infer_request import InferRequest, OutputTensor
 from shapestream_engine.ports import PadValue
+from shapestream_engine.prepared import PreparedLimits, PreparedModels, PreparedSizes
 from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
 
@@ -36,6 +39,7 @@ __all__ = [
     "Preparations",
     "compile_model",
 ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
@@ -76,6 +80,10 @@ class ModelSpec:
     inputs: Mapping[str, InputSpec] = field(default_factory=dict)
     outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
+    strategy: Strategy = Native()  # noqa: RUF009 - frozen
+    """Which call shapes it is given."""
+    prepared: PreparedLimits = PreparedLimits()  # noqa: RUF009 - frozen
+    """How many models for single shapes are kept, where the strategy and the engine make such."""
 
     def __post_init__(self) -> None:
         given = [what for what in (self.path, self.function, self.model) if what is not None]
@@ -128,10 +136,24 @@ class Preparations:
 class CompiledModel(ABC):
     """A model that is ready to run, from any number of requests at a time."""
 
+    prepares: ClassVar[bool] = False
+    """Whether it gains by a model of its own per allowed shape; see `prepare`."""
+
     def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:
         self.signature = signature
         self.properties: Mapping[str, Any] = dict(properties)
         """What the engine runs with in the end, as plain data for a log; defaults included."""
+        self.prepared: PreparedModels | None = None
+        """The models for single shapes, where the strategy asks for some and the engine makes them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, as far as the engine tells; 0 where it does not."""
+        return 0
+
+    def prepare(self, sizes: PreparedSizes) -> CompiledModel:
+        """A model for calls of these sizes alone; whose `prepares` is false has none, and runs all shapes itself."""
+        raise NotImplementedError(f"{self!r} prepares nothing for {sizes}")
 
     @property
     def preparations(self) -> Preparations | None:
@@ -154,8 +176,19 @@ def compile_model(spec: ModelSpec, *, slots: int = 1, threads: int | None = None
     """Read, check and compile a model with the engine that it is for.
 
     `slots` requests are to run at the same time, on `threads` CPU threads together (None: the engine's choice).
+    What its strategy wants prepared is, at least in part; the rest follows when it is first asked for.
     Raises `EngineMissing`, `ModelLoadError` or `SignatureError`, which say what to do.
     """
     if slots < 1 or (threads is not None and threads < 1):
         raise ValueError(f"slots and threads are counts from 1, not {slots} and {threads}")
-    return load_backend(spec.effective_engine).compile_spec(spec, slots=slots, threads=threads)
+    model = load_backend(spec.effective_engine).compile_spec(spec, slots=slots, threads=threads)
+    if model.signature.strategy != spec.strategy:
+        raise SignatureError(
+            f"model {spec.name!r}: the engine {spec.effective_engine} does not do the strategy {spec.strategy.NAME}"
+        )
+    if model.prepares and isinstance(planner := model.signature.planner, SizesPlanner):
+        model.prepared = PreparedModels(model.prepare, spec.prepared)
+        # Without a warm-up too the smallest and the largest: a model that cannot be run so is refused now.
+        warm_up = spec.prepared.warm_up
+        model.prepared.warm_up(planner.prepared_shapes() if warm_up else planner.extreme_shapes())
+    return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shapestream_engine.batching.assembly import Assembly
+from shapestream_engine.batching.pieces import PieceCutter
 from shapestream_engine.model import CompiledModel, InferRequest
 
 __all__ = ["RequestPool"]
@@ -20,7 +21,13 @@ class RequestPool:
             raise ValueError(f"a pool has at least one request, not {size}")
         self.signature = model.signature
         self.assembly = Assembly(model.signature)
-        self._all = tuple(model.create_infer_request() for _ in range(size))
+        self.planner = model.signature.strategy.bind(model.signature.table)
+        """What calls a batch takes; None: one, of the shape that it has. Its own, as one that rounds remembers."""
+        self.cutter = PieceCutter(model.signature)
+        self.prepared = model.prepared
+        """Where the requests of the calls come from if models are prepared for their shapes; nothing is lent then."""
+        wanted = size if self.prepared is None else 0
+        self._all = tuple(model.create_infer_request() for _ in range(wanted))
         self._free = list(self._all)
 
     def try_lease(self) -> InferRequest | None:

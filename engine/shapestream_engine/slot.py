@@ -13,15 +13,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from time import monotonic, perf_counter
+from time import perf_counter
 
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.errors import EngineError, InferenceError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InferRequest
+from shapestream_engine.planned_batch import PlannedBatch
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature, RequestShape
-from shapestream_engine.work import ErrorCode, Report, Work
+from shapestream_engine.work import ErrorCode, Report, Work, in_time
 
 __all__ = ["ErrorCode", "Report", "Slot", "Work"]
 
@@ -81,27 +82,31 @@ class Slot:
     def _process(self, work: Work) -> Report:
         pool = self._pools.get(work.model)
         request = None if pool is None else pool.try_lease()
-        if pool is None or request is None:
+        if pool is None or (request is None and pool.prepared is None):
             reason = "is not served here" if pool is None else f"has no free request: {pool!r}"
             message = f"model {work.model!r} {reason}"
             return Report(batch=work.batch, outputs=None, error_code="unavailable", message=message)
         try:
+            if pool.planner is not None:
+                return PlannedBatch(work, pool, request, self._infer, self._is_new).run()
+            assert request is not None  # models are only prepared for what is planned
             return self._run(work, pool, request)
         except Exception as error:  # noqa: BLE001 - the edge where whatever went wrong becomes a coded report
             return self._failure(work, error)
         finally:
-            pool.give_back(request)
+            if request is not None:
+                pool.give_back(request)
 
     def _run(self, work: Work, pool: RequestPool, request: InferRequest) -> Report:
         resolve = pool.signature.resolve
         shapes = work.shapes or tuple([resolve(member.layout) for member in work.members])
         reallocations = request.reallocations
         began = perf_counter()
-        places: Sequence[int] = _in_time(work.start_before, range(len(work.members)))
+        places: Sequence[int] = in_time(work.start_before, range(len(work.members)))
         while places:
             call = _Call.of(pool.signature, work, shapes, places)
             pool.assembly.gather(call.sizes, call.members, call.shapes, request.input_tensors)
-            still = _in_time(work.start_before, places)  # gathering takes time as well
+            still = in_time(work.start_before, places)  # gathering takes time as well
             if len(still) == len(places):
                 break
             places = still
@@ -117,7 +122,7 @@ class Slot:
             run_s=ended - started,
             gather_s=started - began,
             reallocations=request.reallocations - reallocations,
-            new_shape=self._is_new(work.model, call.sizes),
+            preparations=int(self._is_new(work.model, call.sizes)),
         )
 
     def _infer(self, batch: int, request: InferRequest) -> tuple[float, float]:
@@ -174,19 +179,6 @@ class _Call:
         left = [shapes[place] for place in places]
         sizes = merge_sizes(signature, [shape.sizes for shape in left])
         return cls(sizes, [work.members[place] for place in places], left)
-
-
-def _in_time(start_before: tuple[float | None, ...] | None, places: Sequence[int]) -> Sequence[int]:
-    """The places of `places` whose members may still start; the same object where none is late."""
-    if start_before is None:
-        return places
-    deadlines = [time for time in start_before if time is not None]
-    if not deadlines:
-        return places
-    now = monotonic()
-    if min(deadlines) > now:
-        return places
-    return [place for place in places if (time := start_before[place]) is None or time > now]
 
 
 def _in_place(results: Sequence[Tensors], places: Sequence[int], members: int) -> tuple[Tensors | None, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Literal, TypeAlias
 
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import RequestShape
 
-__all__ = ["ErrorCode", "Report", "Work"]
+__all__ = ["ErrorCode", "Report", "Work", "in_time"]
 
 ErrorCode: TypeAlias = Literal["model_error", "unavailable", "cancelled", "internal"]
 """`model_error`: this data, or this model. `unavailable`: the device, such as no memory; elsewhere it may run."""
@@ -42,7 +44,23 @@ class Report:
     """Seconds from the start of the work to the start of the inference."""
     reallocations: int = 0
     """Of input tensors, by this batch."""
-    new_shape: bool = False
-    """This slot had not run the model with these sizes before."""
+    preparations: int = 0
+    """Calls whose shape was new: to this slot, or to the process where models are prepared for their shapes."""
+    calls: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """The calls that the batch took: how many of which sizes. Empty: one, of the batch's own sizes."""
     error_code: ErrorCode | None = None
     message: str = ""
+
+
+def in_time(start_before: tuple[float | None, ...] | None, places: Sequence[int]) -> Sequence[int]:
+    """The places of `places` whose members may still start; the same object where none is late."""
+    if start_before is None:
+        return places
+    deadlines = [time for time in start_before if time is not None]
+    if not deadlines:
+        return places
+    now = monotonic()
+    if min(deadlines) > now:
+        return places
+    left = [place for place in places if (time := start_before[place]) is None or time > now]
+    return places if len(left) == len(places) else left

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shapestream_engine
-from shapestream_engine import batching
 
 
 def test_the_public_names_of_the_engine() -> None:
@@ -11,6 +10,7 @@ def test_the_public_names_of_the_engine() -> None:
     expected = [
         "ELEMENT_TYPES",
         "ArrayTensor",
+        "Bucketed",
         "Buffer",
         "CompiledModel",
         "Counts",
@@ -28,11 +28,15 @@ def test_the_public_names_of_the_engine() -> None:
         "ModelSignature",
         "ModelSpec",
         "NamedShape",
+        "Native",
         "OutputPort",
         "OutputSpec",
         "OutputTensor",
+        "Padded",
         "PaddedCounts",
         "PartialShape",
+        "Partitioned",
+        "PreparedLimits",
         "Preparations",
         "ReadModel",
         "Recount",
@@ -46,6 +50,7 @@ def test_the_public_names_of_the_engine() -> None:
         "Shared",
         "SignatureError",
         "Slot",
+        "Strategy",
         "Tensor",
         "TensorLike",
         "Tensors",
@@ -56,13 +61,8 @@ def test_the_public_names_of_the_engine() -> None:
         "dtype_of",
         "element_type_of",
         "parse_rule",
+        "parse_strategy",
         "read_model",
     ]
     assert sorted(expected) == sorted(shapestream_engine.__all__)
     assert [] == [name for name in expected if not hasattr(shapestream_engine, name)]
-
-
-def test_the_public_names_of_batching() -> None:
-    """Calls are planned by these and assembled by that."""
-    assert ["Assembly", "Call", "merge_sizes", "padding_ratio"] == sorted(batching.__all__)
-    assert [] == [name for name in batching.__all__ if not hasattr(batching, name)]

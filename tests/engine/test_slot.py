@@ -140,7 +140,7 @@ def test_a_new_shape_is_new_once() -> None:
     """The first call of each shape is reported as such."""
     with bench(function_model(double)) as made:
         shapes = [(1, 2), (1, 2), (2, 2), (1, 2)]
-        assert [True, False, True, False] == [made.run(full(0, *shape)).new_shape for shape in shapes]
+        assert [1, 0, 1, 0] == [made.run(full(0, *shape)).preparations for shape in shapes]
 
 
 def test_reallocations_are_those_of_the_batch() -> None:
@@ -234,7 +234,7 @@ def test_when_all_are_too_late_nothing_runs() -> None:
         report = made.run(full(1, 1, 2), full(1, 1, 2), start_before=(0.0, 0.0))
         assert [None, None] == results(report)
         assert 0 == request.calls
-        assert not report.new_shape
+        assert 0 == report.preparations
 
 
 def test_a_deadline_that_passes_while_gathering_counts() -> None:

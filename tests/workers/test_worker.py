@@ -75,7 +75,7 @@ class EchoSlots:
             outputs=batch.members if self._outputs is None else (self._outputs,),
             run_s=self._delay_s,
             reallocations=0,
-            new_shape=False,
+            preparations=0,
             code=None,
             message="",
         )

@@ -72,9 +72,10 @@ def ran(batch: Batch) -> BatchReport:
         outputs=batch.members,
         run_s=0.25,
         reallocations=1,
-        new_shape=True,
+        preparations=1,
         code=None,
         message="",
+        calls=((2, (4,)),),
     )
 
 
@@ -102,7 +103,14 @@ def test_a_batch_runs_and_is_answered_under_the_servers_number() -> None:
     )
     session.reported([ran(batch)], 2.0)
     assert [
-        BatchDone(batch=70, run_us=250_000, reallocations=1, new_shape=True, outputs=(TENSORS,))
+        BatchDone(
+            batch=70,
+            run_us=250_000,
+            reallocations=1,
+            preparations=1,
+            calls=((2, (4,)),),
+            outputs=(TENSORS,),
+        )
     ] == session.outgoing
 
 
@@ -115,7 +123,7 @@ def test_a_failure_keeps_its_code_and_words() -> None:
         outputs=None,
         run_s=0.0,
         reallocations=0,
-        new_shape=False,
+        preparations=0,
         code="model_error",
         message="Broadcast",
     )

@@ -146,7 +146,8 @@ class Worker:
         if self._debug:
             for report in reports:
                 log.debug("batch ran here", run_s=round(report.run_s, 6), reallocations=report.reallocations,
-                          new_shape=report.new_shape, code=report.code)  # fmt: skip
+                          preparations=report.preparations,
+                          calls=report.calls, code=report.code)  # fmt: skip
         self._session.reported(reports, trio.current_time())
         self._end_turn()
 

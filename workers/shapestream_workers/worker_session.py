@@ -196,6 +196,7 @@ def _answer(batch: int, report: BatchReport) -> BatchDone | BatchFailed:
         batch=batch,
         run_us=round(report.run_s * 1e6),
         reallocations=report.reallocations,
-        new_shape=report.new_shape,
+        preparations=report.preparations,
+        calls=report.calls,
         outputs=report.outputs,
     )

@@ -13,6 +13,7 @@ import numpy as np
 from shapestream_engine.batching.gather import InputGatherer
 from shapestream_engine.batching.split import Division
 from shapestream_engine.batching.splitters import splitters_of
+from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.resolution import RequestShape
@@ -23,7 +24,9 @@ __all__ = ["Assembly"]
 
 
 class Assembly:
-    """Gathers and splits the calls of one model; made once per signature, used by any number of threads.
+    """Gathers and splits the calls of one model, and joins what was divided over several of them.
+
+    Made once per signature, used by any number of threads.
 
     In both directions `sizes` are the call's, and `shapes` what `resolve` said of each request, in the order
     of their rows.
@@ -35,6 +38,7 @@ class Assembly:
             InputGatherer(number, port, signature.table) for number, port in enumerate(signature.inputs)
         )
         self._splitters = splitters_of(signature)
+        self._in_order = sorted(self._splitters, key=lambda splitter: splitter.number)
 
     def gather(
         self,
@@ -75,6 +79,23 @@ class Assembly:
         layouts = zip(*[column.entries for column in in_order], strict=True)
         buffers = zip(*[column.buffers for column in in_order], strict=True)
         return [Tensors(layout=layout, buffers=parts) for layout, parts in zip(layouts, buffers, strict=True)]
+
+    def join(self, parts: Sequence[Tensors], rows: Sequence[int]) -> Tensors:
+        """One request's results of the calls that it was divided over, in order; `rows` are its rows in each of them.
+
+        Raises `RuleError` where they do not fit together.
+        """
+        layout: list[tuple[int, str, tuple[int, ...]]] = []
+        buffers = []
+        for splitter in self._in_order:
+            number = splitter.number
+            dtype = dtype_of(self._signature.outputs[number].element_type)
+            whole = splitter.join(
+                [np.ndarray(part.layout[number][2], dtype, part.buffers[number]) for part in parts], rows
+            )
+            layout.append((number, parts[0].layout[number][1], whole.shape))
+            buffers.append(whole.tobytes())
+        return Tensors(layout=tuple(layout), buffers=buffers)
 
     def _check_call(self, sizes: tuple[int, ...], shapes: Sequence[RequestShape]) -> None:
         """Requests that do not fill the call exactly would leave rows of an earlier call in the tensors."""

@@ -95,6 +95,8 @@ class OutputSplitter(ABC):
 
     STAGE = 0
     """Splitters of a later stage follow selections of an earlier one."""
+    _join_axis: int | None = 0
+    """Along which a result's parts from several calls follow each other."""
 
     def __init__(
         self, number: int, port: OutputPort, table: DimensionTable, own_axes: Sequence[int | None]
@@ -117,6 +119,24 @@ class OutputSplitter(ABC):
     @abstractmethod
     def divide(self, division: Division) -> Column:
         """Each request's part; raises `RuleError` where the output breaks its rule."""
+
+    def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
+        """One request's parts of several calls as the one result; `rows` are those of the request in each of them.
+
+        Raises `RuleError` where they do not fit together.
+        """
+        assert self._join_axis is not None  # else the rule has its own way
+        try:
+            return np.concatenate(parts, axis=self._join_axis)
+        except ValueError:
+            raise self._unlike(parts) from None
+
+    def _unlike(self, parts: Sequence[Array]) -> RuleError:
+        shapes = sorted({part.shape for part in parts})
+        return RuleError(
+            f"output {self._port.name!r} has parts of {' and '.join(str(list(shape)) for shape in shapes)} from "
+            f"the calls that a request was divided over, which do not fit together"
+        )
 
     def _checked(self, division: Division) -> Array:
         """The output, which has the type and the number of axes that its port says."""
@@ -188,7 +208,7 @@ class RowSplitter(OutputSplitter):
     """The rules `rows`, `shared` and `whole`: consecutive rows, or everything, with padded axes trimmed back."""
 
     def __init__(self, number: int, port: OutputPort, table: DimensionTable) -> None:
-        self._axis = port.batch_axis if table.has_batch else None
+        self._axis = self._join_axis = port.batch_axis if table.has_batch else None
         super().__init__(number, port, table, [self._axis])
 
     def divide(self, division: Division) -> Column:
@@ -196,6 +216,14 @@ class RowSplitter(OutputSplitter):
         output = self._checked(division)
         self._check_size(output, self._axis, division.batch)
         return self._cut(output, division.rows, division, axis=self._axis)
+
+    def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
+        """The rows one after the other; of what is shared every call gave the same, and the first will do."""
+        if self._axis is not None:
+            return super().join(parts, rows)
+        if any(part.shape != parts[0].shape for part in parts):
+            raise self._unlike(parts)
+        return parts[0]
 
 
 def _cut_bytes(rows_first: Array, counts: Sequence[int]) -> list[bytes]:

@@ -6,6 +6,7 @@ type, and together they must be what is there. A batch of which that is not true
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -95,6 +96,7 @@ class PaddedSplitter(OutputSplitter):
         assert port.data_axis is not None
         self._batch_axis, self._data_axis = port.batch_axis, port.data_axis
         super().__init__(number, port, table, [self._batch_axis, self._data_axis])
+        self._join_axis = self._batch_axis
         name = port.shape.names[self._data_axis]
         # The data axis of labels per character, say, is as long as the padded input; no request has more than its own.
         self._bound = table.names.index(name) if name in table.names else None
@@ -128,6 +130,16 @@ class PaddedSplitter(OutputSplitter):
             self._append(column, own)
             start += shape.rows
         return column
+
+    def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
+        """One table as long as the longest of them; beyond a row's own count there is 0, as in each of them."""
+        most = max(part.shape[self._data_axis] for part in parts)
+        grown = []
+        for part in parts:
+            widths = [(0, 0)] * part.ndim
+            widths[self._data_axis] = (0, most - part.shape[self._data_axis])
+            grown.append(np.pad(part, widths))
+        return super().join(grown, rows)
 
     def _blanked(self, own: Array, counts: Array, most: int) -> Array:
         """A copy without what the model has left beyond the counts, which depends on who knows what."""
@@ -175,14 +187,23 @@ class TotalSplitter(OutputSplitter):
                 f"output {self._port.name!r} says {output.item()}, and {self._leader!r}, which it counts, "
                 f"has {selection.total}"
             )
-        own = np.array(selection.counts, np.int64).astype(self._dtype)
-        if own.astype(np.int64).tolist() != selection.counts:
+        own = self._exact(selection.counts)
+        entry = (self._number, self._port.element_type, output.shape)
+        return Column([entry] * len(own), [number.tobytes() for number in own])
+
+    def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
+        """The sum of what was counted in each call."""
+        total = sum(int(part.item()) for part in parts)
+        return self._exact([total]).reshape(parts[0].shape)
+
+    def _exact(self, counts: list[int]) -> Array:
+        own = np.array(counts, np.int64).astype(self._dtype)
+        if own.astype(np.int64).tolist() != counts:
             raise RuleError(
                 f"output {self._port.name!r}: {self._port.element_type} has no exact number for one of the "
                 f"requests' own counts of {self._leader!r}"
             )
-        entry = (self._number, self._port.element_type, output.shape)
-        return Column([entry] * len(own), [number.tobytes() for number in own])
+        return own
 
 
 def _per_request(per_row: list[int], division: Division) -> list[int]:

@@ -6,6 +6,7 @@ when counts differ. Here every index is checked, and a batch that cannot be divi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -63,16 +64,20 @@ class IndexSplitter(OutputSplitter):
             own[:, column] -= np.repeat(starts, counts).astype(output.dtype)
         return self._cut(own.reshape(output.shape), selection.counts, division)
 
+    def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
+        """The rows of each call after those of the one before, the index counting on."""
+        self._check_exact(sum(rows))
+        shifted = []
+        for part, start in zip(parts, accumulate(rows, initial=0), strict=False):
+            own = part.copy()
+            table = own[:, None] if own.ndim == 1 else own
+            table[:, self._index_column] += np.asarray(start).astype(own.dtype)
+            shifted.append(own)
+        return super().join(shifted, rows)
+
     def _batch_index(self, given: Array, rows: int) -> Array:
         """The index column as integers, each of them a row of the batch."""
-        element_type = self._port.element_type
-        largest = LARGEST_EXACT.get(element_type)
-        if largest is None:
-            largest = int(np.iinfo(given.dtype).max)
-        if rows - 1 > largest:
-            raise RuleError(
-                f"output {self._port.name!r}: an index of type {element_type} cannot tell {rows} rows apart"
-            )
+        self._check_exact(rows)
         # Compared before the conversion, which would turn NaN, infinities and large values into anything.
         wrong = ~((given >= 0) & (given < rows))
         if given.dtype.kind not in "iu":
@@ -83,6 +88,16 @@ class IndexSplitter(OutputSplitter):
                 f"in row {int(wrong.argmax())}"
             )
         return given.astype(np.int64)
+
+    def _check_exact(self, rows: int) -> None:
+        element_type = self._port.element_type
+        largest = LARGEST_EXACT.get(element_type)
+        if largest is None:
+            largest = int(np.iinfo(self._dtype).max)
+        if rows - 1 > largest:
+            raise RuleError(
+                f"output {self._port.name!r}: an index of type {element_type} cannot tell {rows} rows apart"
+            )
 
 
 class ParallelSplitter(OutputSplitter):

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise, product
+from math import prod
 from typing import Any, ClassVar, TypeAlias
 
 from shapestream_engine.dimension_table import BATCH, DimensionTable
@@ -187,6 +188,19 @@ class SizesPlanner(Planner):
     def allowed(self) -> tuple[Sizes | None, ...]:
         """Per dimension its allowed sizes; None: any."""
         return self._allowed
+
+    def prepared_shapes(self, most: int = 1024) -> list[tuple[int | None, ...]]:
+        """What models may have to be prepared for, the fewest elements first; no more than `most`."""
+        choices = [(None,) if allowed is None else allowed for allowed in self._allowed]
+        shapes = islice(product(*choices), most)
+        return sorted(shapes, key=lambda sizes: prod(size or 1 for size in sizes))
+
+    def extreme_shapes(self) -> list[tuple[int | None, ...]]:
+        """The largest of them, and the smallest."""
+        ends = [
+            tuple(None if allowed is None else allowed[end] for allowed in self._allowed) for end in (-1, 0)
+        ]
+        return list(dict.fromkeys(ends))
 
 
 def listed(sizes: Sizes | list[int], joint: str = "or") -> str:

@@ -43,10 +43,13 @@ class BatchReport:
     """Parallel to the members, None for one whose deadline had passed before the start; None on failure."""
     run_s: float
     reallocations: int
-    new_shape: bool
+    preparations: int
+    """Calls whose shape was new, and had to be prepared for."""
     code: ReportCode | None
     """None if the batch ran: see `shapestream.scheduling.events.BatchFailed` for the others."""
     message: str
+    calls: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """How many calls of which sizes it took. Empty: one, of the batch's sizes."""
 
 
 class Executor(Protocol):

@@ -83,7 +83,7 @@ class Dispatcher:
                     id=record.id,
                     client=record.session.number,
                     model=record.model.name,
-                    sizes=shape.sizes,
+                    sizes=shape.rounded,
                     nbytes=shape.total_nbytes,
                     deadline=record.deadline,
                     priority=record.priority,
@@ -215,7 +215,12 @@ class Dispatcher:
             start_within_s = tuple([None if at is None else at - now for at in deadlines])
         rows = action.sizes[0] if records[0].model.profile.has_batch else 1
         running = self._batches[action.batch] = RunningBatch(
-            action, slot, now, rows=rows, has_deadlines=start_within_s is not None
+            action,
+            slot,
+            now,
+            rows=rows,
+            elements=[record.shape.elements for record in records],
+            has_deadlines=start_within_s is not None,
         )
         self._journal.started(running)
         slot.executor.start_nowait(

@@ -151,7 +151,8 @@ class LocalExecutor:
                     outputs=report.outputs,
                     run_s=report.run_s,
                     reallocations=report.reallocations,
-                    new_shape=report.new_shape,
+                    preparations=report.preparations,
+                    calls=report.calls,
                     code=report.error_code,
                     message=report.message,
                 )
@@ -167,7 +168,6 @@ def _not_started(batch: int, why: str) -> Report:
         run_s=0.0,
         gather_s=0.0,
         reallocations=0,
-        new_shape=False,
         error_code="unavailable",
         message=why,
     )

@@ -62,14 +62,15 @@ class Journal:
         action, slot = running.action, running.slot
         slot.batches += 1
         slot.busy_s += report.run_s
-        self._statistics.new_shapes += report.new_shape
         self._statistics.count_batch(
             action.model,
-            action.sizes,
+            report.calls or ((1, action.sizes),),
             requests=len(action.requests) - len(expired),
             rows=running.rows,
+            elements=_elements(running, expired),
             run_us=running.run_us,
             reallocations=report.reallocations,
+            preparations=report.preparations,
         )
         if self._debug:
             log.debug(
@@ -78,6 +79,8 @@ class Journal:
                 slot=slot.label,
                 run_us=running.run_us,
                 reallocations=report.reallocations,
+                preparations=report.preparations,
+                calls=report.calls,
                 expired=sorted(expired),
             )
 
@@ -110,3 +113,12 @@ class Journal:
         """A request that ends without a result."""
         if self._debug:
             log.debug("request failed", request=action.id, code=action.code, why=action.message)
+
+
+def _elements(running: RunningBatch, expired: frozenset[int]) -> int:
+    """What the requests that ran would have computed without any padding."""
+    elements = sum(running.elements)
+    if expired:
+        requests = zip(running.action.requests, running.elements, strict=True)
+        elements -= sum(own for request, own in requests if request in expired)
+    return elements

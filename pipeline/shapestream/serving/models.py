@@ -68,7 +68,9 @@ class ServedModel:
 def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> ModelProfile:
     max_batch = options.max_batch
     if max_batch is None and signature.has_batch:
-        max_batch = signature.bounds[0].maximum
+        # More rows than the largest call that is allowed would run one call after the other, beside idle slots.
+        allowed = signature.strategy.sizes.get(signature.dimensions[0])
+        max_batch = allowed[-1] if allowed else signature.bounds[0].maximum
     return ModelProfile(
         name=name,
         dimensions=signature.dimensions,

@@ -30,8 +30,19 @@ class ReportCheck:
         self._signature = signature
         self._good: set[tuple[tuple[int, ...], Layout]] = set()
 
-    def check(self, batch: Batch, outputs: Sequence[Tensors | None]) -> None:
-        """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
+    def check(
+        self,
+        batch: Batch,
+        outputs: Sequence[Tensors | None],
+        calls: Sequence[tuple[int, tuple[int, ...]]] = (),
+    ) -> None:
+        """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed.
+
+        Of the calls nothing but their form is known; they are for the statistics.
+        """
+        for count, sizes in calls:
+            if count < 1 or len(sizes) != len(self._signature.dimensions):
+                raise ReportRefused(f"{count} calls of {list(sizes)} are none of this model")
         if len(outputs) != len(batch.members):
             raise ReportRefused(f"{len(outputs)} results for {len(batch.members)} requests")
         within_s = batch.start_within_s

@@ -34,15 +34,24 @@ class SlotRecord:
 class RunningBatch:
     """A batch from its start to its report, and what its members are told about it."""
 
-    __slots__ = ("action", "has_deadlines", "outputs", "rows", "run_us", "slot", "started")
+    __slots__ = ("action", "elements", "has_deadlines", "outputs", "rows", "run_us", "slot", "started")
 
     def __init__(
-        self, action: StartBatch, slot: SlotRecord, started: float, *, rows: int, has_deadlines: bool
+        self,
+        action: StartBatch,
+        slot: SlotRecord,
+        started: float,
+        *,
+        rows: int,
+        elements: Sequence[int],
+        has_deadlines: bool,
     ) -> None:
         self.action = action
         self.slot = slot
         self.started = started
         self.rows = rows
+        self.elements = elements
+        """Of each member, without any padding."""
         self.has_deadlines = has_deadlines
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""

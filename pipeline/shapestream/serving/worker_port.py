@@ -222,7 +222,7 @@ class WorkerPort:
         if batch is None:
             return worker  # of an attempt that was given up
         try:
-            worker.checks[batch.model].check(batch, done.outputs)
+            worker.checks[batch.model].check(batch, done.outputs, done.calls)
         except ReportRefused as error:
             assert worker.peer is not None  # it has just been heard
             self._cut_off(worker.peer, f"worker {worker.name!r}: batch {done.batch}: {error}", now)
@@ -233,7 +233,8 @@ class WorkerPort:
                 outputs=done.outputs,
                 run_s=done.run_us * 1e-6,
                 reallocations=done.reallocations,
-                new_shape=done.new_shape,
+                preparations=done.preparations,
+                calls=done.calls,
                 code=None,
                 message="",
             )
@@ -250,7 +251,7 @@ class WorkerPort:
                 outputs=None,
                 run_s=0.0,
                 reallocations=0,
-                new_shape=False,
+                preparations=0,
                 code=failed.code if known else "internal",  # type: ignore[arg-type] # just checked
                 message=failed.message,
             )

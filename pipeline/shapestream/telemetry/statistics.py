@@ -6,6 +6,8 @@ Nothing here grows with the number of requests: counters, histograms of fixed si
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 __all__ = ["LatencyHistogram", "ServerStatistics"]
@@ -91,29 +93,55 @@ class ServerStatistics:
         self.batched_requests = 0
         self.rows = 0
         self.reallocations = 0
-        self.new_shapes = 0
-        """Batches whose shape was new to their slot."""
+        self.calls = 0
+        """Inference calls; a batch takes one, or several where only some shapes are allowed."""
+        self.preparations = 0
+        """Calls whose shape was new, and had to be prepared for."""
+        self.elements_computed = 0
+        self.elements_padding = 0
+        """Of these, what was only padding, or filled a call up."""
         self.queue_us = LatencyHistogram()
         self.run_us = LatencyHistogram()
         self.total_us = LatencyHistogram()
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
 
     def count_batch(
-        self, model: str, sizes: tuple[int, ...], *, requests: int, rows: int, run_us: int, reallocations: int
+        self,
+        model: str,
+        calls: Sequence[tuple[int, tuple[int, ...]]],
+        *,
+        requests: int,
+        rows: int,
+        elements: int,
+        run_us: int,
+        reallocations: int,
+        preparations: int,
     ) -> None:
-        """One batch ran."""
+        """One batch ran, in so many `calls` of these sizes; `elements` are those of its requests, unpadded."""
         self.batches += 1
         self.batched_requests += requests
         self.rows += rows
         self.reallocations += reallocations
+        self.preparations += preparations
         self.run_us.record(run_us)
-        if len(self._shapes) < MAX_DISTINCT_SHAPES:
-            self._shapes.add((model, sizes))
+        computed = 0
+        for count, sizes in calls:
+            self.calls += count
+            computed += count * prod(sizes)
+            if len(self._shapes) < MAX_DISTINCT_SHAPES:
+                self._shapes.add((model, sizes))
+        self.elements_computed += computed
+        self.elements_padding += max(0, computed - elements)
 
     @property
     def distinct_shapes(self) -> int:
         """Shapes of calls, over all models; stops counting at `MAX_DISTINCT_SHAPES`."""
         return len(self._shapes)
+
+    @property
+    def padding_ratio(self) -> float:
+        """Elements computed only as padding / elements computed, by the requests' real sizes."""
+        return self.elements_padding / self.elements_computed if self.elements_computed else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """The counters as plain data: what goes into the `Statistics` entry."""
@@ -130,7 +158,10 @@ class ServerStatistics:
             "mean_batch_requests": round(self.batched_requests / self.batches, 2) if self.batches else 0.0,
             "rows": self.rows,
             "distinct_shapes": self.distinct_shapes,
-            "new_shapes": self.new_shapes,
+            "calls": self.calls,
+            "preparations": self.preparations,
+            "prepared_hits": max(0, self.calls - self.preparations),
+            "padding_ratio": round(self.padding_ratio, 4),
             "reallocations": self.reallocations,
             "queue_us": self.queue_us.to_dict(),
             "run_us": self.run_us.to_dict(),

@@ -133,7 +133,8 @@ def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
             entry.batch,
             entry.run_us,
             entry.reallocations,
-            entry.new_shape,
+            entry.preparations,
+            entry.calls,
             outputs,
         )
     )

@@ -212,8 +212,10 @@ class BatchDone:
     run_us: int
     reallocations: int
     """Input tensors that had to grow for this batch."""
-    new_shape: bool
-    """Whether this slot met the call's shape for the first time."""
+    preparations: int
+    """Calls whose shape was new, and had to be prepared for."""
+    calls: tuple[tuple[int, tuple[int, ...]], ...]
+    """How many calls of which sizes it took. Empty: one, of the sizes in `Execute`."""
     outputs: tuple[Tensors | None, ...]
 
 

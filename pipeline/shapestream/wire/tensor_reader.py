@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from shapestream.wire.fields import BadEntryError, checked, flag, integer, name, optional_integer
+from shapestream.wire.fields import BadEntryError, checked, integer, name, optional_integer
 from shapestream.wire.layouts import LayoutBook, LayoutError
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_NAME_CHARACTERS, Limits
 from shapestream.wire.messages import BatchDone, Execute, ExecuteMember, Request, Result, Timings
@@ -158,9 +158,9 @@ def read_batch_done(
     fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
 ) -> BatchDone:
     """A `BatchDone`; one bad output makes the whole answer bad."""
-    if len(fields) != 7:
-        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 7")
-    _, _, batch, run_us, reallocations, new_shape, rows = fields
+    if len(fields) != 8:
+        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 8")
+    _, _, batch, run_us, reallocations, preparations, calls, rows = fields
     if type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
         raise BadEntryError(f"BatchDone needs an array of 1 to {limits.max_members} outputs")
     outputs: list[Tensors | None] = []
@@ -177,6 +177,21 @@ def read_batch_done(
         batch=checked("BatchDone.batch", integer, batch),
         run_us=checked("BatchDone.run_us", integer, run_us),
         reallocations=checked("BatchDone.reallocations", integer, reallocations),
-        new_shape=checked("BatchDone.new_shape", flag, new_shape),
+        preparations=checked("BatchDone.preparations", integer, preparations),
+        calls=_calls(calls, limits),
         outputs=tuple(outputs),
     )
+
+
+def _calls(rows: Any, limits: Limits) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    if rows == () and type(rows) is tuple:
+        return ()
+    if type(rows) is not tuple or len(rows) > limits.max_members:
+        raise BadEntryError(f"BatchDone.calls must be an array of at most {limits.max_members} elements")
+    calls = []
+    for row in rows:
+        if type(row) is not tuple or len(row) != 2 or type(row[1]) is not tuple:
+            raise BadEntryError("an element of BatchDone.calls must be [count, sizes]")
+        count = checked("a count in BatchDone.calls", integer, row[0])
+        calls.append((count, tuple([checked("a size in BatchDone.calls", integer, size) for size in row[1]])))
+    return tuple(calls)

@@ -165,7 +165,7 @@ class ScriptedSlots(SlotSource):
 
 def _report(batch: Batch, **fields: Any) -> BatchReport:
     values: dict[str, Any] = {"outputs": None, "run_s": 0.0, "code": None, "message": "", **fields}
-    return BatchReport(batch=batch.batch, reallocations=0, new_shape=False, **values)
+    return BatchReport(batch=batch.batch, **{"reallocations": 0, "preparations": 0, **values})
 
 
 class Running:

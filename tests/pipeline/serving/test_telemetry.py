@@ -171,9 +171,38 @@ def test_shapes_are_counted_up_to_a_bound() -> None:
     """Random shapes cannot make the statistics grow for ever."""
     statistics = ServerStatistics()
     for number in range(10_050):
-        statistics.count_batch("m", (number,), requests=1, rows=1, run_us=1, reallocations=0)
+        statistics.count_batch(
+            "m",
+            [(1, (number,))],
+            requests=1,
+            rows=1,
+            elements=number,
+            run_us=1,
+            reallocations=0,
+            preparations=1,
+        )
     assert 10_000 == statistics.distinct_shapes
     assert 10_050 == statistics.batches
+
+
+def test_calls_and_padding_are_counted_by_the_requests_real_sizes() -> None:
+    """A batch of 5 rows of 10 that took 4 + 2 of 16 computed 96 elements for 50."""
+    statistics = ServerStatistics()
+    statistics.count_batch(
+        "m",
+        [(1, (4, 16)), (1, (2, 16))],
+        requests=2,
+        rows=5,
+        elements=50,
+        run_us=1,
+        reallocations=0,
+        preparations=1,
+    )
+    plain = statistics.to_dict()
+    assert (1, 2, 1, 1, 2) == tuple(
+        plain[name] for name in ("batches", "calls", "preparations", "prepared_hits", "distinct_shapes")
+    )
+    assert round(46 / 96, 4) == plain["padding_ratio"]
 
 
 def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info() -> None:

@@ -51,7 +51,9 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 def done(execute: Execute, outputs: tuple[Tensors | None, ...] | None = None) -> BatchDone:
     """The honest report of the echo model, or one with other outputs."""
     given = tuple(echoed(member.tensors) for member in execute.members) if outputs is None else outputs
-    return BatchDone(batch=execute.batch, run_us=500, reallocations=1, new_shape=True, outputs=given)
+    return BatchDone(
+        batch=execute.batch, run_us=500, reallocations=1, preparations=1, calls=(), outputs=given
+    )
 
 
 async def client_and_worker(running: Running) -> tuple[RawPeer, RawPeer]:
@@ -81,10 +83,11 @@ def test_a_worker_runs_what_clients_send() -> None:
                 for r in results
             }
             statistics = running.server.statistics()
-            assert (1, 1, 1) == (
+            assert (1, 1, 1, 0) == (
                 statistics["batches"],
                 statistics["reallocations"],
-                statistics["new_shapes"],
+                statistics["preparations"],
+                statistics["prepared_hits"],
             )
 
     run(main)

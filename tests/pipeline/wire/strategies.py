@@ -134,7 +134,10 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             batch=integers,
             run_us=integers,
             reallocations=integers,
-            new_shape=st.booleans(),
+            preparations=integers,
+            calls=st.lists(st.tuples(integers, st.lists(integers, max_size=3).map(tuple)), max_size=2).map(
+                tuple
+            ),
             outputs=st.lists(st.none() | tensors(), min_size=1, max_size=3).map(tuple),
         ),
         st.builds(BatchFailed, batch=integers, code=names, message=names),

@@ -213,7 +213,7 @@ FAILURE = [25, 0, 7, "invalid", "words", False, None]
 RESULT = [24, 0, 7, [1, 2, 3, 4, 5, "w/0"], layout(*GOOD_LAYOUT), [b"x" * 24]]
 MEMBER = [None, layout(*GOOD_LAYOUT), [b"x" * 24]]
 EXECUTE = [51, 0, 7, 0, "model", [2], [MEMBER]]
-DONE = [41, 0, 7, 100, 0, False, [MEMBER[1:], None]]
+DONE = [41, 0, 7, 100, 0, 1, [[2, [4, 8]]], [MEMBER[1:], None]]
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,14 @@ DONE = [41, 0, 7, 100, 0, False, [MEMBER[1:], None]]
             "WorkerHello.models must be a map",
         ),
         (Role.SERVER_OF_WORKERS, DONE, 2, -1, "BatchDone.batch must be an integer"),
-        (Role.SERVER_OF_WORKERS, DONE, 5, 1, "BatchDone.new_shape must be true or false"),
-        (Role.SERVER_OF_WORKERS, DONE, 6, [], "1 to 16384 outputs"),
-        (Role.SERVER_OF_WORKERS, DONE, 6, [[]], "an output of BatchDone must be nil or"),
-        (Role.SERVER_OF_WORKERS, DONE, 6, [[MEMBER[1], [b"x"]]], "tensor 0 has 1 bytes"),
+        (Role.SERVER_OF_WORKERS, DONE, 5, True, "BatchDone.preparations must be an integer"),
+        (Role.SERVER_OF_WORKERS, DONE, 6, None, "BatchDone.calls must be an array of at most 16384"),
+        (Role.SERVER_OF_WORKERS, DONE, 6, [[2]], r"an element of BatchDone.calls must be [count, sizes]"),
+        (Role.SERVER_OF_WORKERS, DONE, 6, [[-2, [4, 8]]], "a count in BatchDone.calls must be an integer"),
+        (Role.SERVER_OF_WORKERS, DONE, 6, [[2, [4, 8.5]]], "a size in BatchDone.calls must be an integer"),
+        (Role.SERVER_OF_WORKERS, DONE, 7, [], "1 to 16384 outputs"),
+        (Role.SERVER_OF_WORKERS, DONE, 7, [[]], "an output of BatchDone must be nil or"),
+        (Role.SERVER_OF_WORKERS, DONE, 7, [[MEMBER[1], [b"x"]]], "tensor 0 has 1 bytes"),
         (Role.SERVER_OF_WORKERS, DONE, 1, 1, "claims 1 frames more than its tensors use"),
         (Role.WORKER, EXECUTE, 3, None, "Execute.slot must be an integer"),
         (Role.WORKER, EXECUTE, 4, 5, "Execute.model must be a string"),

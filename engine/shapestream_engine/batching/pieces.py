@@ -1,0 +1,132 @@
+"""A batch that takes several calls: which rows of which requests each call gets, and what fills it up.
+
+A request that lies in one call only is passed on as it is. Of one that is divided each piece is a view of its bytes,
+as long as its rows follow each other in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from shapestream_engine.batching.strategy import PlannedCall
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.layout import Buffer, Tensors
+from shapestream_engine.resolution import RequestShape
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["Piece", "PieceCutter", "divide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `start` to `stop` of a member of the batch."""
+
+    member: int
+    start: int
+    stop: int
+
+
+def divide(calls: Sequence[PlannedCall], rows: Sequence[int]) -> list[list[Piece]]:
+    """Per call its pieces, in order; `rows` are those of the members. A member without rows is in one call too."""
+    members = iter(enumerate(rows))
+    member, left = next(members, (-1, 0))
+    taken = 0
+    divided = []
+    for call in calls:
+        room = call.stop - call.start
+        pieces = []
+        while member >= 0 and (room or left == 0):
+            step = min(room, left)
+            pieces.append(Piece(member, taken, taken + step))
+            taken, left, room = taken + step, left - step, room - step
+            if left == 0:
+                member, left = next(members, (-1, 0))
+                taken = 0
+        divided.append(pieces)
+    return divided
+
+
+class PieceCutter:
+    """Cuts requests of one model along their batch axis. Used from any thread."""
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._signature = signature
+        self._batch_axes = tuple(
+            axes.index(0) if signature.has_batch else None for axes in signature.table.axes
+        )
+
+    def cut(
+        self, piece: Piece, members: Sequence[Tensors], shapes: Sequence[RequestShape]
+    ) -> tuple[Tensors, RequestShape]:
+        """The piece as a request of its own; the member itself where the piece is all of it."""
+        member, shape = members[piece.member], shapes[piece.member]
+        rows = piece.stop - piece.start
+        if rows == shape.rows:
+            return member, shape
+        layout, buffers, nbytes = [], [], []
+        for (number, element_type, own), buffer in zip(member.layout, member.buffers, strict=True):
+            axis = self._batch_axes[number]
+            assert axis is not None  # without a batch axis nothing is divided
+            cut_shape = (*own[:axis], rows, *own[axis + 1 :])
+            layout.append((number, element_type, cut_shape))
+            nbytes.append(dtype_of(element_type).itemsize * prod(cut_shape))
+            buffers.append(_cut(buffer, element_type, own, axis, piece) if nbytes[-1] else b"")
+        sizes = (rows, *shape.sizes[1:])
+        cut = replace(
+            shape, sizes=sizes, rows=rows, nbytes=tuple(nbytes), total_nbytes=sum(nbytes), rounded=sizes
+        )
+        return Tensors(layout=tuple(layout), buffers=buffers), cut
+
+    def filling(
+        self,
+        call: PlannedCall,
+        pieces: Sequence[Piece],
+        members: Sequence[Tensors],
+        shapes: Sequence[RequestShape],
+    ) -> Iterator[tuple[Tensors, RequestShape]]:
+        """What fills the call up: a row of it again and again, as nothing that was made up is as harmless.
+
+        A call without any row is filled with zeros, and with ones where an input is a mask.
+        """
+        missing = call.sizes[0] - (call.stop - call.start) if self._signature.has_batch else 0
+        if missing == 0:
+            return
+        for piece in pieces:
+            if piece.stop > piece.start:
+                row = self.cut(Piece(piece.member, piece.start, piece.start + 1), members, shapes)
+                for _ in range(missing):
+                    yield row
+                return
+        yield self._zeros(call.sizes)
+
+    def _zeros(self, sizes: tuple[int, ...]) -> tuple[Tensors, RequestShape]:
+        signature = self._signature
+        shapes = signature.input_shapes(sizes)
+        layout = tuple(
+            (number, port.element_type, shape)
+            for number, (port, shape) in enumerate(zip(signature.inputs, shapes, strict=True))
+            if port.mask_of is None
+        )
+        buffers = [bytes(dtype_of(element_type).itemsize * prod(shape)) for _, element_type, shape in layout]
+        places = {number: place for place, (number, _, _) in enumerate(layout)}
+        nbytes = tuple(map(len, buffers))
+        return Tensors(layout=layout, buffers=buffers), RequestShape(
+            sizes=sizes,
+            rows=sizes[0],
+            nbytes=nbytes,
+            total_nbytes=sum(nbytes),
+            positions=tuple(places.get(number) for number in range(len(signature.inputs))),
+        )
+
+
+def _cut(buffer: Buffer, element_type: str, own: tuple[int, ...], axis: int, piece: Piece) -> Buffer:
+    if prod(own[:axis]) == 1:
+        row_nbytes = dtype_of(element_type).itemsize * prod(own[axis + 1 :])
+        return np.frombuffer(buffer, np.uint8)[piece.start * row_nbytes : piece.stop * row_nbytes]
+    # Its rows lie apart: a copy of its own, before the one into the call's tensor.
+    array = np.frombuffer(buffer, dtype_of(element_type)).reshape(own)
+    return array[(slice(None),) * axis + (slice(piece.start, piece.stop),)].tobytes()

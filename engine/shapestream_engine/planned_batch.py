@@ -1,0 +1,143 @@
+"""A batch of a model whose strategy allows certain call shapes only: it runs as one call or several, on a slot's thread.
+
+What a request gets is the same as if it had been one call, whatever the calls were: requests that are divided are put
+together again by their outputs' rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from shapestream_engine.batching.pieces import Piece, divide
+from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.strategy import PlannedCall
+from shapestream_engine.layout import Tensors
+from shapestream_engine.model import InferRequest
+from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.work import Report, Work, in_time
+
+__all__ = ["PlannedBatch"]
+
+
+class PlannedBatch:
+    """One batch, from its requests to their results. `infer` and `is_new` are the slot's."""
+
+    def __init__(
+        self,
+        work: Work,
+        pool: RequestPool,
+        request: InferRequest | None,
+        infer: Callable[[int, InferRequest], tuple[float, float]],
+        is_new: Callable[[str, tuple[int, ...]], bool],
+    ) -> None:
+        """`request` runs all calls where no models are prepared for their shapes."""
+        assert pool.planner is not None
+        self._work = work
+        self._pool = pool
+        self._planner = pool.planner
+        self._request = request
+        self._infer = infer
+        self._is_new = is_new
+        resolve = pool.signature.resolve
+        self._shapes = work.shapes or tuple([resolve(member.layout) for member in work.members])
+        self._parts: list[list[Tensors]] = [[] for _ in work.members]
+        """Of each member, the results so far."""
+        self._part_rows: list[list[int]] = [[] for _ in work.members]
+        self._calls: Counter[tuple[int, ...]] = Counter()
+        self._run_s = self._gather_s = 0.0
+        self._reallocations = self._preparations = 0
+
+    def run(self) -> Report:
+        """Runs all calls; members whose time to start passes in between are left out of the rest, and get nothing."""
+        places: Sequence[int] = range(len(self._work.members))
+        while places := in_time(self._work.start_before, self._unfinished(places)):
+            self._run_calls(places)
+        return Report(
+            batch=self._work.batch,
+            outputs=tuple([self._result(place) for place in range(len(self._parts))]),
+            run_s=self._run_s,
+            gather_s=self._gather_s,
+            reallocations=self._reallocations,
+            preparations=self._preparations,
+            calls=tuple((count, sizes) for sizes, count in self._calls.items()),
+        )
+
+    def _unfinished(self, places: Sequence[int]) -> list[int]:
+        return [place for place in places if not self._parts[place] or self._left(place)]
+
+    def _left(self, place: int) -> int:
+        """Rows of a member that have not run."""
+        return self._shapes[place].rows - sum(self._part_rows[place])
+
+    def _run_calls(self, places: Sequence[int]) -> None:
+        """The calls for what is left of these members; returns early when one of them must not start any more."""
+        signature = self._pool.signature
+        left = [self._left(place) for place in places]
+        done = [self._shapes[place].rows - rows for place, rows in zip(places, left, strict=True)]
+        first = 1 if signature.has_batch else 0
+        sizes = merge_sizes(
+            signature,
+            [
+                (*(rows,) * first, *self._shapes[place].sizes[first:])
+                for place, rows in zip(places, left, strict=True)
+            ],
+        )
+        calls = self._planner.plan(sizes)
+        for call, pieces in zip(calls, divide(calls, left), strict=True):
+            own = [
+                Piece(places[piece.member], done[piece.member] + piece.start, done[piece.member] + piece.stop)
+                for piece in pieces
+            ]
+            if not self._run_call(call, own):
+                return
+
+    def _run_call(self, call: PlannedCall, pieces: Sequence[Piece]) -> bool:
+        """False: it did not run, as a member's time to start had passed."""
+        began = perf_counter()
+        prepared, sizes = self._pool.prepared, self._planner.prepared_sizes(call.sizes)
+        if prepared is None or sizes is None:
+            assert self._request is not None
+            return self._run_on(self._request, call, pieces, began)
+        request, new = prepared.lease(sizes)
+        self._preparations += new
+        try:
+            return self._run_on(request, call, pieces, began)
+        finally:
+            prepared.give_back(sizes, request)
+
+    def _run_on(
+        self, request: InferRequest, call: PlannedCall, pieces: Sequence[Piece], began: float
+    ) -> bool:
+        work, assembly, cutter = self._work, self._pool.assembly, self._pool.cutter
+        own = [cutter.cut(piece, work.members, self._shapes) for piece in pieces]
+        given = [*own, *cutter.filling(call, pieces, work.members, self._shapes)]
+        reallocations = request.reallocations
+        assembly.gather(
+            call.sizes, [member for member, _ in given], [shape for _, shape in given], request.input_tensors
+        )
+        self._reallocations += request.reallocations - reallocations
+        members = [piece.member for piece in pieces]
+        if in_time(work.start_before, members) is not members:  # waiting and gathering take time
+            return False
+        started, ended = self._infer(work.batch, request)
+        if self._pool.prepared is None:
+            self._preparations += self._is_new(work.model, call.sizes)
+        self._gather_s += started - began
+        self._run_s += ended - started
+        self._calls[call.sizes] += 1
+        results = assembly.split(call.sizes, [shape for _, shape in own], request.outputs())
+        for piece, result in zip(pieces, results, strict=True):
+            self._parts[piece.member].append(result)
+            self._part_rows[piece.member].append(piece.stop - piece.start)
+        return True
+
+    def _result(self, place: int) -> Tensors | None:
+        """A member's result, if all of it ran."""
+        parts = self._parts[place]
+        if not parts or self._left(place):
+            return None
+        if len(parts) == 1:
+            return parts[0]
+        return self._pool.assembly.join(parts, self._part_rows[place])

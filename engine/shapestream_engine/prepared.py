@@ -1,0 +1,145 @@
+"""Models that are prepared for single shapes, made when they are first needed and kept within a bound.
+
+A device runs a static shape faster than a dynamic one, or runs nothing else; preparing takes seconds, and memory.
+Those that were not used for the longest time make room for new ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from shapestream_engine.model import CompiledModel, InferRequest
+
+__all__ = ["PreparedLimits", "PreparedModels", "PreparedSizes"]
+
+PreparedSizes: TypeAlias = tuple[int | None, ...]
+"""A size per dimension, or None for one of which any size is run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedLimits:
+    """How many prepared models are kept at a time. One that runs is never dropped."""
+
+    max_prepared: int = 64
+    max_prepared_bytes: int | None = None
+    """Of what an engine knows of their memory, which is weights and inputs."""
+    warm_up: bool = False
+    """Prepare as many as are kept before the first request comes."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    model: CompiledModel
+    free: list[InferRequest] = field(default_factory=list)
+    """Requests that nobody uses; the one used last is lent next."""
+    leased: int = 0
+
+
+class PreparedModels:
+    """Lends requests of models that are prepared for the sizes asked for. Used from any thread.
+
+    Two threads that need the same new shape prepare it once; while one is prepared, others go on running.
+    """
+
+    def __init__(self, prepare: Callable[[PreparedSizes], CompiledModel], limits: PreparedLimits) -> None:
+        """`prepare` makes a model; whatever it raises is raised to whom it was made for."""
+        if limits.max_prepared < 1:
+            raise ValueError(f"at least one prepared model is kept, not {limits.max_prepared}")
+        self._prepare = prepare
+        self._limits = limits
+        # Guards what follows, and tells those who wait for a model that another thread prepares.
+        self._changed = threading.Condition()
+        self._entries: OrderedDict[PreparedSizes, _Entry] = OrderedDict()
+        """Those used last stand last."""
+        self._in_preparation: set[PreparedSizes] = set()
+        self.preparations = 0
+        """Models prepared so far."""
+        self.hits = 0
+        """Leases that found theirs prepared."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that are kept."""
+        return sum(entry.model.nbytes for entry in self._entries.values())
+
+    def lease(self, sizes: PreparedSizes) -> tuple[InferRequest, bool]:
+        """A request of the model for these sizes, and whether it had to be prepared. To be given back."""
+        entry, new = self._entry(sizes)
+        try:
+            return entry.free.pop(), new
+        except IndexError:
+            pass
+        try:
+            return entry.model.create_infer_request(), new
+        except BaseException:
+            self._return(entry)
+            raise
+
+    def give_back(self, sizes: PreparedSizes, request: InferRequest) -> None:
+        """The lease ends: nobody may use the request's tensors any more."""
+        entry = self._entries[sizes]  # what is lent is never dropped
+        entry.free.append(request)
+        self._return(entry)
+
+    def warm_up(self, shapes: Iterable[PreparedSizes]) -> None:
+        """Prepares the first of these, as many as are kept."""
+        for number, sizes in enumerate(shapes):
+            if number == self._limits.max_prepared:
+                return
+            self.give_back(sizes, self.lease(sizes)[0])
+
+    def close(self) -> None:
+        """Let go of all models. None of their requests may be used afterwards."""
+        with self._changed:
+            for entry in self._entries.values():
+                entry.model.close()
+            self._entries.clear()
+
+    def _entry(self, sizes: PreparedSizes) -> tuple[_Entry, bool]:
+        with self._changed:
+            while sizes in self._in_preparation:
+                self._changed.wait()
+            entry = self._entries.get(sizes)
+            if entry is not None:
+                self._entries.move_to_end(sizes)
+                entry.leased += 1
+                self.hits += 1
+                return entry, False
+            self._in_preparation.add(sizes)
+            self._make_room(self._limits.max_prepared - 1)  # before the new one takes its memory
+        try:
+            entry = _Entry(self._prepare(sizes), leased=1)
+        finally:
+            with self._changed:
+                self._in_preparation.discard(sizes)
+                self._changed.notify_all()
+                if entry is not None:
+                    self._entries[sizes] = entry
+                    self.preparations += 1
+                    self._make_room(self._limits.max_prepared)
+        return entry, True
+
+    def _return(self, entry: _Entry) -> None:
+        with self._changed:
+            entry.leased -= 1
+            self._make_room(self._limits.max_prepared)
+
+    def _make_room(self, count: int) -> None:
+        """Drops the models used least recently that nobody uses now, until the limits hold or none is left to drop."""
+        most = self._limits.max_prepared_bytes
+        idle = [sizes for sizes, entry in self._entries.items() if not entry.leased]
+        for sizes in idle:
+            # A single one is kept, however large: it would be prepared again for every call.
+            too_large = most is not None and len(self._entries) > 1 and self.nbytes > most
+            if len(self._entries) <= count and not too_large:
+                return
+            self._entries.pop(sizes).model.close()
+
+    def __repr__(self) -> str:
+        leased = sum(entry.leased for entry in self._entries.values())
+        return f"{len(self._entries)} prepared, {leased} leased"
