@@ -14,9 +14,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from shapestream.settings_values import (
     check_address,
     check_element_type,
+    check_engine,
     check_function,
     check_pad_value,
     check_shape,
+    engine_of_path,
     read_auto,
     read_bytes,
     read_model_path,
@@ -54,6 +56,11 @@ Shape: TypeAlias = Annotated[
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {"type": ["string", "integer"]}}]}),
 ]
 ElementType: TypeAlias = Annotated[str, BeforeValidator(check_element_type), WithJsonSchema(_TEXT)]
+Engine: TypeAlias = Annotated[
+    str,
+    BeforeValidator(check_engine),
+    WithJsonSchema({**_TEXT, "examples": ["openvino", "onnxruntime", "torch", "function"]}),
+]
 PadValue: TypeAlias = Annotated[
     Any, BeforeValidator(check_pad_value), WithJsonSchema({"type": ["number", "boolean"]})
 ]
@@ -171,11 +178,11 @@ class ModelSettings(_Model):
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
     """What clients call it."""
     path: Annotated[str, BeforeValidator(read_model_path)] | None = None
-    """IR (.xml) or ONNX (.onnx), relative to this file."""
+    """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, BeforeValidator(check_function)] | None = None
     """Instead of `path`: `package.module:name` of a NumPy callable in an installed module."""
-    engine: Literal["openvino", "function"] | None = None
-    """Default: openvino for a path, function for a function."""
+    engine: Engine | None = None
+    """Default: openvino for an IR or ONNX file, torch for a .pt2, function for a function."""
     device: str = Field(default="CPU", min_length=1)
     """The engine's name of the device."""
     inputs: dict[str, InputSettings] = Field(default_factory=dict)
@@ -192,9 +199,9 @@ class ModelSettings(_Model):
     batching: BatchingSettings = BatchingSettings()
 
     @property
-    def effective_engine(self) -> Literal["openvino", "function"]:
+    def effective_engine(self) -> str:
         """The engine that runs it, chosen by the kind of model where the file names none."""
-        return self.engine or ("function" if self.function is not None else "openvino")
+        return self.engine or ("function" if self.path is None else engine_of_path(self.path))
 
 
 class WorkerGroupSettings(_Model):

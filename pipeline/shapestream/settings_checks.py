@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.yaml_source import Location
@@ -73,12 +74,14 @@ def _model(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
         yield location, 'neither "path" nor "function" (one of them says what to run)'
     elif path is not None and function is not None:
         yield (*location, "function"), 'both "path" and "function" are given (remove one)'
-    elif (function is not None and engine == "openvino") or (path is not None and engine == "function"):
+    elif (function is not None and engine in _SUFFIXES) or (path is not None and engine == "function"):
         kind = "function" if function is not None else "path"
         yield (
             (*location, "engine"),
             f'engine "{engine}" does not take a "{kind}" (remove the engine; it is chosen by the kind)',
         )
+    elif isinstance(path, str) and path:
+        yield from _suffix((*location, "path"), path, engine)
     inputs, outputs = _mapping(model.get("inputs")), _mapping(model.get("outputs"))
     if function is not None and path is None:
         yield from _function_ports(location, inputs, outputs)
@@ -92,6 +95,20 @@ def _model(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _rules(location, outputs, complete=path is None)
     for name, probe in _mapping(model.get("probe")).items():
         yield from _probe((*location, "probe", name), _mapping(probe))
+
+
+def _suffix(location: Location, path: str, engine: Any) -> Iterator[Finding]:
+    """Whether a file is of a kind that its engine reads. What engines of others read is not known here."""
+    suffix = PurePath(path).suffix
+    if engine is None and not any(suffix in suffixes for suffixes in _SUFFIXES.values()):
+        known = ", ".join(f"{what} ({suffix})" for suffix, what in _KINDS.items())
+        yield location, f'"{path}" is of no kind that is known: {known} (write the engine that reads it)'
+    elif isinstance(engine, str) and suffix not in _SUFFIXES.get(engine, (suffix,)):
+        yield location, f'engine "{engine}" reads {" and ".join(_SUFFIXES[engine])}, not "{path}"'
+
+
+_SUFFIXES = {"openvino": (".xml", ".onnx"), "onnxruntime": (".onnx",), "torch": (".pt2",)}
+_KINDS = {".xml": "IR", ".onnx": "ONNX", ".pt2": "torch.export"}
 
 
 def _function_ports(

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.shapes import NamedShape
@@ -23,10 +24,12 @@ from shapestream_engine.shapes import NamedShape
 __all__ = [
     "check_address",
     "check_element_type",
+    "check_engine",
     "check_function",
     "check_pad_value",
     "check_shape",
     "describe",
+    "engine_of_path",
     "read_auto",
     "read_bytes",
     "read_model_path",
@@ -154,6 +157,21 @@ def check_element_type(value: Any) -> str:
     raise _wrong(f"unknown element type {describe(value)} (write one of: {', '.join(ELEMENT_TYPES)})")
 
 
+def check_engine(value: Any) -> str:
+    """One of ours, or one that an installed package brings."""
+    known = known_engines()
+    if isinstance(value, str) and value in known:
+        return value
+    raise _wrong(
+        f"unknown engine {describe(value)} (write one of: {', '.join(known)}; packages may add others)"
+    )
+
+
+def engine_of_path(path: str) -> str:
+    """The engine that reads files of this kind where none is named."""
+    return "torch" if path.lower().endswith(".pt2") else "openvino"
+
+
 def check_pad_value(value: Any) -> Any:
     """A number or a truth value."""
     if isinstance(value, (bool, int, float)):
@@ -190,8 +208,6 @@ def read_model_path(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value:
         raise _wrong(f"expected the path of a model file, got {describe(value)}")
     path = (_base(info) / Path(value).expanduser()).absolute()
-    if path.suffix not in (".xml", ".onnx"):
-        raise _wrong(f"{describe(value)} is neither IR (.xml) nor ONNX (.onnx)")
     if _must_exist(info) and not path.is_file():
         raise _wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
     return str(path)

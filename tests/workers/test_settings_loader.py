@@ -242,7 +242,12 @@ def test_aliases_that_multiply_are_cut_short(tmp_path: Path) -> None:
         ("probe: {x: {}}", "probe.x: write either integers: [low, high] or floats: [low, high]"),
         ("function: a.b:c", 'models[0].function: both "path" and "function" are given (remove one)'),
         ("engine: function", 'models[0].engine: engine "function" does not take a "path"'),
-        ("engine: tensorflow", 'models[0].engine: expected "openvino" or "function", got "tensorflow"'),
+        (
+            "engine: tensorflow",
+            'models[0].engine: unknown engine "tensorflow" (write one of: openvino, onnxruntime,',
+        ),
+        ("engine: torch", 'models[0].path: engine "torch" reads .pt2, not "m.xml"'),
+        ("engine: onnxruntime", 'models[0].path: engine "onnxruntime" reads .onnx, not "m.xml"'),
     ],
 )
 def test_each_mistake_has_its_own_words(tmp_path: Path, line: str, expected: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from tests.engine.conformance.models import AFFINE, PAIR, affine
 
 from shapestream_engine import (
     Dimension,
+    EngineMissing,
     InferenceError,
     InputSpec,
+    ModelLoadError,
     ModelSpec,
     OutputSpec,
     Preparations,
@@ -181,6 +185,32 @@ def test_a_result_that_is_not_as_stated_fails_its_call() -> None:
     request.input_tensor(0).data[...] = 1
     with pytest.raises(InferenceError, match=r"output 'output0' is i64 \[..3,2\] .* \[25, 2\]"):
         request.infer()
+
+
+def test_without_torch_xla_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch alone does not bring the device; its extra is another than PyTorch's."""
+    monkeypatch.setitem(sys.modules, "torch_xla", None)
+    monkeypatch.setenv("XLA_EXPERIMENTAL", "")
+    with pytest.raises(EngineMissing, match=r"'shapestream\[torch-xla\]'"):
+        compile_model(replace(DEVICES[0].spec(AFFINE, tmp_path), device="xla"))
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "tpu", "cuda:x"])
+def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(ModelLoadError, match=f"no device '{device}'"):
+        compile_model(replace(DEVICES[0].spec(AFFINE, tmp_path), device=device))
+
+
+def test_the_precision_of_matrix_products_is_f32_unless_asked_otherwise(tmp_path: Path) -> None:
+    """Its one property is checked, and shows among the effective ones."""
+    spec = DEVICES[0].spec(AFFINE, tmp_path)
+    assert "highest" == compile_model(spec).properties["float32_matmul_precision"]
+    wanted = replace(spec, properties={"float32_matmul_precision": "high"})
+    assert "high" == compile_model(wanted).properties["float32_matmul_precision"]
+    with pytest.raises(SignatureError, match="expected one of highest, high, medium, not 'low'"):
+        compile_model(replace(spec, properties={"float32_matmul_precision": "low"}))
+    compile_model(spec)
 
 
 @pytest.mark.parametrize("engine", XLA, ids=lambda engine: engine.name)

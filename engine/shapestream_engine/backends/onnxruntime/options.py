@@ -85,9 +85,9 @@ def _provider_options(properties: Mapping[str, Any]) -> dict[str, str]:
 
 def _truth(value: Any) -> bool:
     text = str(value).lower()
-    if text not in ("true", "false", "1", "0"):
+    if text not in ("true", "yes", "1", "false", "no", "0"):
         raise ValueError(f"expected true or false, not {value!r}")
-    return text in ("true", "1")
+    return text in ("true", "yes", "1")  # settings write true as YES, as OpenVINO does
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
