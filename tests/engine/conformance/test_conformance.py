@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,18 @@ from shapestream_engine import (
     InferenceError,
     ModelLoadError,
     ModelSpec,
+    Report,
+    RequestPool,
     ShapeError,
     SignatureError,
+    Slot,
     Tensors,
+    Work,
     compile_model,
 )
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.model import InferRequest
 
 RequestOf = Callable[..., InferRequest]
@@ -298,6 +304,31 @@ def test_requests_that_share_a_call_get_their_own_rows(engine: Engine, tmp_path:
         )
         np.testing.assert_array_equal(2 * array, total)
         np.testing.assert_array_equal(array.sum(axis=1), sums)
+
+
+def test_a_batch_runs_at_the_sizes_that_its_strategy_allows(engine: Engine, tmp_path: Path) -> None:
+    """Six rows in calls of four: filled up where too few are left, and divided among the requests as they came."""
+    strategy = parse_strategy({"strategy": "bucketed", "batch": [4]})
+    model = compile_model(replace(engine.spec(PAIR, tmp_path), strategy=strategy))
+    pool = RequestPool(model, 1)
+    reports: SimpleQueue[Report] = SimpleQueue()
+    slot = Slot("s", {"pair": pool}, reports.put)
+    arrays = [counting(rows, 5) + rows for rows in (1, 3, 2)]
+    members = tuple(
+        Tensors(layout=((0, "f32", array.shape), (1, "f32", array.shape)), buffers=(array.tobytes(),) * 2)
+        for array in arrays
+    )
+    slot.start(Work(batch=1, model="pair", sizes=(6, 5), members=members))
+    report = reports.get(timeout=60)
+    slot.close()
+    assert (None, ((2, (4, 5)),)) == (report.error_code, report.calls)
+    assert report.outputs is not None
+    for array, result in zip(arrays, report.outputs, strict=True):
+        assert result is not None
+        np.testing.assert_array_equal(
+            2 * array, np.frombuffer(result.buffers[0], np.float32).reshape(array.shape)
+        )
+        np.testing.assert_array_equal(array.sum(axis=1), np.frombuffer(result.buffers[1], np.float32))
 
 
 def test_a_shape_of_another_rank_than_the_files_is_refused(engine: Engine, tmp_path: Path) -> None:

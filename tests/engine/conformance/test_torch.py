@@ -24,6 +24,8 @@ from shapestream_engine import (
     SignatureError,
     compile_model,
 )
+from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine.prepared import PreparedLimits
 
 torch = pytest.importorskip("torch")
 DEVICES = [engine for engine in PRESENT if engine.engine == "torch"]
@@ -234,3 +236,18 @@ def test_xla_compiles_once_for_each_shape_and_says_so(engine: Any, tmp_path: Pat
     prepared = found.preparations
     assert prepared is not None
     assert prepared.count <= 2
+
+
+@pytest.mark.parametrize("engine", XLA, ids=lambda engine: engine.name)
+def test_xla_compiles_the_allowed_shapes_at_the_start_if_asked(engine: Any, tmp_path: Path) -> None:
+    """With a warm-up no call of an allowed shape compiles any more."""
+    strategy = parse_strategy({"strategy": "bucketed", "batch": [2011, 2017]})
+    spec = replace(engine.spec(AFFINE, tmp_path), strategy=strategy, prepared=PreparedLimits(warm_up=True))
+    model = compile_model(spec)
+    assert model.preparations is not None
+    assert 2 == model.preparations.count
+    request = model.create_infer_request()
+    for rows in (2017, 2011, 2017):
+        request.input_tensor(0).shape = (rows, 4)
+        request.infer()
+    assert Preparations(count=2, hits=3) == model.preparations

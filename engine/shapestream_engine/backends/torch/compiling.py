@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from shapestream_engine.backends.torch.devices import Device, Program, find_devi
 from shapestream_engine.backends.torch.ports import ports_of
 from shapestream_engine.backends.torch.reading import read_program
 from shapestream_engine.backends.torch.request import TorchRequest
-from shapestream_engine.errors import EngineError, ModelLoadError, SignatureError
+from shapestream_engine.batching.strategy import SizesPlanner
+from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec, Preparations
+from shapestream_engine.prepared import PreparedSizes
 from shapestream_engine.signature import ModelSignature
 
 __all__ = ["TorchModel", "compile_spec"]
@@ -47,7 +50,10 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> TorchMo
         torch.set_num_threads(max(1, threads // slots))  # of one call; each slot's thread has as many
     _set_precision(properties["float32_matmul_precision"])
     properties |= {"device": device.name, "num_threads": torch.get_num_threads(), "torch": torch.__version__}
-    return TorchModel(signature, _program(module, program), device, properties)
+    model = TorchModel(signature, _program(module, program), device, properties)
+    if device.compiles and spec.prepared.warm_up and isinstance(signature.planner, SizesPlanner):
+        model.warm_up(islice(signature.planner.prepared_shapes(), spec.prepared.max_prepared))
+    return model
 
 
 class TorchModel(CompiledModel):
@@ -68,6 +74,21 @@ class TorchModel(CompiledModel):
         if now is None or before is None:
             return None
         return Preparations(count=now.count - before.count, hits=now.hits - before.hits)
+
+    def warm_up(self, shapes: Iterable[PreparedSizes]) -> None:
+        """Have the device compile these shapes now, on zeros. One that is open in some dimension is left out."""
+        request = self.create_infer_request()
+        for sizes in shapes:
+            known = tuple(size for size in sizes if size is not None)
+            if len(known) < len(sizes):
+                continue
+            for tensor, shape in zip(request.input_tensors, self.signature.input_shapes(known), strict=True):
+                tensor.shape = shape
+                tensor.data[...] = 0
+            try:
+                request.infer()
+            except InferenceError as error:
+                raise ModelLoadError(f"model {self.signature.name!r} of sizes {known}: {error}") from error
 
     def create_infer_request(self) -> TorchRequest:
         """A request with tensors of its own; small upper bounds are reserved at once."""

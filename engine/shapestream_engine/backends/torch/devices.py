@@ -25,6 +25,8 @@ class Device:
 
     kind: type[InputTensor] = InputTensor
     """Of the tensors that requests fill."""
+    compiles = False
+    """The first call of each shape takes much longer than later ones."""
     short_indices = False
     """Indices that the program calls i64 may come as i32."""
 

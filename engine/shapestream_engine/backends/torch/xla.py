@@ -29,6 +29,7 @@ _ONE_AT_A_TIME = threading.Lock()
 class XlaDevice(Device):
     """An XLA device. Calls of the process run one after the other; the first one of each shape compiles."""
 
+    compiles = True
     short_indices = True  # those of `nonzero` that stays on the device, seen on 2.9
 
     def __init__(self, name: str, xla: Any, metrics: Any) -> None:
