@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,6 +20,7 @@ T = TypeVar("T")
 # Compiling a model and starting the workers takes a second or two; a loaded machine may need far more.
 START_TIMEOUT_S = 120.0
 STOP_GRACE_S = 30.0
+_PROOFS = Path(__file__).parents[1] / ".cache" / "proofs"
 _POLL_S = 0.1
 _LOG_LINES_SHOWN = 30
 
@@ -57,8 +59,16 @@ async def _run_server(
     config: Path, sink: IO[bytes], *, task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED
 ) -> None:
     command = [sys.executable, "-m", "shapestream_workers", "serve", str(config)]
+    # What was proved of the models is kept beside them, not in the user's own cache.
+    environment = {**os.environ, "SHAPESTREAM_PROBE_CACHE": str(_PROOFS)}
     await trio.run_process(
-        command, stdout=sink, stderr=sink, check=False, deliver_cancel=_stop, task_status=task_status
+        command,
+        stdout=sink,
+        stderr=sink,
+        env=environment,
+        check=False,
+        deliver_cancel=_stop,
+        task_status=task_status,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from time import monotonic
 
-from shapestream_engine.errors import ModelLoadError, SignatureError
+from shapestream_engine.errors import SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Task
@@ -72,7 +72,7 @@ def _prove(
             break
         heard = run_child(Task(spec=spec, options=options, threads=threads, skip=skip), options.hang_s)
         if heard.error is not None:
-            raise ModelLoadError(heard.error)
+            raise SignatureError(heard.error)
         findings += heard.findings
         skip |= {str(finding.treatment) for finding in heard.findings}
         if heard.end is None:

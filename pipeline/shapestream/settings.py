@@ -7,7 +7,7 @@ model that is not there) is checked in `settings_checks.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -24,6 +24,7 @@ from shapestream.settings_values import (
     read_model_path,
     read_property,
     read_rule_argument,
+    read_samples_path,
 )
 
 __all__ = [
@@ -146,12 +147,20 @@ class OutputSettings(_Model):
 
 
 class ProbeSettings(_Model):
-    """Realistic values for one input: what `check` tries the model on."""
+    """Realistic values for one input, or `"*"` for all: what the model's batching and padding are tried on."""
 
     integers: tuple[int, int] | None = Field(default=None, strict=False)
     """Whole numbers between these two, both included."""
-    floats: tuple[float, float] | None = Field(default=None, strict=False)
+    uniform: tuple[float, float] | None = Field(default=None, strict=False)
     """Numbers between these two."""
+    normal: tuple[float, float] | None = Field(default=None, strict=False)
+    """Numbers around a mean: [mean, standard deviation]."""
+    samples: Annotated[str, BeforeValidator(read_samples_path)] | None = None
+    """An .npz of real inputs, relative to this file: arrays called like the inputs, several as `ids.0`, `ids.1`."""
+
+
+def _read_probe(value: Any) -> Any:
+    return {"*": {"samples": value}} if isinstance(value, str) else value
 
 
 class ShapesSettings(_Model):
@@ -191,10 +200,10 @@ class ModelSettings(_Model):
     """By the name in the model file; unnamed ones are output0, output1, ..."""
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
-    probe: dict[str, ProbeSettings] = Field(default_factory=dict)
-    """Realistic inputs, by input."""
+    probe: Annotated[dict[str, ProbeSettings], BeforeValidator(_read_probe)] = Field(default_factory=dict)
+    """Realistic inputs, by input, to try batching and padding on; or the path of an .npz of samples."""
     trust: bool = False
-    """You vouch that rows do not depend on their batch-mates nor on padding. Padding needs it."""
+    """You vouch that rows depend neither on their batch-mates nor on padding: the model is served without proof."""
     shapes: ShapesSettings = ShapesSettings()
     batching: BatchingSettings = BatchingSettings()
 
@@ -244,7 +253,8 @@ class LoggingSettings(_Model):
 class Settings(_Model):
     """The whole file."""
 
-    server: ServerSettings = ServerSettings()
+    # Validated like a section that is there: its default address, too, starts at the folder of the file.
+    server: ServerSettings = Field(default_factory=cast(Any, dict), validate_default=True)
     models: tuple[ModelSettings, ...] = Field(default=(), strict=False)
     """May be empty only for a server whose workers all dial in."""
     workers: tuple[WorkerGroupSettings, ...] | None = Field(default=None, strict=False)

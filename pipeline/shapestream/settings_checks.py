@@ -153,13 +153,20 @@ def _rules(location: Location, outputs: Mapping[str, Any], *, complete: bool) ->
             yield (*where, "output"), message
 
 
+_PROBES = ("integers", "uniform", "normal", "samples")
+
+
 def _probe(location: Location, probe: Mapping[str, Any]) -> Iterator[Finding]:
-    if len(probe.keys() & {"integers", "floats"}) != 1:
-        yield location, "write either integers: [low, high] or floats: [low, high]"
-    for kind in ("integers", "floats"):
+    if len(probe) != 1 and not probe.keys() - set(_PROBES):
+        advice = "integers: [low, high], uniform: [low, high], normal: [mean, std] or samples: FILE.npz"
+        yield location, f"write one of {advice}"
+    for kind in ("integers", "uniform"):
         match probe.get(kind):
             case [int() | float() as low, int() | float() as high] if low > high:
                 yield (*location, kind), f"the low end {low} lies above the high end {high}"
+    match probe.get("normal"):
+        case [_, int() | float() as std] if std < 0:
+            yield (*location, "normal"), f"the standard deviation {std} is negative"
 
 
 def _workers(top: Mapping[str, Any], names: list[str]) -> Iterator[Finding]:

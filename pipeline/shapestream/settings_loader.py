@@ -39,8 +39,6 @@ class LoadedSettings:
 
     settings: Settings
     path: Path
-    warnings: tuple[str, ...]
-    """Things that work, but not as the user may think; each a line like those of errors."""
     source: YamlSource
 
     def problem(self, location: Location, message: str) -> str:
@@ -71,9 +69,7 @@ def load_settings(path: str | Path, *, files_must_exist: bool = True) -> LoadedS
     if findings.found or settings is None:
         findings.found.sort(key=lambda finding: finding[0] or Place(0, 0))
         raise ConfigurationError([_line(path, *finding) for finding in findings.found])
-    loaded = LoadedSettings(settings=settings, path=path, warnings=(), source=source)
-    warnings = tuple(loaded.problem(location, message) for location, message in _doubts(settings))
-    return LoadedSettings(settings=settings, path=path, warnings=warnings, source=source)
+    return LoadedSettings(settings=settings, path=path, source=source)
 
 
 class _Findings:
@@ -132,16 +128,6 @@ def _line(path: Path, place: Place | None, location: Location, message: str) -> 
     where = f"{path}:{place.line}:{place.column}" if place is not None else f"{path}"
     key = spell_location(location)
     return f"{where}: {key}: {message}" if key else f"{where}: {message}"
-
-
-def _doubts(settings: Settings) -> Iterator[tuple[Location, str]]:
-    for index, model in enumerate(settings.models):
-        if model.trust:
-            continue
-        for name, port in model.inputs.items():
-            if port.pad:
-                message = "padding stays off: nothing proved it harmless (trust: true vouches for it)"
-                yield ("models", index, "inputs", name, "pad"), message
 
 
 def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:

@@ -92,6 +92,8 @@ def json_schema() -> dict[str, Any]:
     """The schema of the file for editors (JSON Schema 2020-12)."""
     schema = Settings.model_json_schema()
     schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
+    probe = schema["$defs"]["ModelSettings"]["properties"]["probe"]
+    probe["anyOf"] = [{"type": "string"}, {key: probe.pop(key) for key in ("additionalProperties", "type")}]
     schema["title"] = "shapestream configuration"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

@@ -35,6 +35,7 @@ __all__ = [
     "read_model_path",
     "read_property",
     "read_rule_argument",
+    "read_samples_path",
 ]
 
 # sun_path of sockaddr_un holds 108 bytes on Linux, the closing zero included; the transport binds PATH.new first.
@@ -207,6 +208,16 @@ def read_model_path(value: Any, info: ValidationInfo) -> str:
     """A model file that exists, as an absolute path."""
     if not isinstance(value, str) or not value:
         raise _wrong(f"expected the path of a model file, got {describe(value)}")
+    path = (_base(info) / Path(value).expanduser()).absolute()
+    if _must_exist(info) and not path.is_file():
+        raise _wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
+    return str(path)
+
+
+def read_samples_path(value: Any, info: ValidationInfo) -> str:
+    """An .npz that exists, as an absolute path."""
+    if not isinstance(value, str) or not value.endswith(".npz"):
+        raise _wrong(f"expected the path of an .npz of samples, got {describe(value)}")
     path = (_base(info) / Path(value).expanduser()).absolute()
     if _must_exist(info) and not path.is_file():
         raise _wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")

@@ -21,7 +21,7 @@ models:
 
 
 def test_what_is_shared_takes_the_users_word(tmp_path: Path) -> None:
-    """Nothing proves that an output is everybody's: it is refused at its place, unless `trust` vouches for it."""
+    """What is not seen to be everybody's is refused at its place, unless `trust` vouches for it."""
     config = tmp_path / "x.yaml"
     config.write_text(SHARED)
     loaded = load_settings(config)
@@ -29,7 +29,8 @@ def test_what_is_shared_takes_the_users_word(tmp_path: Path) -> None:
         compile_models(loaded, loaded.settings.models, slots=1, threads=None)
     (problem,) = caught.value.problems
     assert problem.startswith(f"{config}:6:7: models[0].outputs.same: output 'same': the rule shared")
-    assert "nothing has proved that (trust: true vouches for it)" in problem
+    assert "nothing has proved that: the model took none of the probe's inputs" in problem
+    assert problem.endswith("(trust: true vouches for it)")
     config.write_text(SHARED + "    trust: true\n")
     loaded = load_settings(config)
     models = compile_models(loaded, loaded.settings.models, slots=1, threads=None)

@@ -91,9 +91,6 @@ def test_the_canonical_file_of_the_design_is_read(tmp_path: Path) -> None:
     assert {"rule": "rows"} == model.outputs["embedding"].rule_arguments()
     assert (0, 30521) == model.probe["input_ids"].integers
     assert 2 == loaded.settings.worker_groups[0].count
-    assert ["models[0].inputs.input_ids.pad", "models[0].inputs.attention_mask.pad"] == [
-        warning.split(": ")[1] for warning in loaded.warnings
-    ]
 
 
 def test_a_type_error_names_the_line_the_key_and_the_remedy(tmp_path: Path) -> None:
@@ -239,7 +236,15 @@ def test_aliases_that_multiply_are_cut_short(tmp_path: Path) -> None:
             'outputs.y.rule: expected "rows", "index_column", "with", "counts", "padded_counts", "recount",',
         ),
         ("probe: {x: {integers: [3, 1]}}", "probe.x.integers: the low end 3 lies above the high end 1"),
-        ("probe: {x: {}}", "probe.x: write either integers: [low, high] or floats: [low, high]"),
+        (
+            "probe: {x: {}}",
+            "probe.x: write one of integers: [low, high], uniform: [low, high], normal: [mean, std]",
+        ),
+        ("probe: {x: {uniform: [0, 1], normal: [0, 1]}}", "probe.x: write one of integers: [low, high]"),
+        ("probe: {x: {uniform: [0, -1]}}", "probe.x.uniform: the low end 0 lies above the high end -1"),
+        ("probe: {x: {normal: [0, -1]}}", "probe.x.normal: the standard deviation -1 is negative"),
+        ("probe: {x: {integer: [0, 1]}}", 'probe.x.integer: unknown key (did you mean "integers"?)'),
+        ("probe: samples.txt", 'expected the path of an .npz of samples, got "samples.txt"'),
         ("function: a.b:c", 'models[0].function: both "path" and "function" are given (remove one)'),
         ("engine: function", 'models[0].engine: engine "function" does not take a "path"'),
         (
@@ -352,12 +357,11 @@ def test_effective_values_say_where_they_come_from(tmp_path: Path) -> None:
     assert (1, "default") == origins["workers[0].count"]
 
 
-def test_trust_allows_padding_without_a_warning(tmp_path: Path) -> None:
-    """The warning about unproved padding goes away once the user vouches for it."""
-    text = ONE_MODEL + '    inputs: {x: {shape: "batch, seq", pad: {seq: 0}}}\n'
-    (warning,) = load(tmp_path, text).warnings
-    assert "x.yaml:4:39: models[0].inputs.x.pad: padding stays off" in warning
-    assert () == load(tmp_path, text + "    trust: true\n").warnings
+def test_samples_may_be_named_for_all_inputs_at_once(tmp_path: Path) -> None:
+    """`probe: FILE` is short for the file under "*", and is found beside the YAML."""
+    (tmp_path / "real.npz").write_bytes(b"")
+    (model,) = load(tmp_path, ONE_MODEL + "    probe: real.npz\n").settings.models
+    assert {"*": str(tmp_path / "real.npz")} == {name: probe.samples for name, probe in model.probe.items()}
 
 
 def test_a_functions_rule_follows_an_output_that_there_is(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """`shapestream check`: what `serve` would do with a YAML, tried without opening a port.
 
-Each model is compiled and run on made-up inputs: a request alone at the smallest sizes and at middling ones, and,
-where there is a batch axis, several requests in one call, divided again by the rules. That finds a file that
-does not load, a shape that does not fit and a rule that does not hold; it does not prove that results are right.
+Each model is compiled, its batching and padding are put to the proof, and it is run on made-up inputs: a request alone
+at the smallest sizes and at middling ones, and, where there is a batch axis, two in one call, divided again by the
+rules. That finds a file that does not load, a shape that does not fit, a rule that does not hold, and a model
+that does not keep requests apart.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from shapestream.errors import ConfigurationError
-from shapestream.settings import ModelSettings, ProbeSettings
+from shapestream.settings import ModelSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream_engine.batching.plan import merge_sizes
-from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.model import CompiledModel
+from shapestream_engine.model import CompiledModel, compile_model
+from shapestream_engine.probe import ProbeReport
+from shapestream_engine.probing.examination import values_of
+from shapestream_engine.probing.pool import make_request
+from shapestream_engine.probing.values import Values, default_values
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension
-from shapestream_engine.signature import InputPort, ModelSignature
+from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Report, Slot, Work
-from shapestream_workers.models import compile_models
+from shapestream_workers.models import location_of, model_spec
+from shapestream_workers.proof import judge, probe_model, probe_options
 
 __all__ = ["CheckReport", "ModelReport", "check_configuration"]
 
@@ -43,6 +46,7 @@ class ModelReport:
     signature: ModelSignature
     properties: dict[str, str]
     calls: tuple[str, ...]
+    proof: ProbeReport
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class CheckReport:
                 yield from (
                     f"  {name} = {value}  (engine)" for name, value in sorted(model.properties.items())
                 )
+            yield from (f"  {line}" for line in model.proof.lines())
             yield from (f"  ran {call}" for call in model.calls)
         if not self.problems:
             yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run"
@@ -81,6 +86,7 @@ class CheckReport:
                     "signature": model.signature.to_dict(),
                     "properties": model.properties,
                     "calls": list(model.calls),
+                    "proof": model.proof.to_dict(),
                 }
                 for model in self.models
             ],
@@ -104,31 +110,48 @@ def check_configuration(loaded: LoadedSettings) -> CheckReport:
         )
     for index, settings in enumerate(loaded.settings.models):
         try:
-            compiled = compile_models(loaded, [settings], slots=1, threads=None)[settings.name]
-        except ConfigurationError as error:
-            report.problems += error.problems
-            continue
-        try:
-            calls, problems = _try_model(settings, compiled)
-        finally:
-            compiled.close()
-        report.problems += [loaded.problem(("models", index), problem) for problem in problems]
-        properties = dict(compiled.properties)
-        report.models.append(
-            ModelReport(signature=compiled.signature, properties=properties, calls=tuple(calls))
-        )
+            _check_model(loaded, index, settings, report)
+        except EngineError as error:
+            report.problems.append(loaded.problem(location_of(loaded, settings, error), str(error)))
     return report
+
+
+def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, report: CheckReport) -> None:
+    spec = model_spec(settings)
+    compiled = compile_model(spec)
+    try:
+        proof = probe_model(settings, spec, compiled, threads=None)
+        judgement = judge(settings, compiled.signature, proof)
+        place = ("models", index)
+        report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
+        report.warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
+        calls: list[str] = []
+        # What has ended a process of its own before is not tried in this one.
+        if not proof.notes:
+            calls, problems = _try_model(settings, compiled)
+            report.problems += [loaded.problem(place, problem) for problem in problems]
+        report.models.append(
+            ModelReport(
+                signature=compiled.signature,
+                properties=dict(compiled.properties),
+                calls=tuple(calls),
+                proof=proof,
+            )
+        )
+    finally:
+        compiled.close()
 
 
 def _try_model(settings: ModelSettings, compiled: CompiledModel) -> tuple[list[str], list[str]]:
     """What ran, and what did not."""
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
     slot = Slot("check", {settings.name: RequestPool(compiled, 1)}, reports.put)
+    values = _values(settings, compiled.signature)
     calls: list[str] = []
     problems: list[str] = []
     try:
         for number, rows in enumerate(_plans(compiled.signature)):
-            members = [_request(compiled.signature, settings.probe, sizes) for sizes in rows]
+            members = [make_request(compiled.signature, values, sizes) for sizes in rows]
             report = _run(slot, reports, settings.name, number, compiled.signature, members)
             call = (
                 f"{_spell(compiled.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
@@ -169,28 +192,11 @@ def _clamped(size: int, bounds: Dimension) -> int:
     return size if bounds.maximum is None else min(size, bounds.maximum)
 
 
-def _request(signature: ModelSignature, probe: dict[str, ProbeSettings], sizes: tuple[int, ...]) -> Tensors:
-    shapes = signature.input_shapes(sizes)
-    layout = []
-    buffers = []
-    for number, (port, shape) in enumerate(zip(signature.inputs, shapes, strict=True)):
-        layout.append((number, port.element_type, shape))
-        buffers.append(_values(port, shape, probe.get(port.name)).tobytes())
-    return Tensors(layout=tuple(layout), buffers=buffers)
-
-
-def _values(port: InputPort, shape: tuple[int, ...], probe: ProbeSettings | None) -> np.ndarray[Any, Any]:
-    """Zeros and ones in turn, or what the probe says; the same in every run."""
-    dtype = dtype_of(port.element_type)
-    random = np.random.default_rng(0)
-    if port.mask_of is not None:
-        return np.ones(shape, dtype)
-    if probe is not None and probe.integers is not None:
-        low, high = probe.integers
-        return random.integers(low, high, shape, endpoint=True).astype(dtype)
-    if probe is not None and probe.floats is not None:
-        return random.uniform(*probe.floats, size=shape).astype(dtype)
-    return (np.arange(int(np.prod(shape))) % 2).reshape(shape).astype(dtype)
+def _values(settings: ModelSettings, signature: ModelSignature) -> dict[str, Values]:
+    """What the configuration calls realistic, and the first of the defaults where it is silent."""
+    given = values_of(signature, probe_options(settings))
+    first = {port.name: default_values(port.element_type)[0] for port in signature.inputs}
+    return {**first, **given}
 
 
 def _run(

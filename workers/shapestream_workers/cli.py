@@ -81,7 +81,7 @@ def worker(
         end_with_parent()
         channel = claim_stdout()
     with _reported():
-        loaded = _configured(config, quiet=supervised)
+        loaded = _configured(config)
         from shapestream_workers.worker_process import run_worker, server_address
 
         groups = loaded.settings.worker_groups
@@ -99,7 +99,7 @@ def check(
     show: Annotated[bool, typer.Option("--show", help="Print each setting and where it comes from.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Validate CONFIG, compile its models and run each of them once; nothing is served."""
+    """Validate CONFIG, compile its models, prove that batching and padding are safe, run them; nothing is served."""
     with _reported(as_json=as_json):
         loaded = load_settings(config)
         configure("warning", "auto")
@@ -111,7 +111,7 @@ def check(
         else:
             for line in report.lines(loaded if show else None):
                 typer.echo(line)
-        for warning in (*loaded.warnings, *report.warnings):
+        for warning in report.warnings:
             typer.echo(f"warning: {warning}", err=True)
         if report.problems:
             raise ConfigurationError([] if as_json else list(report.problems))
@@ -180,15 +180,10 @@ def version(as_json: Json = False) -> None:
     )
 
 
-def _configured(config: Path, *, quiet: bool = False) -> LoadedSettings:
-    """The settings of a command that runs for long; its warnings go to the log. `quiet`: a parent said them."""
+def _configured(config: Path) -> LoadedSettings:
+    """The settings of a command that runs for long."""
     loaded = load_settings(config)
     configure(loaded.settings.logging.level, loaded.settings.logging.format)
-    if not quiet:
-        import structlog
-
-        for warning in loaded.warnings:
-            structlog.get_logger().warning("configuration", what=warning)
     return loaded
 
 

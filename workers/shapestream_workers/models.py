@@ -12,12 +12,11 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.yaml_source import Location
-from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError, SignatureError
+from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
-from shapestream_engine.rules import Shared
-from shapestream_engine.signature import ModelSignature
+from shapestream_workers.proof import Judgement, judge, probe_model, without_padding
 
-__all__ = ["available_cpus", "compile_models", "model_spec"]
+__all__ = ["available_cpus", "compile_models", "location_of", "model_spec"]
 
 log = structlog.get_logger()
 
@@ -28,7 +27,7 @@ def available_cpus() -> int:
 
 
 def model_spec(model: ModelSettings) -> ModelSpec:
-    """The model as the engine wants it described. Padding without `trust` stays off (`check` warns of it)."""
+    """The model as the engine wants it described, with all the padding that the configuration allows."""
     return ModelSpec(
         name=model.name,
         path=None if model.path is None else Path(model.path),
@@ -39,7 +38,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
             name: InputSpec(
                 shape=port.shape,
                 element_type=port.element_type,
-                pad=port.pad if model.trust else {},
+                pad=port.pad,
                 mask_of=port.mask_of,
             )
             for name, port in model.inputs.items()
@@ -55,18 +54,19 @@ def model_spec(model: ModelSettings) -> ModelSpec:
 def compile_models(
     loaded: LoadedSettings, models: Iterable[ModelSettings], *, slots: int, threads: int | None
 ) -> dict[str, CompiledModel]:
-    """Compiles the models; raises `ConfigurationError` with a line for each one that cannot be."""
+    """Compiles and tries the models; raises `ConfigurationError` with a line for all that cannot be served."""
     compiled: dict[str, CompiledModel] = {}
     problems: list[str] = []
     for model in models:
         try:
-            ready = compile_model(model_spec(model), slots=slots, threads=threads)
-            compiled[model.name] = ready
-            if not model.trust:
-                _refuse_unproved(ready.signature)
+            compiled[model.name], judgement = _compile(model, slots, threads)
         except EngineError as error:
-            problems.append(loaded.problem(_location(loaded, model, error), str(error)))
+            problems.append(loaded.problem(location_of(loaded, model, error), str(error)))
             continue
+        place = ("models", loaded.settings.models.index(model))
+        problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
+        for where, words in judgement.warnings:
+            log.warning("configuration", what=loaded.problem((*place, *where), words))
         log.info(
             "model compiled",
             model=model.name,
@@ -81,23 +81,37 @@ def compile_models(
     return compiled
 
 
-def _refuse_unproved(signature: ModelSignature) -> None:
-    """Nothing in a batch shows that an output is shared, so it takes proof, or the user's word."""
-    for port in signature.outputs:
-        if isinstance(port.rule, Shared):
-            raise SignatureError(
-                f"output {port.name!r}: the rule shared holds only where the output is the same whatever else is in "
-                "the batch, and nothing has proved that (trust: true vouches for it)"
-            )
+def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
+    """The model as it may be served, and what follows from its proof."""
+    spec = model_spec(model)
+    ready = compile_model(spec, slots=slots, threads=threads)
+    if model.trust:
+        log.warning("model is served without proof", model=model.name, why="trust: true")
+        return ready, Judgement()
+    try:
+        report = probe_model(model, spec, ready, threads=threads)
+    except EngineError:
+        ready.close()
+        raise
+    log.info(
+        "model tried", model=model.name, seconds=report.seconds, findings=list(map(str, report.findings))
+    )
+    judgement = judge(model, ready.signature, report)
+    if judgement.padding_off and not judgement.refused:
+        ready.close()
+        ready = compile_model(without_padding(spec, judgement.padding_off), slots=slots, threads=threads)
+    return ready, judgement
 
 
-def _location(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> Location:
+def location_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> Location:
     """The setting that the engine's complaint is about, as far as the kind of the error and its words tell."""
     location: Location = ("models", loaded.settings.models.index(model))
     if isinstance(error, EngineMissing):
         return (*location, "engine")
     if isinstance(error, ModelLoadError):
         return (*location, "path" if model.function is None else "function")
+    if str(error).startswith("probe:"):
+        return (*location, "probe")
     for key, ports in (("inputs", model.inputs), ("outputs", model.outputs)):
         for name in ports:
             if f"{key[:-1]} {name!r}" in str(error):

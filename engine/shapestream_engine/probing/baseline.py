@@ -76,7 +76,7 @@ def find_baseline(
             for sizes in start.sizes
             if all(pool.typical(sizes, number) is not None for number in range(_SAMPLES))
         ]
-        complaint = pool.complaint or complaint
+        complaint = complaint or pool.complaint
         if not taken:
             continue
         found = _baseline(bench, pool, taken, start.ladder, computed_in)

@@ -111,7 +111,7 @@ def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature) -> s
         "spec": settled,
         "signature": {**signature.to_dict(), "name": ""},
         "values": {name: _values(values) for name, values in options.values.items()},
-        "samples": None if options.samples is None else _digest([options.samples]),
+        "samples": {name: _digest([path]) for name, path in options.samples.items()},
         "options": [options.max_batch, options.seed],
         "model": _model_digest(spec),
         "versions": _versions(spec.effective_engine),

@@ -27,6 +27,8 @@ from shapestream_engine.probing.report import Finding, Treatment, finding_from_d
 __all__ = ["Heard", "run_child"]
 
 _LAST_WORDS_BYTES = 2000
+_COMPILATION = 20
+"""How many times longer than a call it may take to start the process and compile the model."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,8 @@ def _listen(child: subprocess.Popen[bytes], heard: Heard, hang_s: float) -> bool
     heard_at = monotonic()
     try:
         while True:
-            left_s = max(0.0, heard_at + hang_s - monotonic())
+            patience_s = hang_s * (_COMPILATION if heard.phase in ("", "compile") else 1)
+            left_s = max(0.0, heard_at + patience_s - monotonic())
             ready, _, _ = select.select([channel, ended], [], [], left_s)
             if channel in ready and (data := os.read(channel, 1 << 16)):
                 heard_at = monotonic()

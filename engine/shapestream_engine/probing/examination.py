@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from shapestream_engine.errors import EngineError
+from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled
 from shapestream_engine.probing.bench import Announce, Bench
@@ -19,10 +19,14 @@ from shapestream_engine.probing.comparison import compare
 from shapestream_engine.probing.evidence import Evidence
 from shapestream_engine.probing.following import followed
 from shapestream_engine.probing.report import Finding, Treatment
-from shapestream_engine.probing.values import Samples, Values, read_samples
+from shapestream_engine.probing.samples import read_samples
+from shapestream_engine.probing.values import Values
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Outcome", "ProbeOptions", "examine", "treatments", "values_of"]
+EVERY_INPUT = "*"
+"""Stands for all inputs in `ProbeOptions`."""
+
+__all__ = ["EVERY_INPUT", "Outcome", "ProbeOptions", "examine", "treatments", "values_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +35,14 @@ class ProbeOptions:
 
     values: Mapping[str, Values] = field(default_factory=dict)
     """Per input what is realistic; defaults by element type are tried for the others."""
-    samples: Path | None = None
-    """An .npz of real inputs; they win over `values`."""
+    samples: Mapping[str, Path] = field(default_factory=dict)
+    """Per input an .npz of real ones, or one for all under `*`; they win over `values`."""
     max_batch: int | None = None
     """Rows that a call may have; None: as the signature says. With 1 batching is not tried."""
     budget_s: float = 30.0
     """After so long a treatment for which there is enough evidence gets no further cases."""
-    hang_s: float = 60.0
-    """A single call, or the compilation, that takes longer hangs."""
+    hang_s: float = 30.0
+    """A single call that takes longer hangs; compilation may take 20 times as long."""
     seed: int = 0
 
 
@@ -118,14 +122,23 @@ def examine(
 
 def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:
     """What is known of the inputs; raises `SignatureError` for samples that do not fit."""
-    known: dict[str, Values] = dict(options.values)
-    if options.samples is not None:
-        axes = {
-            port.name: port.axis_names.index("batch") if signature.has_batch else None
-            for port in signature.inputs
-        }
-        samples: dict[str, Samples] = read_samples(options.samples, axes)
-        known.update(samples)
+    axes = {
+        port.name: port.axis_names.index("batch") if signature.has_batch else None
+        for port in signature.inputs
+    }
+    if unknown := sorted((options.values.keys() | options.samples.keys()) - axes.keys() - {EVERY_INPUT}):
+        raise SignatureError(f"probe: no input {', '.join(unknown)}; the model has {', '.join(axes)}")
+    known: dict[str, Values] = {}
+    if EVERY_INPUT in options.samples:
+        known |= read_samples(options.samples[EVERY_INPUT], axes)
+    if EVERY_INPUT in options.values:
+        known |= dict.fromkeys(axes, options.values[EVERY_INPUT])
+    for name, values in options.values.items():
+        known[name] = values
+    for name, path in options.samples.items():
+        if name != EVERY_INPUT:
+            known |= read_samples(path, axes, only=name)
+    known.pop(EVERY_INPUT, None)
     return known
 
 

@@ -5,9 +5,8 @@ Everything drawn is a function of the generator it is drawn with, so a proof can
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,14 +16,16 @@ from shapestream_engine.errors import SignatureError
 
 __all__ = [
     "Array",
+    "Extreme",
     "Integers",
     "Normal",
     "Samples",
     "Uniform",
     "Values",
     "default_values",
+    "drawn",
     "extremes",
-    "read_samples",
+    "filled",
 ]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -167,47 +168,6 @@ def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float
 def filled(value: float, element_type: str, shape: tuple[int, ...]) -> Array:
     """An input that is that value everywhere."""
     return _held(np.full(shape, value), dtype_of(element_type))
-
-
-def read_samples(path: Path, batch_axes: Mapping[str, int | None]) -> dict[str, Samples]:
-    """The samples of an .npz: arrays called like inputs, `ids`, or several per input, `ids.0`, `ids.1`, each a request's.
-
-    `batch_axes` has the batch axis of each input. Raises `SignatureError` for files and names that are no use.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise SignatureError(f"cannot read samples from {path}: {error}") from error
-    rows: dict[str, list[Array]] = {}
-    for name in sorted(arrays, key=_in_order):
-        array, port = arrays[name], _port_of(name, batch_axes)
-        if port is None:
-            known = ", ".join(batch_axes)
-            raise SignatureError(
-                f"{path}: {name!r} is no input (name arrays {known}, or {known.split(', ')[0]}.0 and so on)"
-            )
-        axis = batch_axes[port]
-        if array.ndim == 0 or (axis is not None and axis >= array.ndim):
-            raise SignatureError(f"{path}: {name!r} has the shape {list(array.shape)}, which has no rows")
-        rows.setdefault(port, []).extend(
-            [array] if axis is None else np.split(array, array.shape[axis], axis)
-        )
-    if empty := [port for port, own in rows.items() if not own or any(row.size == 0 for row in own)]:
-        raise SignatureError(f"{path}: no data in {', '.join(empty)}")
-    return {port: Samples(tuple(own), batch_axes[port]) for port, own in rows.items()}
-
-
-def _in_order(name: str) -> tuple[str, int]:
-    port, _, number = name.rpartition(".")
-    return (port, int(number)) if number.isdigit() else (name, 0)
-
-
-def _port_of(name: str, known: Mapping[str, Any]) -> str | None:
-    if name in known:
-        return name
-    port, _, number = name.rpartition(".")
-    return port if number.isdigit() and port in known else None
 
 
 def _fitted(row: Array, shape: tuple[int, ...], batch_axis: int | None) -> Array:

@@ -1,0 +1,145 @@
+"""What a proof means for a configuration: what is refused, what is left off, and what the user is told.
+
+refuted    refused, with the output, the difference and what to do
+unproved   padding is left off; batching goes on; both with a warning
+proved     served as configured
+`trust: true` serves it as configured whatever the proof says, and without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from shapestream.settings import ModelSettings, ProbeSettings
+from shapestream.yaml_source import Location
+from shapestream_engine.model import CompiledModel, ModelSpec
+from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
+from shapestream_engine.probing.values import Integers, Normal, Uniform, Values
+from shapestream_engine.rules import Shared
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["Judgement", "judge", "probe_model", "probe_options", "without_padding"]
+
+_Line: TypeAlias = tuple[Location, str]
+"""A place below the model in the YAML, and what to say about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The consequences of a report."""
+
+    refused: tuple[_Line, ...] = ()
+    warnings: tuple[_Line, ...] = ()
+    padding_off: frozenset[str] = field(default_factory=frozenset)
+    """Dimensions that are not padded, though the configuration allows it."""
+
+
+def probe_options(model: ModelSettings) -> ProbeOptions:
+    """What the configuration says about realistic inputs, as the engine takes it."""
+    values = {name: known for name, probe in model.probe.items() if (known := _values(probe)) is not None}
+    samples = {name: Path(probe.samples) for name, probe in model.probe.items() if probe.samples is not None}
+    return ProbeOptions(values=values, samples=samples, max_batch=model.batching.max_batch)
+
+
+def probe_model(
+    model: ModelSettings, spec: ModelSpec, compiled: CompiledModel, *, threads: int | None
+) -> ProbeReport:
+    """Tries the model, or recalls what came of it; raises `EngineError` where it cannot be tried at all."""
+    return prove(spec, compiled, probe_options(model), threads=threads, cache=ProofCache.of_environment())
+
+
+def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) -> Judgement:
+    """What follows from a report; `trust` turns what would be refused into warnings."""
+    refused = [_refusal(model, finding) for finding in report.of("refuted")]
+    unproved = report.of("unproved")
+    shared = {port.name for port in signature.outputs if isinstance(port.rule, Shared)}
+    warnings: list[_Line] = []
+    off: frozenset[str] = frozenset()
+    for finding in unproved:
+        lost = [name for name in sorted(shared) if finding.output in (None, name)]
+        if finding.treatment.kind == "batching" and lost:
+            refused += [_unproved_shared(name, finding) for name in lost]
+            continue
+        off |= frozenset(finding.treatment.dimensions)
+        warnings.append(_doubt(model, finding))
+    if not model.trust:
+        return Judgement(tuple(refused), tuple(warnings), off)
+    trusted = [
+        (place, f"{message.partition(' (')[0]} (served all the same: trust)") for place, message in refused
+    ]
+    return Judgement((), (*trusted, *warnings), frozenset())
+
+
+def without_padding(spec: ModelSpec, dimensions: frozenset[str]) -> ModelSpec:
+    """The same model with these dimensions as the requests have them."""
+    inputs = {
+        name: replace(port, pad={each: value for each, value in port.pad.items() if each not in dimensions})
+        for name, port in spec.inputs.items()
+    }
+    return replace(spec, inputs=inputs)
+
+
+def _values(probe: ProbeSettings) -> Values | None:
+    match probe:
+        case ProbeSettings(integers=(low, high)):
+            return Integers(low, high)
+        case ProbeSettings(uniform=(lowest, highest)):
+            return Uniform(lowest, highest)
+        case ProbeSettings(normal=(mean, std)):
+            return Normal(mean, std)
+        case _:
+            return None
+
+
+def _refusal(model: ModelSettings, finding: Finding) -> _Line:
+    dimensions = finding.treatment.dimensions
+    strategy = model.shapes.strategy
+    if dimensions:
+        wanted = ", ".join(dimensions)
+        remedy = (
+            f"remove {wanted} from `pad`, or give the model a mask that it heeds, by mask_of; "
+            "trust: true serves it all the same"
+        )
+        return _pad_place(model, dimensions), f"{_words(finding, strategy)} ({remedy})"
+    remedy = (
+        "set batching.max_batch to 1, or call that axis anything but batch, and every request runs alone; "
+        "trust: true serves it all the same"
+    )
+    return _output_place(model, finding.output), f"{_words(finding, strategy)} ({remedy})"
+
+
+def _words(finding: Finding, strategy: str) -> str:
+    return f"{finding.subject}: {finding.treatment} (strategy {strategy}) changes the results: {finding.evidence}"
+
+
+def _doubt(model: ModelSettings, finding: Finding) -> _Line:
+    advice = "say by `probe` what realistic inputs are, or vouch for it by trust: true"
+    about = f"{finding.subject}: {finding.treatment} is unproved: {finding.why}"
+    if finding.treatment.dimensions:
+        left_off = ", ".join(finding.treatment.dimensions)
+        return _pad_place(
+            model, finding.treatment.dimensions
+        ), f"{about}; {left_off} is not padded ({advice})"
+    return _output_place(model, finding.output), f"{about}; requests share calls all the same ({advice})"
+
+
+def _unproved_shared(name: str, finding: Finding) -> _Line:
+    message = (
+        f"output {name!r}: the rule shared holds only where the output is the same whatever else is in the batch, and "
+        f"nothing has proved that: {finding.why} (trust: true vouches for it)"
+    )
+    return ("outputs", name), message
+
+
+def _pad_place(model: ModelSettings, dimensions: tuple[str, ...]) -> Location:
+    for name, port in model.inputs.items():
+        for dimension in dimensions:
+            if dimension in port.pad:
+                return ("inputs", name, "pad", dimension)
+    return ()
+
+
+def _output_place(model: ModelSettings, output: str | None) -> Location:
+    return ("outputs", output) if output in model.outputs and output is not None else ()
