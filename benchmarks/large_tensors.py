@@ -63,7 +63,7 @@ def measure(folder: Path, *, requests: int, rounds: int) -> Report:
         contenders = [one_hop, in_process, two_hops, one_worker]
         run_rounds(contenders, rounds)
     report = Report(title=f"1 MiB tensors over ipc, {OUTSTANDING} outstanding")
-    report.columns = ("way", "rate / bare pyzmq", "rate")
+    report.columns = ("way", "/ bare pyzmq", "per s")
     for contender, yardstick in zip(contenders, [one_hop, one_hop, two_hops, two_hops], strict=True):
         aim = None if contender is yardstick else AIM_RATIO
         ratio = Figure(contender.ratio_of_rates(yardstick), "x", at_least=aim)

@@ -27,20 +27,28 @@ class Figure:
         return None
 
     def __str__(self) -> str:
-        text = f"{self.value:,.0f} {self.unit}" if self.unit == "/s" else f"{self.value:.2f} {self.unit}"
-        if self.unit in ("us", "MB", ""):
-            text = f"{self.value:.0f} {self.unit}".strip()
+        if self.unit == "/s":
+            return f"{self.value:,.0f}"
+        return f"{self.value:.2f} x" if self.unit == "x" else f"{self.value:.0f}"
+
+    @property
+    def aim(self) -> str | None:
+        """The aim in words."""
         if self.at_most is not None:
-            return f"{text} (aim <= {self.at_most:g})"
+            return f"<= {self.at_most:g} {self.unit}".strip()
         if self.at_least is not None:
-            return f"{text} (aim >= {self.at_least:g})"
-        return text
+            return f">= {self.at_least:g} {self.unit}".strip()
+        return None
 
     def styled(self) -> str:
-        """With a colour that tells whether the aim was reached."""
-        colours = {True: "green", False: "yellow", None: None}
-        colour = colours[self.reached]
-        return f"[{colour}]{self}[/{colour}]" if colour else str(self)
+        """With a mark and a colour that tell whether the aim was reached."""
+        match self.reached:
+            case True:
+                return f"[green]{self} ✓[/green]"
+            case False:
+                return f"[yellow]{self} ✗[/yellow]"
+            case _:
+                return str(self)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,12 +61,27 @@ class Report:
 
     def table(self) -> Table:
         """For a terminal."""
-        table = Table(title=self.title, title_justify="left", title_style="bold")
+        table = Table(
+            title=self.title,
+            title_justify="left",
+            title_style="bold",
+            caption=self._aims() or None,
+            caption_justify="left",
+        )
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left", no_wrap=not number)
         for row in self.rows:
             table.add_row(*(cell.styled() if isinstance(cell, Figure) else cell for cell in row))
         return table
+
+    def _aims(self) -> str:
+        aims = [
+            f"{row[0]}, {column}: {cell.aim}"
+            for row in self.rows
+            for column, cell in zip(self.columns, row, strict=True)
+            if isinstance(cell, Figure) and cell.aim is not None
+        ]
+        return "aims: " + "; ".join(aims) if aims else ""
 
     def plain(self) -> dict[str, Any]:
         """For a script."""

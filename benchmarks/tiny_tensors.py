@@ -31,7 +31,7 @@ def _payloads(count: int) -> list[bytes]:
     return [row.tobytes() for row in table]
 
 
-def stream_round(address: str, count: int) -> None:
+def stream_round(address: str, count: int, outstanding: int = OUTSTANDING) -> None:
     """Sends `count` rows through the SDK's `stream`; compares every answer."""
 
     def rows() -> Iterator[dict[str, np.ndarray]]:
@@ -41,7 +41,7 @@ def stream_round(address: str, count: int) -> None:
     async def main() -> None:
         received = 0
         async with shapestream.connect(address) as client:
-            async with client.stream(TINY, rows(), max_in_flight=OUTSTANDING) as results:
+            async with client.stream(TINY, rows(), max_in_flight=outstanding) as results:
                 async for result in results:
                     # Comparing bytes is a fifth of the cost of comparing arrays.
                     if result["y"].tobytes() != expected[received]:
@@ -84,8 +84,8 @@ def _contenders(stack: ExitStack, folder: Path, requests: int) -> list[Contender
         return lambda count: echo_round(dealer, _payloads(count), outstanding)
 
     contenders = [
-        Contender(name="bare pyzmq echo", run=bare(OUTSTANDING), server=echo, requests=requests),
-        Contender(name="bare pyzmq echo, 1 outstanding", run=bare(1), server=echo, requests=requests // 4),
+        Contender(name="bare echo", run=bare(OUTSTANDING), server=echo, requests=requests),
+        Contender(name="bare echo, 1 outstanding", run=bare(1), server=echo, requests=requests // 4),
     ]
     for server in _SERVERS:
         contenders += _server_contenders(stack, folder, server, requests)
@@ -115,6 +115,7 @@ def _server_contenders(stack: ExitStack, folder: Path, server: _Server, requests
     return [
         contender("one per message", alone(OUTSTANDING), requests),
         contender("stream", lambda count: stream_round(address, count), requests),
+        contender("stream, 256", lambda count: stream_round(address, count, 256), requests),
         contender("1 outstanding", alone(1), requests // 4),
     ]
 
@@ -125,14 +126,14 @@ def measure(folder: Path, *, requests: int, rounds: int) -> Report:
         contenders = _contenders(stack, folder, requests)
         run_rounds(contenders, rounds)
     by_name = {contender.name: contender for contender in contenders}
-    echo = by_name["bare pyzmq echo"]
-    report = Report(title="Tiny tensors, [1, 16] float32, 64 outstanding unless said")
+    echo = by_name["bare echo"]
+    report = Report(title="Tiny tensors: [1, 16] float32, 64 outstanding unless said; us of CPU per request")
     aims = {
         "in-process, one per message": (AIM_ALONE_US, None),
         "in-process, stream": (AIM_STREAM_US, 1.0),
     }
     for contender in contenders:
-        yardstick = by_name["bare pyzmq echo, 1 outstanding"] if "1 outstanding" in contender.name else echo
+        yardstick = by_name["bare echo, 1 outstanding"] if "1 outstanding" in contender.name else echo
         aim_us, aim_ratio = aims.get(contender.name, (None, None))
         report.rows.append(
             (
@@ -143,5 +144,5 @@ def measure(folder: Path, *, requests: int, rounds: int) -> Report:
                 Figure(contender.rate, "/s"),
             )
         )
-    report.columns = ("way", "server CPU", "workers' CPU", "rate / bare echo", "rate")
+    report.columns = ("way", "server us", "workers us", "/ echo", "per s")
     return report
