@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.shapes import exact_nbytes
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import Dimension, NamedShape, exact_nbytes
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import RESERVE_BYTES
 
-__all__ = ["bound_shape", "output_bounds", "reserved", "upper_bounds"]
+__all__ = ["bound_shape", "fixed_ports", "output_bounds", "port_bounds", "reserved", "upper_bounds"]
 
 
 def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
@@ -21,6 +22,29 @@ def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
             most = dimension.maximum if number is None else signature.bounds[number].maximum
             nbytes = None if nbytes is None or most is None else nbytes * most
         bounds.append(nbytes)
+    return tuple(bounds)
+
+
+def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple[InputPort, ...]:
+    """The inputs of a model that takes only these sizes (parallel to the signature's dimensions; None: any)."""
+    ports = []
+    for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
+        dimensions = []
+        for number, dimension in zip(axes, port.shape.dimensions, strict=True):
+            size = None if number is None else sizes[number]
+            dimensions.append(dimension if size is None else Dimension(size, size))
+        ports.append(InputPort(port.name, port.element_type, NamedShape(port.shape.names, tuple(dimensions))))
+    return tuple(ports)
+
+
+def port_bounds(ports: Sequence[InputPort]) -> tuple[int | None, ...]:
+    """The most bytes that each of these inputs can need by itself; None: unbounded."""
+    bounds: list[int | None] = []
+    for port in ports:
+        most = [dimension.maximum for dimension in port.shape.dimensions]
+        sizes = [size for size in most if size is not None]
+        whole = len(sizes) == len(most)
+        bounds.append(exact_nbytes(dtype_of(port.element_type).itemsize, sizes) if whole else None)
     return tuple(bounds)
 
 

@@ -137,6 +137,32 @@ def test_every_request_gets_what_it_would_get_alone(scene: Scene) -> None:
 
 
 @settings(deadline=None)
+@given(scenes(), st.lists(st.integers(1, 4), min_size=12, max_size=12))
+def test_requests_that_are_divided_over_calls_get_what_one_call_gives(scene: Scene, cuts: list[int]) -> None:
+    """By every rule, wherever they are cut; rows of an index column stand call by call."""
+    assembly = Assembly(DETECTOR)
+    for seq, rows in scene.members:
+        pieces, start = [], 0
+        for cut in cuts:
+            if start < len(rows) or not pieces:
+                pieces.append(rows[start : start + cut])
+                start += cut
+        parts = []
+        for own in pieces:
+            call = [*own, *scene.filling]
+            shape = DETECTOR.resolve(((0, "f32", (len(own), seq)),))
+            outputs = outputs_of(call, seq)
+            parts += assembly.split((len(call), seq), [shape], outputs)
+        joined = assembly.join(parts, [len(own) for own in pieces])
+        in_order = list(range(sum(map(len, rows))))
+        for number, (port, expected) in enumerate(
+            zip(DETECTOR.outputs, alone(rows, seq, in_order), strict=True)
+        ):
+            assert (number, port.element_type, expected.shape) == joined.layout[number]
+            assert expected.tobytes() == joined.buffers[number], port.name
+
+
+@settings(deadline=None)
 @given(scenes(), st.data())
 def test_a_count_that_is_off_by_anything_is_never_divided(scene: Scene, data: st.DataObject) -> None:
     """One count, or one total, is changed to any other number: the batch is refused, whichever it is."""

@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 import openvino as ov
 
 from shapestream_engine.backends.openvino.engine_words import engine_words
-from shapestream_engine.backends.openvino.ports import signature_of
+from shapestream_engine.backends.openvino.ports import reshape_inputs, signature_of
 from shapestream_engine.backends.openvino.reading import read_model
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core
+from shapestream_engine.batching.strategy import SizesPlanner
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec
+from shapestream_engine.ports import InputPort
+from shapestream_engine.prepared import PreparedSizes
+from shapestream_engine.reservation import fixed_ports, port_bounds
 from shapestream_engine.signature import ModelSignature
 
 __all__ = ["OpenVinoModel", "compile_spec", "read_spec"]
 
 
-def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OpenVinoModel:
-    """Read the model, give its inputs the shapes of the spec, work out its signature, and compile it."""
+def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
+    """Read the model, give its inputs the shapes of the spec, work out its signature, and compile it.
+
+    Where only some shapes are allowed it is compiled for these alone, each when it is prepared.
+    """
     properties = _properties(core(), spec, slots, threads)
     model = _model(spec)
     signature = signature_of(model, spec)
-    try:
-        compiled = core().compile_model(model, spec.device, properties)
-    except RuntimeError as error:
-        raise ModelLoadError(
-            f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
-        ) from error
-    return OpenVinoModel(signature, compiled, stateful=bool(model.get_variables()))
+
+    def compiled(shaped: ov.Model) -> ov.CompiledModel:
+        try:
+            return core().compile_model(shaped, spec.device, properties)
+        except RuntimeError as error:
+            raise ModelLoadError(
+                f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
+            ) from error
+
+    if isinstance(signature.planner, SizesPlanner):
+        return PreparingModel(signature, model, compiled, properties)
+    return OpenVinoModel(signature, compiled(model), stateful=bool(model.get_variables()))
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -51,20 +64,95 @@ def _model(spec: ModelSpec) -> ov.Model:
 class OpenVinoModel(CompiledModel):
     """A model compiled by OpenVINO. A stateful one is reset before each call: requests never share a state."""
 
-    def __init__(self, signature: ModelSignature, compiled: ov.CompiledModel, *, stateful: bool) -> None:
+    def __init__(
+        self,
+        signature: ModelSignature,
+        compiled: ov.CompiledModel,
+        *,
+        stateful: bool,
+        ports: Sequence[InputPort] | None = None,
+        nbytes: int = 0,
+    ) -> None:
+        """`ports`: the inputs as this model has them, if it is prepared for fewer shapes than the signature says."""
         super().__init__(signature, _effective_properties(compiled))
         self._compiled: ov.CompiledModel | None = compiled
         self._stateful = stateful
+        self._ports = ports
+        self._nbytes = nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Weights and inputs, where it is prepared for a shape; 0 otherwise."""
+        return self._nbytes
 
     def create_infer_request(self) -> OpenVinoRequest:
         """A request with tensors of its own; small upper bounds are reserved at once."""
         if self._compiled is None:
             raise RuntimeError(f"{self!r} is closed")
-        return OpenVinoRequest(self.signature, self._compiled.create_infer_request(), stateful=self._stateful)
+        request = self._compiled.create_infer_request()
+        return OpenVinoRequest(self.signature, request, stateful=self._stateful, ports=self._ports)
 
     def close(self) -> None:
         """Let go of the compiled model; its memory is free once its requests are gone too."""
         self._compiled = None
+
+
+class PreparingModel(CompiledModel):
+    """A model that is reshaped and compiled for each allowed shape by itself.
+
+    A request of its own takes any shape all the same: the dynamic model is compiled for the first of them.
+    """
+
+    prepares = True
+
+    def __init__(
+        self,
+        signature: ModelSignature,
+        model: ov.Model,
+        compile_shaped: Callable[[ov.Model], ov.CompiledModel],
+        properties: Mapping[str, Any],
+    ) -> None:
+        super().__init__(signature, properties)
+        self._model = model
+        self._compile = compile_shaped
+        self._weights = sum(
+            node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant"
+        )
+        self._dynamic: OpenVinoModel | None = None
+        self._lock = threading.Lock()  # several threads may be the first to ask for the dynamic model
+
+    def prepare(self, sizes: PreparedSizes) -> OpenVinoModel:
+        """A static model for these sizes, or one that is dynamic in what has none. Raises `SignatureError`."""
+        ports = fixed_ports(self.signature, sizes)
+        shaped = self._model.clone()  # which shares the weights
+        try:
+            reshape_inputs(shaped, ports)
+        except SignatureError as error:
+            raise SignatureError(f"model {self.signature.name!r}: {error}") from error
+        inputs = sum(bound for bound in port_bounds(ports) if bound is not None)
+        prepared = self._made(shaped, ports, self._weights + inputs)
+        self.properties = prepared.properties
+        return prepared
+
+    def create_infer_request(self) -> OpenVinoRequest:
+        """A request of the dynamic model, with tensors of its own."""
+        with self._lock:
+            if self._dynamic is None:
+                self._dynamic = self._made(self._model, None, self._weights)
+        return self._dynamic.create_infer_request()
+
+    def close(self) -> None:
+        """Let go of all compiled models."""
+        if self.prepared is not None:
+            self.prepared.close()
+        if self._dynamic is not None:
+            self._dynamic.close()
+
+    def _made(self, model: ov.Model, ports: Sequence[InputPort] | None, nbytes: int) -> OpenVinoModel:
+        stateful = bool(model.get_variables())
+        return OpenVinoModel(
+            self.signature, self._compile(model), stateful=stateful, ports=ports, nbytes=nbytes
+        )
 
 
 def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_ru
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["signature_of"]
+__all__ = ["reshape_inputs", "signature_of"]
 
 _ANY = Dimension()
 
@@ -30,7 +30,7 @@ def signature_of(model: ov.Model, spec: ModelSpec) -> ModelSignature:
         input_names = match_spec("input", model.inputs, spec.inputs)
         output_names = match_spec("output", model.outputs, spec.outputs)
         inputs, opened = _inputs(model, spec, input_names)
-        _reshape(model, inputs)
+        reshape_inputs(model, inputs)
         table = DimensionTable.of(inputs)
         findings = follow(model, inputs, dict(zip(table.names, table.bounds, strict=True)))
         for dimension, change in opened:
@@ -134,7 +134,8 @@ def _opened(in_file: Any, port: InputPort) -> list[tuple[str | None, str]]:
     ]
 
 
-def _reshape(model: ov.Model, inputs: Sequence[InputPort]) -> None:
+def reshape_inputs(model: ov.Model, inputs: Sequence[InputPort]) -> None:
+    """Give the model's inputs the shapes of these ports; raises `SignatureError` if it does not take them."""
     wanted = {
         number: ov.PartialShape(
             [

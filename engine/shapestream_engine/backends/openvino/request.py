@@ -15,7 +15,8 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.input_arrays import InputArrays
-from shapestream_engine.reservation import reserved, upper_bounds
+from shapestream_engine.ports import InputPort
+from shapestream_engine.reservation import port_bounds, reserved, upper_bounds
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Tensor, TensorLike
 
@@ -27,25 +28,34 @@ _Array: TypeAlias = "np.ndarray[Any, Any]"
 class OpenVinoRequest(InferRequest):
     """An `ov.InferRequest` and its own tensors, wrapped once."""
 
-    def __init__(self, signature: ModelSignature, request: ov.InferRequest, *, stateful: bool) -> None:
+    def __init__(
+        self,
+        signature: ModelSignature,
+        request: ov.InferRequest,
+        *,
+        stateful: bool,
+        ports: Sequence[InputPort] | None = None,
+    ) -> None:
+        """`ports`: the inputs of a model that is prepared for fewer shapes than the signature says."""
         super().__init__(signature)
         self.engine_request = request
         """OpenVINO's own."""
         self._stateful = stateful
         self.running = False
         """A call that `start_async` began is not over, or `infer` runs."""
-        bounds = upper_bounds(signature)
+        bounds = upper_bounds(signature) if ports is None else port_bounds(ports)
         self._tensors = tuple(
             OpenVinoTensor(self, number, port, bound, reserve=at_once)
             for number, (port, bound, at_once) in enumerate(
-                zip(signature.inputs, bounds, reserved(bounds), strict=True)
+                zip(ports or signature.inputs, bounds, reserved(bounds), strict=True)
             )
         )
         self._dtypes = tuple(dtype_of(port.element_type) for port in signature.outputs)
         self._outside = False
         """Some input tensor stands for one from outside."""
         self._set_outputs: dict[int, SetOutput] = {}
-        reserve_outputs(signature, request)
+        if ports is None:
+            reserve_outputs(signature, request)
 
     @property
     def input_tensors(self) -> Sequence[TensorLike]:

@@ -1,0 +1,284 @@
+"""Every strategy on the real runtime: the same results as the dynamic model gives, from models of prepared shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as op
+from tests.engine.detectors import PORTS, pictures, ssd
+
+from shapestream_engine import (
+    Bucketed,
+    CompiledModel,
+    InputSpec,
+    ModelSpec,
+    Native,
+    OutputSpec,
+    Padded,
+    Partitioned,
+    PreparedLimits,
+    Report,
+    RequestPool,
+    Slot,
+    Strategy,
+    Tensors,
+    Work,
+    compile_model,
+    dtype_of,
+)
+from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.errors import SignatureError
+
+TIMEOUT_S = 60
+Array = np.ndarray[Any, Any]
+
+
+def pooling() -> ov.Model:
+    """Token ids to a mean of their embeddings under a mask, as a text model does: [batch, seq] -> [batch, 8]."""
+    ids = op.parameter([-1, -1], np.int64, name="ids")
+    mask = op.parameter([-1, -1], np.float32, name="mask")
+    table = op.constant(np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32))
+    rows = op.gather(table, ids, op.constant(np.int64(0)))
+    weights = op.unsqueeze(mask, op.constant(np.int64(2)))
+    total = op.reduce_sum(op.multiply(rows, weights), op.constant(np.array([1])))
+    count = op.reduce_sum(mask, op.constant(np.array([1])), keep_dims=True)
+    mean = op.divide(total, count)
+    tokens = op.multiply(rows, weights)
+    for node, name in ((mean, "mean"), (tokens, "tokens")):
+        node.output(0).get_tensor().set_names({name})
+    return ov.Model([op.result(mean), op.result(tokens)], [ids, mask])
+
+
+class Bench:
+    """A model by a strategy, in a slot."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.model: CompiledModel = compile_model(spec, threads=1)
+        self._pool = RequestPool(self.model, 1)
+        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._slot = Slot("s", {"m": self._pool}, self._reports.put)
+
+    def report(self, requests: Sequence[Array]) -> Report:
+        """One batch of requests with only their first input; a mask is made."""
+        signature = self.model.signature
+        kind = signature.inputs[0].element_type
+        members = tuple(
+            Tensors(layout=((0, kind, array.shape),), buffers=(array.tobytes(),)) for array in requests
+        )
+        shapes = tuple(signature.resolve(member.layout) for member in members)
+        sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
+        self._slot.start(Work(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
+        return self._reports.get(timeout=TIMEOUT_S)
+
+    def results(self, requests: Sequence[Array]) -> list[dict[str, Array]]:
+        """Each request's outputs by name."""
+        report = self.report(requests)
+        assert (None, "") == (report.error_code, report.message)
+        outputs = self.model.signature.outputs
+        return [
+            {
+                outputs[number].name: np.frombuffer(buffer, dtype_of(kind)).reshape(shape)
+                for (number, kind, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
+            }
+            for tensors in report.outputs or ()
+            if tensors is not None
+        ]
+
+    def close(self) -> None:
+        """Ends the slot, and lets go of the models."""
+        self._slot.close()
+        self.model.close()
+
+
+@contextmanager
+def text(strategy: Strategy, limits: PreparedLimits = PreparedLimits()) -> Iterator[Bench]:  # noqa: B008
+    """The pooling model."""
+    made = Bench(
+        ModelSpec(
+            name="m",
+            model=pooling(),
+            strategy=strategy,
+            prepared=limits,
+            inputs={
+                "ids": InputSpec(shape="batch:1..64, seq:1..128", pad={"seq": 0}),
+                "mask": InputSpec(shape="batch, seq", mask_of="ids"),
+            },
+        )
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def tokens(*shapes: tuple[int, int]) -> list[Array]:
+    """Requests of token ids."""
+    random = np.random.default_rng(len(shapes))
+    return [random.integers(1, 100, shape) for shape in shapes]
+
+
+def check_same(expected: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]) -> None:
+    """Integers exactly; floats up to the order in which kernels of another size may add."""
+    assert len(expected) == len(found)
+    for own, other in zip(expected, found, strict=True):
+        assert own.keys() == other.keys()
+        for name, array in own.items():
+            assert array.shape == other[name].shape, name
+            np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+BATCHES = [
+    tokens((1, 1)),
+    tokens((5, 100)),
+    tokens((2, 7), (1, 64), (3, 33), (1, 1)),
+    tokens(*[(1, 3 + number) for number in range(20)]),
+    tokens((29, 12), (2, 65)),
+]
+STRATEGIES = [
+    Padded({"seq": (128,), "batch": (8,)}),
+    Padded({"seq": (128,)}),
+    Bucketed({"seq": (16, 64, 128)}),
+    Bucketed({"seq": (64, 128), "batch": (4, 16)}),
+    Partitioned({"batch": (1, 2, 4, 8)}),
+    Partitioned({"batch": (2, 8), "seq": (64, 128)}),
+    Native(max_prepared=4),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_the_same_as_the_dynamic_model(strategy: Strategy) -> None:
+    """Of every batch: of one and of many rows, of short and of long requests, of more than any call takes."""
+    with text(Native()) as native, text(strategy) as prepared:
+        for batch in BATCHES:
+            check_same(native.results(batch), prepared.results(batch))
+
+
+def test_five_rows_run_on_the_models_for_four_and_one() -> None:
+    """The seeds' example: two calls, on models that are static in every dimension."""
+    with text(Partitioned({"batch": (1, 2, 4, 8), "seq": (128,)})) as bench:
+        report = bench.report(tokens((5, 100)))
+        assert ((1, (4, 128)), (1, (1, 128))) == report.calls
+        assert 0 == report.reallocations
+        prepared = bench.model.prepared
+        assert prepared is not None
+        request, _ = prepared.lease((4, 128))
+        assert [[4, 128], [4, 128]] == [
+            list(port.shape)
+            for port in request.engine_request.model_inputs  # type: ignore[attr-defined] # OpenVINO's
+        ]
+        prepared.give_back((4, 128), request)
+
+
+def test_shapes_are_prepared_when_they_are_needed_and_no_more_are_kept_than_allowed() -> None:
+    """At the start only the smallest and the largest are; a report tells of each that was prepared for it."""
+    with text(Bucketed({"seq": (16, 32, 64, 128)}), PreparedLimits(max_prepared=2)) as bench:
+        prepared = bench.model.prepared
+        assert prepared is not None
+        assert 2 == prepared.preparations
+        prepares = [bench.report(tokens((1, size))).preparations for size in (128, 16, 20, 25, 128, 20)]
+        assert [0, 0, 1, 0, 1, 0] == prepares
+        assert "2 prepared, 0 leased" == repr(prepared)
+        assert prepared.nbytes > 2 * 100 * 8 * 4
+
+
+def test_a_warm_up_prepares_everything_that_is_allowed() -> None:
+    """No request waits for a preparation afterwards."""
+    strategy = Partitioned({"batch": (1, 4), "seq": (64, 128)})
+    with text(strategy, PreparedLimits(warm_up=True)) as bench:
+        assert bench.model.prepared is not None
+        assert 4 == bench.model.prepared.preparations
+        assert 0 == sum(bench.report(batch).preparations for batch in BATCHES)
+
+
+def test_bytes_bound_the_prepared_models() -> None:
+    """Weights count for each of them, as each has its own copy in the device's form."""
+    with text(Bucketed({"seq": (16, 32, 64, 128)}), PreparedLimits(max_prepared_bytes=1)) as bench:
+        for size in (16, 32, 64):
+            bench.report(tokens((1, size)))
+        assert "1 prepared, 0 leased" == repr(bench.model.prepared)
+
+
+def test_endless_shapes_are_kept_to_the_cap() -> None:
+    """Native, with a cap: the calls of two hundred shapes have eight."""
+    random = np.random.default_rng(0)
+    calls = set()
+    with text(Native(max_prepared=8)) as bench:
+        for _ in range(200):
+            report = bench.report(tokens((int(random.integers(1, 65)), int(random.integers(1, 129)))))
+            calls |= {sizes for _, sizes in report.calls}
+    assert len(calls) <= 8
+
+
+def test_prepared_models_have_the_engines_effective_properties() -> None:
+    """As there is no other model whose properties could be logged."""
+    with text(Padded({"seq": (128,)})) as bench:
+        assert "f32" == bench.model.properties["INFERENCE_PRECISION_HINT"]
+
+
+def test_a_model_that_cannot_take_the_shape_is_refused_at_once() -> None:
+    """Not when the first request comes: here the model itself asks for two equal halves."""
+    x = op.parameter([-1, -1], np.float32, name="x")
+    halves = op.split(x, op.constant(np.int64(1)), 2)
+    model = ov.Model([op.result(op.concat([halves.output(0), halves.output(1)], 1))], [x])
+    with pytest.raises(SignatureError, match=r"does not take the shapes x \[batch:1..8, n:9\]"):
+        compile_model(
+            ModelSpec(
+                name="m",
+                model=model,
+                inputs={"x": InputSpec(shape="batch:1..8, n:1..64", pad={"n": 0})},
+                outputs={"output0": OutputSpec(shape="batch, n")},
+                strategy=Bucketed({"n": (8, 9)}),
+            )
+        )
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "selected": {"rule": "index_column", "column": 0},
+    "confidence": {"rule": "index_column", "column": 0},
+    "total": {"rule": "recount", "output": "selected"},
+    "anchors": {"rule": "shared"},
+}
+
+
+@contextmanager
+def detecting(strategy: Strategy) -> Iterator[Bench]:
+    """A detector with NonMaxSuppression, on pictures of one size or of any."""
+    made = Bench(
+        ModelSpec(
+            name="m",
+            model=ssd({name: name for name in PORTS}),
+            strategy=strategy,
+            inputs={"image": InputSpec(shape="batch:0..32, 1, height:4..64, width:4..64")},
+            outputs={name: OutputSpec(rule=rule) for name, rule in RULES.items()},
+        )
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def by_picture(result: Mapping[str, Array]) -> dict[str, Array]:
+    """The selected rows in the order of the pictures: of several calls they stand call by call."""
+    order = np.argsort(result["selected"][:, 0], kind="stable")
+    return {
+        name: array[order] if name in ("selected", "confidence") else array for name, array in result.items()
+    }
+
+
+@pytest.mark.parametrize("rows", [[1], [5], [1, 3, 7, 1], [0], [2, 0, 1], [19]], ids=str)
+def test_detections_of_divided_requests(rows: list[int]) -> None:
+    """A request over several calls gets its detections with the index of its own pictures, and their number."""
+    random = np.random.default_rng(sum(rows))
+    images = [pictures(random, count, 24, 20) for count in rows]
+    with detecting(Native()) as native, detecting(Partitioned({"batch": (1, 2, 4)})) as divided:
+        check_same(
+            [by_picture(result) for result in native.results(images)],
+            [by_picture(result) for result in divided.results(images)],
+        )

@@ -1,0 +1,213 @@
+"""Batches that take several calls, on a slot, with a function as the model: what runs, what is left out, what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from shapestream_engine import (
+    Bucketed,
+    InputSpec,
+    ModelSpec,
+    Native,
+    OutputSpec,
+    Padded,
+    Partitioned,
+    Report,
+    RequestPool,
+    Slot,
+    Strategy,
+    Tensors,
+    Work,
+    compile_model,
+)
+from shapestream_engine.batching.plan import merge_sizes
+
+TIMEOUT_S = 30
+Array = np.ndarray[Any, Any]
+
+
+class Bench:
+    """A slot that runs a function on `x` [batch, seq] by a strategy, and the shapes that the function was given."""
+
+    def __init__(self, strategy: Strategy, function: Callable[[Array, Array], Array]) -> None:
+        self.seen: list[tuple[int, ...]] = []
+
+        def called(x: Array, mask: Array) -> Array:
+            self.seen.append(x.shape)
+            return function(x, mask)
+
+        self.model = compile_model(
+            ModelSpec(
+                name="m",
+                model=called,
+                strategy=strategy,
+                inputs={
+                    "x": InputSpec(shape="batch:0..32, seq:0..64", element_type="f32", pad={"seq": 9}),
+                    "mask": InputSpec(shape="batch, seq", element_type="boolean", mask_of="x"),
+                },
+                outputs={"y": OutputSpec(shape="batch, seq", element_type="f32")},
+            )
+        )
+        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.slot = Slot("s", {"m": RequestPool(self.model, 1)}, self.reports.put)
+
+    def run(self, *arrays: Array, **more: Any) -> Report:
+        """One batch of a request per array."""
+        members = tuple(
+            Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),)) for array in arrays
+        )
+        signature = self.model.signature
+        shapes = tuple(signature.resolve(member.layout) for member in members)
+        sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
+        self.slot.start(Work(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, **more}))
+        return self.reports.get(timeout=TIMEOUT_S)
+
+
+@contextmanager
+def bench(
+    strategy: Strategy, function: Callable[[Array, Array], Array] = lambda x, mask: x + mask
+) -> Iterator[Bench]:
+    """A bench whose thread ends with the test."""
+    made = Bench(strategy, function)
+    try:
+        yield made
+    finally:
+        made.slot.close()
+
+
+def results(report: Report) -> list[Array | None]:
+    """The only output of each member."""
+    assert (None, "") == (report.error_code, report.message)
+    assert report.outputs is not None
+    return [
+        None
+        if tensors is None
+        else np.frombuffer(tensors.buffers[0], np.float32).reshape(tensors.layout[0][2])
+        for tensors in report.outputs
+    ]
+
+
+def check(found: list[Array | None], *given: Array) -> None:
+    """Every element of each request, and no other, has one more than it was given."""
+    for own, array in zip(found, given, strict=True):
+        assert own is not None
+        np.testing.assert_array_equal(array + 1, own, strict=True)
+
+
+def numbers(*shape: int) -> Array:
+    """An array in which every element is another."""
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_requests_are_divided_and_put_together_again() -> None:
+    """Three requests of 2, 6 and 3 rows, as 8 + 2 + 1: the second and third lie in two calls each."""
+    given = numbers(2, 7), numbers(6, 5), numbers(3, 7)
+    with bench(Partitioned({"batch": (1, 2, 8), "seq": (4, 8)})) as made:
+        report = made.run(*given)
+        check(results(report), *given)
+        assert [(8, 8), (2, 8), (1, 8)] == made.seen
+        assert ((1, (8, 8)), (1, (2, 8)), (1, (1, 8))) == report.calls
+        assert 3 == report.preparations
+        assert 0 == made.run(*given).preparations
+
+
+def test_calls_are_filled_up_and_padded() -> None:
+    """One fixed shape for everything, of which nobody gets anything but their own."""
+    given = numbers(1, 3), numbers(4, 16)
+    with bench(Padded({"batch": (4,), "seq": (16,)})) as made:
+        check(results(made.run(*given)), *given)
+        assert [(4, 16), (4, 16)] == made.seen
+
+
+def test_a_request_without_rows_gets_an_empty_result() -> None:
+    """Alone it takes a call of zeros, with others it takes none of its own."""
+    with bench(Bucketed({"batch": (2, 4)})) as made:
+        check(results(made.run(numbers(0, 5))), numbers(0, 5))
+        check(results(made.run(numbers(2, 5), numbers(0, 5))), numbers(2, 5), numbers(0, 5))
+        assert [(2, 5), (2, 5)] == made.seen
+
+
+def test_under_a_cap_late_shapes_are_rounded_up() -> None:
+    """Never more than the cap, and every result as it would be without."""
+    with bench(Native(max_prepared=6)) as made:
+        for rows in range(1, 9):
+            for size in (1, 13, 40, 64):
+                check(results(made.run(numbers(rows, size))), numbers(rows, size))
+        assert len(set(made.seen)) <= 6
+        assert [(1, 1), (1, 13), (1, 40)] == made.seen[:3]
+
+
+def test_whose_time_has_passed_gets_nothing_and_is_not_run() -> None:
+    """Those who are left are planned anew, without its rows."""
+    given = numbers(3, 4), numbers(2, 4)
+    with bench(Partitioned({"batch": (1, 2, 4)})) as made:
+        report = made.run(*given, start_before=(monotonic() - 1, None))
+        assert report.outputs is not None
+        assert report.outputs[0] is None
+        check(results(report)[1:], given[1])
+        assert [(2, 4)] == made.seen
+
+
+def test_a_time_that_passes_between_two_calls_ends_a_request() -> None:
+    """No call starts after it; who has time goes on from where they were."""
+    late = monotonic() + 3600
+    clock = [late]
+
+    def slow(x: Array, mask: Array) -> Array:
+        clock[0] = monotonic() - 1
+        return x + mask
+
+    class Times(tuple[float, ...]):
+        """The second member's time passes during the first call."""
+
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[float]:
+            return iter((late, clock[0]))
+
+        def __getitem__(self, place: Any) -> Any:
+            return (late, clock[0])[place]
+
+    given = numbers(3, 4), numbers(3, 4)
+    with bench(Partitioned({"batch": (1, 2, 4)}), slow) as made:
+        report = made.run(*given, start_before=Times((late, late)))
+        found = results(report)
+        check(found[:1], given[0])
+        assert found[1] is None
+        assert [(4, 4)] == made.seen
+
+
+def test_a_call_that_fails_fails_the_batch() -> None:
+    """With the model's own words; the slot goes on."""
+    calls = []
+
+    def fails_second(x: Array, mask: Array) -> Array:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("no")
+        return x + mask
+
+    with bench(Partitioned({"batch": (1, 2)}), fails_second) as made:
+        report = made.run(numbers(3, 2))
+        assert ("model_error", "ValueError: no", None) == (report.error_code, report.message, report.outputs)
+        check(results(made.run(numbers(3, 2))), numbers(3, 2))
+
+
+def test_a_cancelled_batch_starts_no_further_call() -> None:
+    """A function cannot be interrupted, but what was not begun is not."""
+    made: list[Bench] = []
+
+    def cancels(x: Array, mask: Array) -> Array:
+        made[0].slot.cancel(1)
+        return x + mask
+
+    with bench(Partitioned({"batch": (1, 2)}), cancels) as own:
+        made.append(own)
+        assert "cancelled" == own.run(numbers(3, 2)).error_code
+        assert 1 == len(own.seen)
