@@ -44,7 +44,8 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
 
     if isinstance(signature.planner, SizesPlanner):
         return PreparingModel(signature, model, compiled, properties)
-    return OpenVinoModel(signature, compiled(model), stateful=bool(model.get_variables()))
+    stateful = bool(model.get_variables())
+    return OpenVinoModel(signature, compiled(model), stateful=stateful, forwarded=_forwarded(model))
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -70,13 +71,18 @@ class OpenVinoModel(CompiledModel):
         compiled: ov.CompiledModel,
         *,
         stateful: bool,
+        forwarded: frozenset[int],
         ports: Sequence[InputPort] | None = None,
         nbytes: int = 0,
     ) -> None:
-        """`ports`: the inputs as this model has them, if it is prepared for fewer shapes than the signature says."""
+        """`forwarded`: outputs that are inputs, with nothing in between.
+
+        `ports`: the inputs as this model has them, if it is prepared for fewer shapes than the signature says.
+        """
         super().__init__(signature, _effective_properties(compiled))
         self._compiled: ov.CompiledModel | None = compiled
         self._stateful = stateful
+        self._forwarded = forwarded
         self._ports = ports
         self._nbytes = nbytes
 
@@ -90,7 +96,9 @@ class OpenVinoModel(CompiledModel):
         if self._compiled is None:
             raise RuntimeError(f"{self!r} is closed")
         request = self._compiled.create_infer_request()
-        return OpenVinoRequest(self.signature, request, stateful=self._stateful, ports=self._ports)
+        return OpenVinoRequest(
+            self.signature, request, stateful=self._stateful, forwarded=self._forwarded, ports=self._ports
+        )
 
     def close(self) -> None:
         """Let go of the compiled model; its memory is free once its requests are gone too."""
@@ -151,8 +159,18 @@ class PreparingModel(CompiledModel):
     def _made(self, model: ov.Model, ports: Sequence[InputPort] | None, nbytes: int) -> OpenVinoModel:
         stateful = bool(model.get_variables())
         return OpenVinoModel(
-            self.signature, self._compile(model), stateful=stateful, ports=ports, nbytes=nbytes
+            self.signature,
+            self._compile(model),
+            stateful=stateful,
+            forwarded=_forwarded(model),
+            ports=ports,
+            nbytes=nbytes,
         )
+
+
+def _forwarded(model: ov.Model) -> frozenset[int]:
+    sources = [output.node.input_value(0).get_node().get_type_name() for output in model.outputs]
+    return frozenset(number for number, source in enumerate(sources) if source == "Parameter")
 
 
 def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | None) -> dict[str, Any]:

@@ -97,7 +97,9 @@ def _size_sets(groups: list[tuple[list[str], Dimension]]) -> Iterator[dict[str, 
             for number, (members, bounds) in enumerate(groups):
                 # Batch axes are seldom divided by anything: small sizes keep them apart from the others.
                 wanted = _SCHEMES[0] if "batch" in members else scheme
-                own = [size for size in wanted if size in bounds] or _first_sizes(bounds)
+                own = [size for size in wanted if size in bounds]
+                if len(own) < (2 if wanted is _SCHEMES[0] else 1):
+                    own = _first_sizes(bounds)
                 free = [size for size in own if size not in sizes.values()] or own
                 size = free[(number + turn) % len(free)]
                 sizes.update(dict.fromkeys(members, size))

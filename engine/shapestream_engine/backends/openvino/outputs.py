@@ -14,7 +14,7 @@ from shapestream_engine.reservation import bound_shape, output_bounds, reserved
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import RESERVE_BYTES, Tensor
 
-__all__ = ["SetOutput", "reserve_outputs"]
+__all__ = ["CopiedOutput", "SetOutput", "reserve_outputs"]
 
 
 def reserve_outputs(signature: ModelSignature, request: ov.InferRequest) -> None:
@@ -69,9 +69,25 @@ class SetOutput:
             self._tensor.shape = shape
             return
         now = _bytes(self._engine_tensor)
-        if now.nbytes and now.ctypes.data != self._memory.ctypes.data:
-            self._memory = now  # it had to grow
+        if now.nbytes > self._memory.nbytes or (now.nbytes and now.ctypes.data != self._memory.ctypes.data):
+            self._memory = now  # it had to grow, which may have left it at its address
         self._tensor.rest_on(self._memory, shape)
+
+
+class CopiedOutput:
+    """An output that OpenVINO leaves where an input is, and that is copied from there into a tensor of the caller's."""
+
+    def __init__(
+        self, signature: ModelSignature, request: ov.InferRequest, number: int, tensor: Tensor
+    ) -> None:
+        self._request, self._number, self._tensor = request, number, tensor
+        self._dtype = dtype_of(signature.outputs[number].element_type)
+
+    def take_up(self) -> None:
+        """After a call: the tensor holds what it gave."""
+        data = self._request.get_output_tensor(self._number).data
+        self._tensor.shape = data.shape
+        self._tensor.data[...] = data.view(self._dtype)
 
 
 def _bytes(tensor: ov.Tensor) -> np.ndarray[Any, Any]:

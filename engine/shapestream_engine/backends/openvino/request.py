@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 
 from shapestream_engine.backends.openvino.engine_words import engine_words
-from shapestream_engine.backends.openvino.outputs import SetOutput, reserve_outputs
+from shapestream_engine.backends.openvino.outputs import CopiedOutput, SetOutput, reserve_outputs
 from shapestream_engine.backends.openvino.tensor import OpenVinoTensor
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
@@ -34,9 +34,13 @@ class OpenVinoRequest(InferRequest):
         request: ov.InferRequest,
         *,
         stateful: bool,
+        forwarded: frozenset[int] = frozenset(),
         ports: Sequence[InputPort] | None = None,
     ) -> None:
-        """`ports`: the inputs of a model that is prepared for fewer shapes than the signature says."""
+        """`forwarded`: outputs that are inputs, with nothing in between.
+
+        `ports`: the inputs of a model that is prepared for fewer shapes than the signature says.
+        """
         super().__init__(signature)
         self.engine_request = request
         """OpenVINO's own."""
@@ -53,7 +57,8 @@ class OpenVinoRequest(InferRequest):
         self._dtypes = tuple(dtype_of(port.element_type) for port in signature.outputs)
         self._outside = False
         """Some input tensor stands for one from outside."""
-        self._set_outputs: dict[int, SetOutput] = {}
+        self._forwarded = forwarded
+        self._set_outputs: dict[int, SetOutput | CopiedOutput] = {}
         if ports is None:
             reserve_outputs(signature, request)
 
@@ -119,7 +124,9 @@ class OpenVinoRequest(InferRequest):
     def _use_output(self, number: int, tensor: Tensor) -> None:
         if self.running:
             raise InferenceError("an output tensor cannot be exchanged while its request runs")
-        self._set_outputs[number] = SetOutput(self.signature, self.engine_request, number, tensor)
+        # OpenVINO takes the tensor of such an output for that of the input as well, from then on.
+        kind = CopiedOutput if number in self._forwarded else SetOutput
+        self._set_outputs[number] = kind(self.signature, self.engine_request, number, tensor)
 
     def _show_outside(self) -> None:
         for tensor in self._tensors:

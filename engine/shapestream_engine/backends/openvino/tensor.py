@@ -129,7 +129,10 @@ class OpenVinoTensor:
         if self._request.running:
             raise InferenceError(f"input {self._port.name!r} cannot be exchanged while its request runs")
         if outside is None and self._outside is not None:
+            # OpenVINO takes no tensor that its model would not take, such as an empty one.
+            self._tensor.shape = [axis.minimum for axis in self._port.shape.dimensions]
             self._request.engine_request.set_input_tensor(self._number, self._tensor)
+            self._tensor.shape = self._shape
         self._outside, self._shown = outside, None
 
     def show(self) -> None:
