@@ -62,6 +62,13 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
         if finding.treatment.kind == "batching" and lost:
             refused += [_unproved_shared(name, finding) for name in lost]
             continue
+        if finding.treatment.kind == "strategy":
+            refused.append(_unproved_strategy(finding))
+            continue
+        needed = [name for name in finding.treatment.dimensions if name in model.shapes.sizes]
+        if needed:
+            refused.append(_unproved_sizes(model.shapes.strategy, needed[0], finding))
+            continue
         off |= frozenset(finding.treatment.dimensions)
         warnings.append(_doubt(model, finding))
     if not model.trust:
@@ -94,24 +101,27 @@ def _values(probe: ProbeSettings) -> Values | None:
 
 
 def _refusal(model: ModelSettings, finding: Finding) -> _Line:
-    dimensions = finding.treatment.dimensions
-    strategy = model.shapes.strategy
-    if dimensions:
-        wanted = ", ".join(dimensions)
-        remedy = (
-            f"remove {wanted} from `pad`, or give the model a mask that it heeds, by mask_of; "
-            "trust: true serves it all the same"
-        )
-        return _pad_place(model, dimensions), f"{_words(finding, strategy)} ({remedy})"
-    remedy = (
-        "set batching.max_batch to 1, or call that axis anything but batch, and every request runs alone; "
-        "trust: true serves it all the same"
+    vouch = "trust: true serves it all the same"
+    treatment = finding.treatment
+    # "strategy bucketed changes ...", or "padding of seq (strategy native) changes ...".
+    strategy = "" if treatment.kind == "strategy" else f" (strategy {model.shapes.strategy})"
+    words = f"{finding.subject}: {treatment}{strategy} changes the results: {finding.evidence}"
+    if treatment.kind == "strategy":
+        return ("shapes",), f"{words} (choose another strategy; {vouch})"
+    if treatment.dimensions:
+        wanted = ", ".join(treatment.dimensions)
+        remedy = f"remove {wanted} from `pad`, or give the model a mask that it heeds, by mask_of; {vouch}"
+        return _pad_place(model, treatment.dimensions), f"{words} ({remedy})"
+    alone = "set batching.max_batch to 1, or call that axis anything but batch, and every request runs alone"
+    return _output_place(model, finding.output), f"{words} ({alone}; {vouch})"
+
+
+def _unproved_strategy(finding: Finding) -> _Line:
+    message = (
+        f"{finding.subject}: {finding.treatment} needs padding that is proved harmless, and it is unproved: {finding.why} "
+        "(say by `probe` what realistic inputs are, choose the strategy native, or vouch for it by trust: true)"
     )
-    return _output_place(model, finding.output), f"{_words(finding, strategy)} ({remedy})"
-
-
-def _words(finding: Finding, strategy: str) -> str:
-    return f"{finding.subject}: {finding.treatment} (strategy {strategy}) changes the results: {finding.evidence}"
+    return ("shapes",), message
 
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Line:
@@ -131,6 +141,14 @@ def _unproved_shared(name: str, finding: Finding) -> _Line:
         f"nothing has proved that: {finding.why} (trust: true vouches for it)"
     )
     return ("outputs", name), message
+
+
+def _unproved_sizes(strategy: str, dimension: str, finding: Finding) -> _Line:
+    message = (
+        f"{finding.subject}: {finding.treatment} is unproved: {finding.why}; the strategy {strategy} cannot do without it "
+        "(say by `probe` what realistic inputs are, or vouch for it by trust: true)"
+    )
+    return ("shapes", dimension), message
 
 
 def _pad_place(model: ModelSettings, dimensions: tuple[str, ...]) -> Location:

@@ -14,7 +14,7 @@ import numpy as np
 from shapestream_engine.probing.bench import Bench, spell_sizes
 from shapestream_engine.probing.pool import Pool
 from shapestream_engine.probing.tolerances import OutputTolerance, coarser
-from shapestream_engine.probing.values import Array, Values, default_values
+from shapestream_engine.probing.values import Array, Samples, Values, default_values
 from shapestream_engine.rules import Shared
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
@@ -66,7 +66,7 @@ def find_baseline(
     """The best start, or None with the model's complaint. `skip`: phases that have ended a process before."""
     best: Baseline | None = None
     complaint = ""
-    for turn, start in enumerate(starts(bench.model.signature, given)):
+    for turn, start in enumerate(starts(bench.signature, given)):
         bench.phase = f"alone/{turn}"
         if bench.phase in skip:
             continue
@@ -96,9 +96,11 @@ def starts(signature: ModelSignature, given: Mapping[str, Values]) -> Iterator[S
         values = {
             name: given.get(name, known[min(variant, len(known) - 1)]) for name, known in defaults.items()
         }
+        own = _sizes_of_samples(signature, given)
         for ladder in _LADDERS:
             for tied in (False, True):
-                sizes = tuple(dict.fromkeys(_size_sets(signature, ladder, tied=tied)))
+                sizes = own or tuple(dict.fromkeys(_size_sets(signature, ladder, tied=tied)))
+                own = ()
                 if sizes and (variant, sizes) not in seen and len(seen) < _MOST_STARTS:
                     seen.append((variant, sizes))
                     yield Start(values, sizes, ladder)
@@ -134,12 +136,32 @@ def _size_sets(signature: ModelSignature, ladder: Sequence[int], *, tied: bool) 
             yield tuple(sizes)
 
 
+def _sizes_of_samples(signature: ModelSignature, given: Mapping[str, Values]) -> tuple[tuple[int, ...], ...]:
+    """The sizes that real inputs have, if there are any: the first few, with the fewest rows."""
+    sets = []
+    for row in range(_SETS):
+        sizes = [max(1, bounds.minimum) for bounds in signature.bounds]
+        for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
+            values = given.get(port.name)
+            if not isinstance(values, Samples):
+                continue
+            shape = values.rows[row % len(values.rows)].shape
+            for axis, number in enumerate(axes[: len(shape)]):
+                if number is not None and axis != values.batch_axis:
+                    sizes[number] = shape[axis]
+        within = all(size in bounds for size, bounds in zip(sizes, signature.bounds, strict=True))
+        if within and is_affordable(signature, tuple(sizes)):
+            sets.append(tuple(sizes))
+    has_samples = any(isinstance(values, Samples) for values in given.values())
+    return tuple(dict.fromkeys(sets)) if has_samples else ()
+
+
 def _baseline(
     bench: Bench, pool: Pool, taken: list[tuple[int, ...]], ladder: tuple[int, ...], computed_in: str | None
 ) -> Baseline:
     blank: dict[int, str] = {}
     tolerances = []
-    for number, port in enumerate(bench.model.signature.outputs):
+    for number, port in enumerate(bench.signature.outputs):
         results = pool.all_results(number)
         tolerances.append(
             OutputTolerance.of(coarser(port.element_type, computed_in), [result for _, result in results])

@@ -13,9 +13,9 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.values import Array
-from shapestream_engine.signature import RequestShape
+from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = ["Announce", "Bench", "Observation", "Sample", "spell_sizes"]
+__all__ = ["Announce", "Bench", "Observation", "Sample", "arrays_of", "spell_sizes"]
 
 _KEPT = 48
 """Calls whose outputs are remembered whole."""
@@ -49,17 +49,20 @@ class Observation:
 
 
 class Bench:
-    """Runs calls of one model, one after another. `phase` is what the calls are made for."""
+    """Runs calls of one model, of any shape, one after another. `phase` is what the calls are made for.
 
-    def __init__(self, model: CompiledModel, announce: Announce) -> None:
-        self.model = model
+    `signature` is the one that requests are made for, with a strategy that `model` need not know of.
+    """
+
+    def __init__(self, model: CompiledModel, signature: ModelSignature, announce: Announce) -> None:
+        self.signature = signature
         self.announce = announce
         self.phase = ""
         self.observations: list[Observation] = []
         """The first calls that ran; copies are held of no more."""
         self.shapes: list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = []
         """The sizes of each call that ran, and the shape of each output."""
-        self._assembly = Assembly(model.signature)
+        self._assembly = Assembly(signature)
         self._request = model.create_infer_request()
 
     def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:

@@ -15,7 +15,7 @@ from shapestream_engine.probing.bench import Sample, spell_sizes
 from shapestream_engine.probing.values import Extreme
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Case", "batching_cases", "most_rows", "padding_cases"]
+__all__ = ["Case", "batching_cases", "most_rows", "padding_cases", "strategy_cases"]
 
 _USUAL_BATCH = 8
 """Rows in the largest call that is tried: more would show nothing that these do not."""
@@ -35,7 +35,10 @@ def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
     """Rows that a call may have at most, as far as it is worth trying."""
     if not signature.has_batch:
         return 1
-    limits = [limit for limit in (max_batch, signature.bounds[0].maximum, _USUAL_BATCH) if limit is not None]
+    # What a strategy fills up to is run whatever the scheduler puts together.
+    allowed = max(signature.strategy.sizes.get("batch", (0,)))
+    wanted = None if max_batch is None else max(max_batch, allowed)
+    limits = [limit for limit in (wanted, signature.bounds[0].maximum, _USUAL_BATCH) if limit is not None]
     return min(limits)
 
 
@@ -83,6 +86,28 @@ def padding_cases(
         if number == 0 and small:
             for target in _set_sizes(signature, baseline, padded, small[0]):
                 yield from _alone(signature, baseline, small[0], target)
+
+
+def strategy_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> Iterator[Case]:
+    """From one row up to as many as are tried: what has to be filled up, and what has to be divided."""
+    for sizes in baseline.sizes:
+        if not signature.has_batch:
+            for number in range(3):
+                yield from _as_it_is(baseline, sizes, number)
+            continue
+        for count in range(1, rows // sizes[0] + 1):
+            members = [baseline.pool.typical(sizes, number % 3) for number in range(count)]
+            yield from _case(signature, f"{count} requests", members, rows)
+        for kind in _EXTREMES:
+            hostile = baseline.pool.extreme(sizes, kind)
+            members = [baseline.pool.typical(sizes, 0), hostile, baseline.pool.typical(sizes, 1)]
+            yield from _case(signature, f"around {kind} values", members, rows)
+
+
+def _as_it_is(baseline: Baseline, sizes: tuple[int, ...], number: int) -> Iterator[Case]:
+    sample = baseline.pool.typical(sizes, number)
+    if sample is not None:
+        yield Case(sizes, (sample,), sample.words)
 
 
 def _beside_longer(

@@ -12,9 +12,10 @@ import pickle
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
+from shapestream_engine.batching.native import Native
 from shapestream_engine.errors import EngineError
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.probing.examination import ProbeOptions, examine
@@ -63,8 +64,13 @@ def _work(task: Task, channel: IO[str]) -> None:
 
     announce("compile", "compiling the model")
     try:
-        model = compile_model(task.spec, slots=1, threads=task.threads)
-        outcome = examine(model, task.options, emit, announce=announce, skip=task.skip)
+        # Alone, requests run in the shapes that they have, whatever they are padded to in service.
+        plain = replace(task.spec, strategy=Native())
+        model = compile_model(plain, slots=1, threads=task.threads)
+        served = None
+        if task.spec.strategy != plain.strategy:
+            served = compile_model(task.spec, slots=1, threads=task.threads)
+        outcome = examine(model, task.options, emit, served=served, announce=announce, skip=task.skip)
     except EngineError as error:
         say(error=str(error))
         return

@@ -14,13 +14,20 @@ from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled
 from shapestream_engine.probing.bench import Announce, Bench
-from shapestream_engine.probing.cases import Case, batching_cases, most_rows, padding_cases
+from shapestream_engine.probing.cases import (
+    Case,
+    batching_cases,
+    most_rows,
+    padding_cases,
+    strategy_cases,
+)
 from shapestream_engine.probing.comparison import compare
 from shapestream_engine.probing.evidence import Evidence
 from shapestream_engine.probing.following import followed
 from shapestream_engine.probing.report import Finding, Treatment
 from shapestream_engine.probing.samples import read_samples
-from shapestream_engine.probing.values import Values
+from shapestream_engine.probing.service import Service
+from shapestream_engine.probing.values import Array, Values
 from shapestream_engine.signature import ModelSignature
 
 EVERY_INPUT = "*"
@@ -66,6 +73,8 @@ def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatme
     found += [Treatment(kind="padding", dimensions=(name,)) for name in padded]
     if len(padded) > 1:
         found.append(Treatment(kind="padding", dimensions=tuple(padded)))
+    if signature.strategy.sizes:
+        found.append(Treatment(kind="strategy", name=signature.strategy.NAME))
     return found
 
 
@@ -74,50 +83,83 @@ def examine(
     options: ProbeOptions,
     emit: Callable[[Sequence[Finding]], None],
     *,
+    served: CompiledModel | None = None,
     announce: Announce = lambda phase, words: None,
     skip: frozenset[str] = frozenset(),
 ) -> Outcome:
-    """Tries every treatment that is not skipped, and hands each one's findings to `emit` as they are known."""
-    signature = model.signature
-    bench = Bench(model, announce)
+    """Tries every treatment that is not skipped, and hands each one's findings to `emit` as they are known.
+
+    `model` takes every shape as it comes; `served` is the same with a strategy, if it has one.
+    """
+    signature = model.signature if served is None else served.signature
+    bench = Bench(model, signature, announce)
     wanted = [treatment for treatment in treatments(signature, options) if str(treatment) not in skip]
-    outcome = Outcome()
+    precision = computed_in(model.properties)
     baseline, complaint = find_baseline(
-        bench,
-        values_of(signature, options),
-        seed=options.seed,
-        computed_in=computed_in(model.properties),
-        skip=skip,
+        bench, values_of(signature, options), seed=options.seed, computed_in=precision, skip=skip
     )
-    why = (
-        f"the model took none of the probe's inputs: {complaint}"
-        if baseline is None
-        else _unrepeatable(bench, baseline)
-    )
+    outcome = Outcome()
+    why = f"the model took none of the probe's inputs: {complaint}"
+    if baseline is not None:
+        why = _unrepeatable(bench, baseline)
+        outcome.inputs = _words_of_inputs(signature, baseline)
+        outcome.sizes = spelled(signature, baseline.sizes)
     if baseline is None or why:
         emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
     else:
-        ends_at = monotonic() + options.budget_s
-        for number, treatment in enumerate(wanted):
-            share_s = (ends_at - monotonic()) / (len(wanted) - number)
-            evidence = Evidence(treatment, signature, baseline)
-            _try(
-                bench,
-                evidence,
-                _cases(treatment, signature, baseline, options),
-                treatment,
-                monotonic() + share_s,
-            )
-            emit(list(evidence.findings()))
-        outcome.inputs = {
-            port.name: "made by the server, or all ones"
-            if port.mask_of is not None
-            else str(baseline.pool.values[port.name])
-            for port in signature.inputs
-        }
-        outcome.sizes = spelled(signature, baseline.sizes)
+        trial = _Trial(bench, None if served is None else Service(served, announce), baseline, options)
+        trial.run(wanted, emit)
     outcome.follows = followed(signature, bench.shapes)
     return outcome
+
+
+class _Trial:
+    """The cases of one treatment after another, within the budget."""
+
+    def __init__(
+        self, bench: Bench, service: Service | None, baseline: Baseline, options: ProbeOptions
+    ) -> None:
+        self._bench = bench
+        self._service = service
+        self._baseline = baseline
+        self._options = options
+        self._rows = most_rows(bench.signature, options.max_batch)
+
+    def run(self, wanted: Sequence[Treatment], emit: Callable[[Sequence[Finding]], None]) -> None:
+        """A treatment that has enough evidence makes way when its share of the time is over."""
+        ends_at = monotonic() + self._options.budget_s
+        for number, treatment in enumerate(wanted):
+            share_s = (ends_at - monotonic()) / (len(wanted) - number)
+            evidence = Evidence(treatment, self._bench.signature, self._baseline)
+            self._try(evidence, treatment, monotonic() + share_s)
+            emit(list(evidence.findings()))
+
+    def _try(self, evidence: Evidence, treatment: Treatment, ends_at: float) -> None:
+        cases = self._cases(treatment)
+        while not evidence.is_settled and not (evidence.is_enough and monotonic() > ends_at):
+            case = next(cases, None)
+            if case is None:
+                return
+            self._bench.phase = str(treatment)  # making a case may have run a request alone
+            try:
+                evidence.add(case, self._results(case, treatment))
+            except (EngineError, RuntimeError) as error:
+                evidence.fail(case, str(error))
+
+    def _results(self, case: Case, treatment: Treatment) -> list[list[Array]]:
+        if treatment.kind == "strategy" and self._service is not None:
+            return self._service.run(case.members, self._bench.phase, case.words)
+        return self._bench.run(case.sizes, case.members, case.words)
+
+    def _cases(self, treatment: Treatment) -> Iterator[Case]:
+        signature, baseline, rows = self._bench.signature, self._baseline, self._rows
+        self._bench.phase = str(treatment)
+        if treatment.kind == "batching":
+            return batching_cases(signature, baseline, rows)
+        if treatment.kind == "strategy":
+            return strategy_cases(signature, baseline, rows)
+        padded = [signature.dimensions.index(name) for name in treatment.dimensions]
+        return padding_cases(signature, baseline, padded, rows)
 
 
 def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:
@@ -148,29 +190,13 @@ def computed_in(properties: Mapping[str, object]) -> str | None:
     return {"bf16": "bf16", "bfloat16": "bf16", "f16": "f16", "float16": "f16"}.get(hint)
 
 
-def _cases(
-    treatment: Treatment, signature: ModelSignature, baseline: Baseline, options: ProbeOptions
-) -> Iterator[Case]:
-    rows = most_rows(signature, options.max_batch)
-    if treatment.kind == "batching":
-        return batching_cases(signature, baseline, rows)
-    padded = [signature.dimensions.index(name) for name in treatment.dimensions]
-    return padding_cases(signature, baseline, padded, rows)
-
-
-def _try(
-    bench: Bench, evidence: Evidence, cases: Iterator[Case], treatment: Treatment, ends_at: float
-) -> None:
-    while not evidence.is_settled and not (evidence.is_enough and monotonic() > ends_at):
-        bench.phase = str(treatment)
-        case = next(cases, None)
-        if case is None:
-            return
-        bench.phase = str(treatment)  # making a case may have run a request alone
-        try:
-            evidence.add(case, bench.run(case.sizes, case.members, case.words))
-        except (EngineError, RuntimeError) as error:
-            evidence.fail(case, str(error))
+def _words_of_inputs(signature: ModelSignature, baseline: Baseline) -> dict[str, str]:
+    return {
+        port.name: "made by the server, or all ones"
+        if port.mask_of is not None
+        else str(baseline.pool.values[port.name])
+        for port in signature.inputs
+    }
 
 
 def _unrepeatable(bench: Bench, baseline: Baseline) -> str:
@@ -183,7 +209,7 @@ def _unrepeatable(bench: Bench, baseline: Baseline) -> str:
     except (EngineError, RuntimeError) as error:
         return f"the same request failed when it was repeated: {error}"
     for port, first, second, tolerance in zip(
-        bench.model.signature.outputs, sample.results, again, baseline.tolerances, strict=True
+        bench.signature.outputs, sample.results, again, baseline.tolerances, strict=True
     ):
         if not compare(first, second, tolerance).within:
             return f"output {port.name!r} differs when the same request is repeated"

@@ -31,7 +31,7 @@ class Pool:
         """An ordinary request; each `number` is another one."""
         key = (sizes, number)
         if key not in self._made:
-            signature = self._bench.model.signature
+            signature = self._bench.signature
             tensors = make_request(signature, self.values, sizes, number=number, seed=self._seed)
             words = f"{spell_sizes(signature.dimensions, sizes)}, inputs no. {number}"
             self._made[key] = self._alone(tensors, words)
@@ -41,7 +41,7 @@ class Pool:
         """A request whose inputs are all at one end; None too where no input knows that kind."""
         key = (sizes, kind)
         if key not in self._made:
-            signature = self._bench.model.signature
+            signature = self._bench.signature
             tensors = _extreme_request(signature, self.values, sizes, kind)
             words = f"{spell_sizes(signature.dimensions, sizes)}, {kind} values"
             before = self._bench.phase
@@ -62,7 +62,7 @@ class Pool:
     def _alone(self, tensors: Tensors, words: str) -> Sample | None:
         try:
             # Larger than any size that the strategy runs it at, it is refused here.
-            sample = Sample(tensors, self._bench.model.signature.resolve(tensors.layout), words)
+            sample = Sample(tensors, self._bench.signature.resolve(tensors.layout), words)
             (sample.results,) = self._bench.run(sample.sizes, [sample], f"alone: {words}")
         except (EngineError, RuntimeError) as error:
             self.complaint = str(error)

@@ -16,11 +16,15 @@ Verdict: TypeAlias = Literal["proved", "refuted", "unproved"]
 class Treatment:
     """What the pipeline does to requests to put them together: their results may or may not survive it."""
 
-    kind: Literal["batching", "padding"]
+    kind: Literal["batching", "padding", "strategy"]
     dimensions: tuple[str, ...] = ()
     """Those that are padded."""
+    name: str = ""
+    """Of the strategy, for the kind that is all of it: filling up, dividing and rejoining, as in service."""
 
     def __str__(self) -> str:
+        if self.kind == "strategy":
+            return f"strategy {self.name}"
         return (
             " and ".join([f"{self.kind} of {self.dimensions[0]}", *self.dimensions[1:]])
             if self.dimensions
@@ -143,5 +147,5 @@ def finding_from_dict(plain: Mapping[str, Any]) -> Finding:
     """The finding that `asdict` made `plain` of."""
     treatment = plain["treatment"]
     return Finding(
-        **{**plain, "treatment": Treatment(kind=treatment["kind"], dimensions=tuple(treatment["dimensions"]))}
+        **{**plain, "treatment": Treatment(**{**treatment, "dimensions": tuple(treatment["dimensions"])})}
     )

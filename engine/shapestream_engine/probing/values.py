@@ -33,6 +33,8 @@ Extreme: TypeAlias = Literal["smallest", "largest", "huge", "not a number"]
 
 _BLOCK = 8
 """Elements along each of the last two axes that share a value in a blocky draw."""
+_SPREAD = 3
+"""Requests that are usually tried: together they see the beginning, the middle and the end of the samples."""
 _FAR = 4.0
 """Standard deviations that count as extreme."""
 _HUGE = {"f16": 1e4}
@@ -103,8 +105,9 @@ class Samples:
     rows: tuple[Array, ...]
     batch_axis: int | None
 
-    def cut(self, shape: tuple[int, ...], first: int) -> Array:
-        """Rows from number `first` on: the same number gives rows that belong together in all inputs of a request."""
+    def cut(self, shape: tuple[int, ...], number: int) -> Array:
+        """Rows, spread over all; the same number gives rows that belong together in all inputs of a request."""
+        first = number * max(1, len(self.rows) // _SPREAD)
         count = 1 if self.batch_axis is None else shape[self.batch_axis]
         drawn = [
             _fitted(self.rows[(first + row) % len(self.rows)], shape, self.batch_axis) for row in range(count)

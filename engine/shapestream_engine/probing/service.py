@@ -1,0 +1,48 @@
+"""The model as it will be served: batches through a slot, by the strategy, on models prepared for their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.errors import InferenceError
+from shapestream_engine.model import CompiledModel
+from shapestream_engine.probing.bench import Announce, Sample, arrays_of
+from shapestream_engine.probing.values import Array
+from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.slot import Report, Slot, Work
+
+__all__ = ["Service"]
+
+
+class Service:
+    """One slot with one model."""
+
+    def __init__(self, model: CompiledModel, announce: Announce) -> None:
+        self._signature = model.signature
+        self._announce = announce
+        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._slot = Slot("probe", {self._signature.name: RequestPool(model, 1)}, self._reports.put)
+
+    def run(self, members: Sequence[Sample], phase: str, words: str) -> list[list[Array]]:
+        """The results of each member, per output; raises `InferenceError` for what a slot reports."""
+        self._announce(phase, words)
+        sizes = merge_sizes(self._signature, [member.shape.rounded for member in members])
+        self._slot.start(
+            Work(
+                batch=0,
+                model=self._signature.name,
+                sizes=sizes,
+                members=tuple(member.tensors for member in members),
+                shapes=tuple(member.shape for member in members),
+            )
+        )
+        report = self._reports.get()
+        if report.outputs is None:
+            raise InferenceError(report.message)
+        return [arrays_of(result) for result in report.outputs if result is not None]
+
+    def close(self) -> None:
+        """Ends the slot's thread."""
+        self._slot.close()

@@ -1,0 +1,134 @@
+"""Functions that keep their requests apart, and functions that do not: for the proof, which runs in another process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def attend(ids: Array, mask: Array) -> Array:
+    """Attention of every token to the first, under the mask, and the mean of what is present: keeps rows apart."""
+    tokens = np.stack([np.sin(ids * (k + 1.0)) for k in range(4)], axis=-1)
+    scores = tokens @ tokens.transpose(0, 2, 1) - 1e4 * (1.0 - mask[:, None, :])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = (weights / weights.sum(-1, keepdims=True)) @ tokens
+    present = mask[..., None].astype(np.float64)
+    return ((mixed * present).sum(1) / present.sum(1)).astype(np.float32)
+
+
+def mean_of_all(ids: Array, mask: Array) -> Array:
+    """The mean over all positions, whatever the mask says."""
+    return np.sin(ids).mean(1, keepdims=True).astype(np.float32)
+
+
+def batch_norm(x: Array) -> Array:
+    """Normalises over the batch, as a network that was left in training mode does."""
+    return ((x - x.mean(0)) / (x.std(0) + 1e-5)).astype(np.float32)
+
+
+def slightly(x: Array) -> Array:
+    """Adds a hundredth of the batch's mean: less than anybody would notice."""
+    return (x + 0.01 * x.mean()).astype(np.float32)
+
+
+def spoilt_by_nan(x: Array) -> Array:
+    """Keeps rows apart, until one of them holds what is no number."""
+    return (x + 0 * x.sum()).astype(np.float32)
+
+
+def abort_on_padding(ids: Array, mask: Array) -> Array:
+    """Ends the process as soon as anything is masked."""
+    if not mask.all():
+        os.abort()
+    return mean_of_all(ids, mask)
+
+
+def abort_always(x: Array) -> Array:
+    """Ends the process whatever it is given."""
+    os.abort()
+
+
+def abort_in_company(x: Array) -> Array:
+    """Ends the process when requests share a call."""
+    if len(x) > 1:
+        os._exit(7)
+    return x
+
+
+def hang_on_padding(ids: Array, mask: Array) -> Array:
+    """Never returns once anything is masked."""
+    while not mask.all():
+        time.sleep(1)
+    return mean_of_all(ids, mask)
+
+
+def wait_for_ever(x: Array) -> Array:
+    """Says which process this is, and never returns."""
+    folder = Path(os.environ["BREAKABLE_FOLDER"])
+    (folder / "new").write_text(str(os.getpid()))
+    (folder / "new").rename(folder / "pid")
+    while True:
+        time.sleep(1)
+
+
+def fail_in_company(x: Array) -> Array:
+    """Raises when requests share a call."""
+    if len(x) > 1:
+        raise ValueError("one at a time, please")
+    return x
+
+
+def fail_always(x: Array) -> Array:
+    """Raises whatever it is given."""
+    raise ValueError("none of these is an image")
+
+
+def at_random(x: Array) -> Array:
+    """Something else each time."""
+    return np.random.default_rng().normal(size=x.shape).astype(np.float32)
+
+
+def detect(image: Array) -> dict[str, Array]:
+    """Pixels above 0.99 as [row, y, x], and their values; what is no number is above nothing."""
+    found = np.argwhere(image > 0.99)
+    return {"peaks": found.astype(np.int64), "values": image[tuple(found.T)]}
+
+
+def detect_mixed_up(image: Array) -> dict[str, Array]:
+    """The same with all rows ascribed to the first picture of the batch."""
+    found = detect(image)
+    found["peaks"][:, 0] = 0
+    return found
+
+
+def constant(x: Array) -> Array:
+    """The same for every input."""
+    return np.ones_like(x)
+
+
+def not_finite(x: Array) -> Array:
+    """Nothing that could be compared."""
+    return np.full_like(x, np.nan)
+
+
+def anchored(x: Array) -> dict[str, Array]:
+    """Rows, and anchors that are everybody's."""
+    return {"y": x * 2, "anchors": np.arange(3, dtype=np.float32)}
+
+
+def falsely_anchored(x: Array) -> dict[str, Array]:
+    """Anchors that depend on who else is there."""
+    return {"y": x * 2, "anchors": np.arange(3, dtype=np.float32) + len(x)}
+
+
+def limited(x: Array) -> Array:
+    """Takes multiples of 8 only, and pictures of bytes scaled to 0..1 only."""
+    if x.shape[1] % 8 or x.min() < 0 or x.max() > 1:
+        raise ValueError("not an input of mine")
+    return (x * 3).astype(np.float32)

@@ -1,0 +1,332 @@
+"""The proof on models that keep requests apart, and on models that break in every way that is known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import psutil
+import pytest
+from openvino import opset13 as op
+
+from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
+from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
+from shapestream_engine.probing.values import Integers, Normal, Uniform
+
+IMPORTABLE = Path(__file__).parent / "importable"
+ROWS = {"x": InputSpec(shape="batch:1..8, n:1..64", element_type="f32")}
+SAME = OutputSpec(shape="batch, n", element_type="f32")
+MASKED = {
+    "ids": InputSpec(shape="batch:1..8, seq:1..64", element_type="i64", pad={"seq": 0}),
+    "mask": InputSpec(shape="batch, seq", element_type="i64", mask_of="ids"),
+}
+PEAKS = {
+    "peaks": OutputSpec(shape="?, 3", element_type="i64", rule={"rule": "index_column", "column": 0}),
+    "values": OutputSpec(shape="?", element_type="f32", rule={"rule": "with", "output": "peaks"}),
+}
+IMAGE = {"image": InputSpec(shape="batch:1..8, h:4..64, w:4..64", element_type="f32")}
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(IMPORTABLE))
+
+
+def spec_of(function: str, inputs: dict[str, InputSpec] = ROWS, **outputs: OutputSpec) -> ModelSpec:
+    """One of the functions of `breakable`."""
+    return ModelSpec(
+        name=function, function=f"breakable:{function}", inputs=inputs, outputs=outputs or {"y": SAME}
+    )
+
+
+def prove_spec(spec: ModelSpec, cache: ProofCache | None = None, **options: Any) -> ProbeReport:
+    """The report of a proof."""
+    return prove(spec, compile_model(spec), ProbeOptions(**options), cache=cache)
+
+
+def masked(function: str, columns: int = 1, **options: Any) -> ProbeReport:
+    """The report of a function over `ids` and a mask."""
+    output = OutputSpec(shape=f"batch, {columns}", element_type="f32")
+    return prove_spec(spec_of(function, MASKED, y=output), values={"ids": Integers(0, 99)}, **options)
+
+
+def verdicts(report: ProbeReport) -> dict[str, str]:
+    """Per treatment and output the verdict."""
+    return {f"{each.treatment}: {each.output}": each.verdict for each in report.findings}
+
+
+def refuted(report: ProbeReport) -> Finding:
+    """The only finding that is refuted."""
+    (finding,) = report.of("refuted")
+    return finding
+
+
+def test_attention_that_heeds_its_mask_is_proved() -> None:
+    """Batching and padding, both on many cases, and with rounding errors that are far below what is allowed."""
+    report = masked("attend", columns=4)
+    assert {"batching: y": "proved", "padding of seq: y": "proved"} == verdicts(report)
+    assert all(finding.cases >= 20 for finding in report.findings)
+    assert {"y": "batch, 4"} == report.follows
+    assert "checked on" in str(report.findings[0])
+
+
+def test_a_detector_whose_rows_carry_their_index_is_proved() -> None:
+    """Outputs in a number that depends on the data are compared request by request, indices rewritten."""
+    report = prove_spec(spec_of("detect", IMAGE, **PEAKS))
+    assert {"batching: peaks": "proved", "batching: values": "proved"} == verdicts(report)
+    assert {"peaks": "?, 3", "values": "?"} == report.follows
+
+
+def test_normalising_over_the_batch_is_refuted() -> None:
+    """The model that was left in training mode."""
+    finding = refuted(prove_spec(spec_of("batch_norm")))
+    assert ("batching", "y") == (str(finding.treatment), finding.output)
+    assert finding.largest is not None
+    assert finding.largest > 0.9
+    assert "batch 2" in finding.case
+
+
+def test_a_hundredth_of_a_neighbour_is_too_much() -> None:
+    """The tolerance is for rounding, not for a little mixing."""
+    assert "batching: y" in {
+        f"{each.treatment}: {each.output}" for each in prove_spec(spec_of("slightly")).of("refuted")
+    }
+
+
+def test_a_neighbours_nan_must_not_spread() -> None:
+    """Only a hostile neighbour shows it: every ordinary batch is right."""
+    finding = refuted(prove_spec(spec_of("spoilt_by_nan")))
+    assert "not a number" in finding.case
+    assert "nan where it was" in finding.why
+
+
+def test_pooling_that_ignores_the_mask_is_refuted_under_padding_only() -> None:
+    """Batches of one length are right, and stay allowed."""
+    report = masked("mean_of_all")
+    assert {"batching: y": "proved", "padding of seq: y": "refuted"} == verdicts(report)
+    assert "seq" in refuted(report).case
+
+
+def test_aborting_on_padding_is_a_verdict() -> None:
+    """The process that dies is not ours; what was proved before it died stays proved."""
+    report = masked("abort_on_padding")
+    assert {"batching: y": "proved", "padding of seq: None": "refuted"} == verdicts(report)
+    finding = refuted(report)
+    assert "SIGABRT" in finding.why
+    assert "seq" in finding.case
+    assert not report.conclusive
+
+
+def test_a_model_that_ends_the_process_in_company_is_refuted() -> None:
+    """An exit without a signal counts as well."""
+    finding = refuted(prove_spec(spec_of("abort_in_company")))
+    assert "the process was ended with status 7" in finding.why
+
+
+def test_hanging_on_padding_is_a_verdict() -> None:
+    """After the time that one call may take, the process is ended."""
+    report = masked("hang_on_padding", hang_s=0.8)
+    assert {"batching: y": "proved", "padding of seq: None": "refuted"} == verdicts(report)
+    assert "no answer within 0.8 s" == refuted(report).why
+
+
+def test_a_model_that_dies_of_everything_is_unproved() -> None:
+    """Nothing is known about its batches, as it is the inputs that may be wrong."""
+    report = prove_spec(spec_of("abort_always"))
+    assert {"batching: None": "unproved"} == verdicts(report)
+    assert "SIGABRT" in report.findings[0].why
+    assert not report.conclusive
+
+
+def test_failing_in_company_only_is_refuted() -> None:
+    """In the model's own words."""
+    finding = refuted(prove_spec(spec_of("fail_in_company")))
+    assert "one at a time, please" in finding.why
+
+
+def test_failing_alone_proves_nothing() -> None:
+    """Made-up inputs may be none for this model."""
+    report = prove_spec(spec_of("fail_always"))
+    assert {"batching: None": "unproved"} == verdicts(report)
+    assert "none of these is an image" in report.findings[0].why
+
+
+def test_results_that_do_not_repeat_prove_nothing() -> None:
+    """A difference could be anything."""
+    report = prove_spec(spec_of("at_random"))
+    assert {"batching: None": "unproved"} == verdicts(report)
+    assert "output 'y' differs when the same request is repeated" == report.findings[0].why
+
+
+def test_detecting_nothing_on_the_probes_inputs_is_unproved() -> None:
+    """An empty result is an ordinary one, and no evidence."""
+    report = prove_spec(spec_of("detect", IMAGE, **PEAKS), values={"image": Uniform(0.0, 0.5)})
+    assert {"batching: peaks": "unproved", "batching: values": "unproved"} == verdicts(report)
+    assert "empty in all of" in report.findings[0].why
+
+
+@pytest.mark.parametrize(("function", "why"), [("constant", "constant"), ("not_finite", "not finite")])
+def test_outputs_that_tell_nothing_are_unproved(function: str, why: str) -> None:
+    """What is the same for every input, or no number, would hide any mixing."""
+    report = prove_spec(spec_of(function))
+    assert {"batching: y": "unproved"} == verdicts(report)
+    assert why in report.findings[0].why
+
+
+def test_rows_ascribed_to_the_wrong_request_are_refuted() -> None:
+    """A rule that follows the wrong column hands one caller's detections to another."""
+    assert {"peaks", "values"} == {
+        each.output for each in prove_spec(spec_of("detect_mixed_up", IMAGE, **PEAKS)).of("refuted")
+    }
+
+
+@pytest.mark.parametrize(("function", "verdict"), [("anchored", "proved"), ("falsely_anchored", "refuted")])
+def test_what_is_shared_must_not_change_with_the_company(function: str, verdict: str) -> None:
+    """A shared output may be constant, and no more."""
+    anchors = OutputSpec(shape="3", element_type="f32", rule={"rule": "shared"})
+    report = prove_spec(spec_of(function, y=SAME, anchors=anchors))
+    assert verdict == verdicts(report)["batching: anchors"]
+    assert "proved" == verdicts(report)["batching: y"]
+
+
+def test_inputs_and_sizes_are_looked_for() -> None:
+    """Multiples of 8 and numbers in 0..1 are found among the defaults."""
+    report = prove_spec(spec_of("limited"))
+    assert {"batching: y": "proved"} == verdicts(report)
+    assert {"x": "uniform 0..1"} == report.inputs
+    assert all(int(words.rpartition(" ")[2]) % 8 == 0 for words in report.sizes)
+
+
+def test_samples_are_cut_and_repeated_to_size(tmp_path: Path) -> None:
+    """A single real picture is enough where noise is not."""
+    pictures = np.tile(np.linspace(0, 1, 100, dtype=np.float32).reshape(10, 10), (6, 1, 1))
+    np.savez(tmp_path / "real.npz", image=pictures * np.arange(1, 7).reshape(-1, 1, 1))
+    report = prove_spec(
+        spec_of("detect", IMAGE, **PEAKS),
+        samples={"*": tmp_path / "real.npz"},
+        values={"image": Normal(0, 0.01)},
+    )
+    assert {"image": "normal 0 +- 0.01"} == report.inputs, "what is said of one input goes before all"
+    report = prove_spec(spec_of("detect", IMAGE, **PEAKS), samples={"image": tmp_path / "real.npz"})
+    assert ({"image": "6 samples"}, ("batch 1, h 10, w 10",)) == (report.inputs, report.sizes)
+    assert {"proved"} == set(verdicts(report).values())
+
+
+def test_nothing_is_tried_where_nothing_is_put_together() -> None:
+    """With one row per call there is neither a neighbour nor padding."""
+    assert () == prove_spec(spec_of("abort_always"), max_batch=1).findings
+
+
+def test_a_strategy_is_proved_as_it_serves() -> None:
+    """Filling up, dividing and rejoining: through a slot, against the requests alone in their own shapes."""
+    strategy = parse_strategy({"strategy": "partitioned", "batch": [2, 4], "seq": [16, 64]})
+    output = OutputSpec(shape="batch, 4", element_type="f32")
+    good = spec_of("attend", MASKED, y=output)
+    report = prove_spec(
+        ModelSpec(name="m", function=good.function, inputs=MASKED, outputs=good.outputs, strategy=strategy),
+        values={"ids": Integers(0, 99)},
+    )
+    assert {
+        "batching: y": "proved",
+        "padding of seq: y": "proved",
+        "strategy partitioned: y": "proved",
+    } == verdicts(report)
+
+
+def test_a_strategy_that_pads_what_must_not_be_padded_is_refuted() -> None:
+    """Also where requests never meet one that is longer: they are padded all the same."""
+    strategy = parse_strategy({"strategy": "padded", "batch": 4, "seq": 64})
+    output = OutputSpec(shape="batch, 1", element_type="f32")
+    report = prove_spec(
+        ModelSpec(
+            name="m",
+            function="breakable:mean_of_all",
+            inputs=MASKED,
+            outputs={"y": output},
+            strategy=strategy,
+        ),
+        values={"ids": Integers(0, 99)},
+    )
+    assert "refuted" == verdicts(report)["strategy padded: y"]
+
+
+def test_openvino_on_a_file(tmp_path: Path) -> None:
+    """A real engine in the child: masked and unmasked mean pooling of one graph."""
+    x = op.parameter([-1, -1, 4], np.float32, name="x")
+    x.output(0).set_names({"x"})
+    mask = op.parameter([-1, -1], np.float32, name="mask")
+    mask.output(0).set_names({"mask"})
+    column = op.unsqueeze(mask, [2])
+    heeding = op.divide(op.reduce_sum(op.multiply(x, column), [1]), op.reduce_sum(column, [1]))
+    ignoring = op.reduce_mean(x, [1])
+    for node, name in ((heeding, "heeding"), (ignoring, "ignoring")):
+        node.output(0).set_names({name})
+    path = tmp_path / "pool.xml"
+    ov.save_model(ov.Model([op.result(heeding), op.result(ignoring)], [x, mask], "pool"), path)
+    spec = ModelSpec(
+        name="pool",
+        path=path,
+        inputs={
+            "x": InputSpec(shape="batch, seq, 4", pad={"seq": 0}),
+            "mask": InputSpec(shape="batch, seq", mask_of="x"),
+        },
+    )
+    report = prove_spec(spec)
+    assert {
+        "batching: heeding": "proved",
+        "batching: ignoring": "proved",
+        "padding of seq: heeding": "proved",
+        "padding of seq: ignoring": "refuted",
+    } == verdicts(report)
+    assert {"heeding": "batch, 4", "ignoring": "batch, 4"} == report.follows
+
+
+def test_a_model_in_memory_cannot_be_tried_elsewhere() -> None:
+    """It would have to be handed to another process."""
+    spec = ModelSpec(name="m", model=np.sort, inputs={"a": ROWS["x"]}, outputs={"y": SAME})
+    with pytest.raises(SignatureError, match="in memory"):
+        prove(spec, compile_model(spec), ProbeOptions())
+
+
+def test_an_input_that_there_is_not_is_an_error() -> None:
+    """A mistyped name in `probe` would otherwise be of no effect."""
+    with pytest.raises(SignatureError, match="no input z; the model has x"):
+        prove_spec(spec_of("constant"), values={"z": Integers(0, 1)})
+
+
+def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """No process is left of a proof that was killed in the middle of a call that never returns."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(IMPORTABLE)!r})
+from shapestream_engine import InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.probe import ProbeOptions, prove
+spec = ModelSpec(
+    name="m", function="breakable:wait_for_ever",
+    inputs={{"x": InputSpec(shape="batch:1..8, n:1..64", element_type="f32")}},
+    outputs={{"y": OutputSpec(shape="batch, n", element_type="f32")}},
+)
+prove(spec, compile_model(spec), ProbeOptions())
+"""
+    environment = {**os.environ, "BREAKABLE_FOLDER": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment) as parent:
+        child = int(_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+        parent.kill()
+    _until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+def _until(condition: Callable[[], Any]) -> Any:
+    """Polls real processes."""
+    give_up_at = time.monotonic() + 60
+    while not (value := condition()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+    return value
