@@ -25,6 +25,7 @@ from shapestream.settings_values import (
     read_property,
     read_rule_argument,
     read_samples_path,
+    read_sizes,
 )
 
 __all__ = [
@@ -64,6 +65,11 @@ Engine: TypeAlias = Annotated[
 ]
 PadValue: TypeAlias = Annotated[
     Any, BeforeValidator(check_pad_value), WithJsonSchema({"type": ["number", "boolean"]})
+]
+AllowedSizes: TypeAlias = Annotated[
+    tuple[int, ...],
+    BeforeValidator(read_sizes),
+    WithJsonSchema({"anyOf": [_COUNT, {"type": "array", "items": _COUNT, "minItems": 1}]}),
 ]
 PropertyValue: TypeAlias = Annotated[
     str, BeforeValidator(read_property), WithJsonSchema({"type": ["string", "number", "boolean"]})
@@ -164,10 +170,24 @@ def _read_probe(value: Any) -> Any:
 
 
 class ShapesSettings(_Model):
-    """Which shapes the device is given."""
+    """Which shapes the device is given. Any other key is a dimension, with its allowed size or sizes: seq: [64, 128]."""
 
-    strategy: Literal["native"] = "native"
-    """`native`: any shape, as the requests need it."""
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, AllowedSizes] = Field(init=False)
+
+    strategy: Literal["native", "padded", "bucketed", "partitioned"] = "native"
+    """`native`: any shape. `padded`: one. `bucketed`: the next of several. `partitioned`: batch divided into sizes."""
+    max_prepared: int | None = Field(default=None, ge=1, le=100_000)
+    """Prepared shapes that are kept. Default: 64; for `native`, which then rounds late shapes up: no limit."""
+    max_prepared_bytes: Bytes | None = None
+    """The same in bytes of weights and inputs."""
+    warm_up: bool = False
+    """Prepare shapes at the start, not when they are first needed."""
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The allowed sizes by dimension."""
+        return dict(self.model_extra or {})
 
 
 class BatchingSettings(_Model):

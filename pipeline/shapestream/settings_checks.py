@@ -6,14 +6,15 @@ number still gets its unknown model name reported in the same run.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeAlias
 
+from shapestream.settings_shapes import shapes_findings
+from shapestream.settings_words import did_you_mean
 from shapestream.yaml_source import Location
 
-__all__ = ["closest", "cross_check", "did_you_mean"]
+__all__ = ["cross_check"]
 
 Finding: TypeAlias = tuple[Location, str]
 
@@ -32,19 +33,6 @@ _FOLLOWERS = {
     "padded_counts": _Follower("that counts its rows", ("rows",)),
     "recount": _Follower("whose rows it counts", ("index_column", "with", "counts", "padded_counts")),
 }
-
-
-def closest(word: str, known: Sequence[str]) -> str | None:
-    """The known word that `word` was probably meant to be."""
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return close[0] if close else None
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`(did you mean "x"?)`, or what there is to choose from; never empty-handed."""
-    if (close := closest(word, known)) is not None:
-        return f'(did you mean "{close}"?)'
-    return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"
 
 
 def cross_check(values: Any) -> Iterator[Finding]:
@@ -93,6 +81,7 @@ def _model(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
         elif isinstance(followed, str) and path is None and followed not in inputs:
             yield where, f'there is no input "{followed}" {did_you_mean(followed, list(inputs))}'
     yield from _rules(location, outputs, complete=path is None)
+    yield from shapes_findings((*location, "shapes"), model)
     for name, probe in _mapping(model.get("probe")).items():
         yield from _probe((*location, "probe", name), _mapping(probe))
 

@@ -132,7 +132,8 @@ def _line(path: Path, place: Place | None, location: Location, message: str) -> 
 
 def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
     if isinstance(value, BaseModel):
-        fields = ((name, getattr(value, name)) for name in type(value).model_fields)
+        fields = [(name, getattr(value, name)) for name in type(value).model_fields]
+        fields += (value.model_extra or {}).items()
         for name, inner in fields:
             yield from _leaves(inner, (*location, name))
     elif isinstance(value, dict) and value:

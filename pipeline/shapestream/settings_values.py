@@ -17,6 +17,7 @@ from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from shapestream_engine.backends.registry import known_engines
+from shapestream_engine.batching.strategy import complaint_about
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.shapes import NamedShape
@@ -149,6 +150,24 @@ def check_shape(value: Any) -> str:
     except ShapeError as error:
         raise _wrong(f"{describe(value)} is not a shape: {error}") from error
     return value
+
+
+def read_sizes(value: Any) -> tuple[int, ...]:
+    """The allowed sizes of a dimension: one, or an ascending list."""
+    sizes = value if isinstance(value, list) else [value]
+    if not isinstance(value, list) and type(value) is not int:
+        raise _wrong(
+            f"expected a size or a list of sizes, got {describe(value)} (write [32, 64]; what is no setting is a dimension)"
+        )
+    for size in sizes:
+        if type(size) is not int or size < 1:
+            raise _wrong(f"expected sizes, which are integers from 1, got {describe(size)}")
+    if (complaint := complaint_about(sizes)) is not None:
+        hint = "list each once" if "twice" in complaint else "write them from small to large"
+        raise _wrong(
+            f"{complaint.replace('; write at least one', '')} ({hint if sizes else 'write [32, 64]'})"
+        )
+    return tuple(sizes)
 
 
 def check_element_type(value: Any) -> str:

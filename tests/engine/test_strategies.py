@@ -122,7 +122,7 @@ def test_every_row_is_in_one_call_of_an_allowed_shape(
         ({"strategy": "padded"}, "strategy padded: name the dimensions to pad"),
         ({"strategy": "padded", "seq": [8, 16]}, "'seq' takes one size; several are the strategy bucketed"),
         ({"strategy": "bucketed"}, "name the dimensions and their sizes"),
-        ({"strategy": "bucketed", "seq": []}, "'seq' needs at least one size"),
+        ({"strategy": "bucketed", "seq": []}, "'seq': there is no size; write at least one"),
         ({"strategy": "bucketed", "seq": [64, 32]}, "'seq': sizes ascend; 32 comes after 64"),
         ({"strategy": "bucketed", "seq": [32, 32]}, "'seq': 32 is listed twice"),
         ({"strategy": "bucketed", "seq": [0, 32]}, "'seq': 0 is no size; write an integer from 1"),

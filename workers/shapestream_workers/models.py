@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import ModelSettings
+from shapestream.settings import ModelSettings, ShapesSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.yaml_source import Location
+from shapestream_engine.batching.native import Native
+from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.prepared import PreparedLimits
 from shapestream_workers.proof import Judgement, judge, probe_model, without_padding
 
 __all__ = ["available_cpus", "compile_models", "location_of", "model_spec"]
@@ -48,7 +53,20 @@ def model_spec(model: ModelSettings) -> ModelSpec:
             for name, port in model.outputs.items()
         },
         properties=model.properties,
+        strategy=_strategy(model.shapes),
+        prepared=_limits(model.shapes),
     )
+
+
+def _strategy(shapes: ShapesSettings) -> Strategy:
+    if shapes.strategy == "native":
+        return Native(max_prepared=shapes.max_prepared)
+    return parse_strategy({"strategy": shapes.strategy, **shapes.sizes})
+
+
+def _limits(shapes: ShapesSettings) -> PreparedLimits:
+    limits = PreparedLimits(max_prepared_bytes=shapes.max_prepared_bytes, warm_up=shapes.warm_up)
+    return limits if shapes.max_prepared is None else replace(limits, max_prepared=shapes.max_prepared)
 
 
 def compile_models(
@@ -112,6 +130,11 @@ def location_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError
         return (*location, "path" if model.function is None else "function")
     if str(error).startswith("probe:"):
         return (*location, "probe")
+    for name in (*model.shapes.sizes, "max_prepared"):
+        if f"strategy {model.shapes.strategy}: {name!r}" in str(error):
+            return (*location, "shapes", name)
+    if f"strategy {model.shapes.strategy}" in str(error):
+        return (*location, "shapes")
     for key, ports in (("inputs", model.inputs), ("outputs", model.outputs)):
         for name in ports:
             if f"{key[:-1]} {name!r}" in str(error):

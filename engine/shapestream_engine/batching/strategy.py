@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise, product
 from math import prod
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 from shapestream_engine.dimension_table import BATCH, DimensionTable
 from shapestream_engine.errors import ShapeError, SignatureError
 
-__all__ = ["PlannedCall", "Planner", "Sizes", "SizesPlanner", "Strategy", "listed"]
+__all__ = ["PlannedCall", "Planner", "Sizes", "SizesPlanner", "Strategy", "complaint_about", "listed"]
 
 Sizes: TypeAlias = tuple[int, ...]
 
@@ -70,7 +70,8 @@ class Strategy(ABC):
 
     def __post_init__(self) -> None:
         for dimension, sizes in self.sizes.items():
-            _check_sizes(self.about(dimension), sizes)
+            if (complaint := complaint_about(sizes)) is not None:
+                raise SignatureError(f"{self.about(dimension)}: {complaint}")
         self._check_own()
 
     @abstractmethod
@@ -209,14 +210,17 @@ def listed(sizes: Sizes | list[int], joint: str = "or") -> str:
     return f"{', '.join(most)} {joint} {last}" if most else last
 
 
-def _check_sizes(about: str, sizes: Sizes) -> None:
+def complaint_about(sizes: Sequence[object]) -> str | None:
+    """Why these cannot be the allowed sizes of a dimension; None if they can."""
     if not sizes:
-        raise SignatureError(f"{about} needs at least one size")
+        return "there is no size; write at least one"
+    known = [size for size in sizes if type(size) is int and 1 <= size < 1 << 31]
     for size in sizes:
-        if type(size) is not int or not 1 <= size < 1 << 31:
-            raise SignatureError(f"{about}: {size!r} is no size; write an integer from 1")
-    for before, after in pairwise(sizes):
+        if size not in known or type(size) is not int:
+            return f"{size!r} is no size; write an integer from 1"
+    for before, after in pairwise(known):
         if before == after:
-            raise SignatureError(f"{about}: {before} is listed twice")
+            return f"{before} is listed twice"
         if before > after:
-            raise SignatureError(f"{about}: sizes ascend; {after} comes after {before}")
+            return f"sizes ascend; {after} comes after {before}"
+    return None

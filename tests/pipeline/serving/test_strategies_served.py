@@ -1,0 +1,120 @@
+"""Strategies through the whole server, on the real OpenVINO: who shares a call, what is counted, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
+import trio
+from tests.pipeline.serving.harness import memory_serving
+
+from shapestream.serving.executors import LocalSlots
+from shapestream.wire.messages import Failure, Request, Result
+from shapestream_engine import Bucketed, InputSpec, ModelSpec, Partitioned, Strategy, compile_model
+from shapestream_engine.layout import Tensors
+
+Array = np.ndarray[Any, Any]
+
+
+def sums() -> ov.Model:
+    """The sum of each row's elements, which zeros do not change."""
+    x = ops.parameter([-1, -1], ov.Type.f32, name="x")
+    result = ops.reduce_sum(x, ops.constant(np.array([1], np.int64)))
+    result.output(0).set_names({"y"})
+    return ov.Model([result], [x], "sums")
+
+
+def request(sequence: int, array: Array) -> Request:
+    """A request without a deadline."""
+    tensors = Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),))
+    return Request(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
+
+
+def serve(strategy: Strategy, arrays: Sequence[Array]) -> tuple[list[Any], dict[str, Any]]:
+    """All arrays in one message; the answers by sequence, and the statistics."""
+    spec = ModelSpec(
+        name="sums",
+        model=sums(),
+        strategy=strategy,
+        inputs={"x": InputSpec(shape="batch:1..32, seq:1..128", pad={"seq": 0})},
+    )
+    model = compile_model(spec, threads=1)
+    answers: dict[int, Any] = {}
+    statistics: dict[str, Any] = {}
+
+    async def main() -> None:
+        # Real threads run, so the clock is the real one.
+        with trio.fail_after(60):
+            await converse()
+
+    async def converse() -> None:
+        async with memory_serving(LocalSlots(models={"sums": model})) as running:
+            client = running.client()
+            await client.open_session(model="sums")
+            client.say(*[request(number, array) for number, array in enumerate(arrays)])
+            while len(answers) < len(arrays):
+                answer = await client.hear((Result, Failure))  # type: ignore[arg-type] # either of them
+                answers[answer.sequence] = answer
+            statistics.update(running.server.statistics())
+
+    trio.run(main)
+    return [answers[number] for number in range(len(arrays))], statistics
+
+
+def check(answers: Sequence[Any], arrays: Sequence[Array]) -> None:
+    """Each answer is the sums of its own rows."""
+    for answer, array in zip(answers, arrays, strict=True):
+        assert isinstance(answer, Result), answer
+        got = np.frombuffer(answer.tensors.buffers[0], np.float32)
+        np.testing.assert_allclose(got, array.sum(axis=1), rtol=1e-5)
+
+
+def ones(*shapes: tuple[int, int]) -> list[Array]:
+    """Requests that differ in every element."""
+    return [np.random.default_rng(7).standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def test_requests_of_one_bucket_share_a_call() -> None:
+    """They will be padded to the same size, so nothing speaks against it, however much each of them is padded."""
+    arrays = ones((1, 33), (1, 64), (2, 40))
+    answers, statistics = serve(Bucketed({"seq": (64, 128)}), arrays)
+    check(answers, arrays)
+    assert (1, 1, 1) == (statistics["batches"], statistics["calls"], statistics["distinct_shapes"])
+
+
+def test_padding_is_counted_by_the_real_sizes() -> None:
+    """33 + 64 + 80 elements in a call of 4 rows of 64."""
+    _, statistics = serve(Bucketed({"seq": (64, 128)}), ones((1, 33), (1, 64), (2, 40)))
+    assert round(1 - (33 + 64 + 80) / 256, 4) == statistics["padding_ratio"]
+    assert (0, 1) == (statistics["preparations"], statistics["prepared_hits"])
+
+
+def test_a_request_larger_than_any_call_is_divided_and_rejoined() -> None:
+    """21 rows as 8 + 8 + 4 + 1, in one batch."""
+    arrays = ones((21, 100))
+    answers, statistics = serve(Partitioned({"batch": (1, 2, 4, 8), "seq": (128,)}), arrays)
+    check(answers, arrays)
+    assert (1, 4, 3) == (statistics["batches"], statistics["calls"], statistics["distinct_shapes"])
+    # The largest and the smallest call were prepared at the start.
+    assert (1, 3) == (statistics["preparations"], statistics["prepared_hits"])
+
+
+def test_a_size_that_no_call_has_is_refused() -> None:
+    """With the size that would be taken; the others of its message are served."""
+    arrays = ones((1, 10), (1, 100), (1, 64))
+    answers, _ = serve(Bucketed({"seq": (16, 64)}), arrays)
+    assert isinstance(answers[1], Failure)
+    assert "invalid" == answers[1].code
+    assert "dimension 'seq' is 100, which is more than 64, the largest size" in answers[1].message
+    check([answers[0], answers[2]], [arrays[0], arrays[2]])
+
+
+def test_a_batch_is_no_larger_than_the_largest_call() -> None:
+    """So that other slots get some of it: sixteen rows of one each are two batches."""
+    arrays = ones(*[(1, 7)] * 16)
+    answers, statistics = serve(Partitioned({"batch": (1, 8)}), arrays)
+    check(answers, arrays)
+    assert (2, 2) == (statistics["batches"], statistics["calls"])

@@ -1,0 +1,196 @@
+"""`shapes` in the YAML: what it means to the engine, and how everything that is wrong with it is said."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream_engine.batching.bucketed import Bucketed
+from shapestream_engine.batching.native import Native
+from shapestream_engine.batching.padded import Padded
+from shapestream_engine.batching.partitioned import Partitioned
+from shapestream_engine.batching.strategy import Strategy
+from shapestream_engine.prepared import PreparedLimits
+from shapestream_workers.models import compile_models, model_spec
+
+TEXT = """\
+models:
+  - name: m
+    path: m.xml
+    inputs:
+      ids: {{shape: "batch:1..64, seq:1..512, 3", pad: {{seq: 0}}}}
+      mask: {{shape: "batch, seq", mask_of: ids}}
+      rest: {{shape: "batch, width:1..9"}}
+    shapes: {shapes}
+"""
+
+
+def load(folder: Path, shapes: str) -> LoadedSettings:
+    """A model with these `shapes`."""
+    path = folder / "x.yaml"
+    path.write_text(TEXT.format(shapes=shapes))
+    return load_settings(path, files_must_exist=False)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "strategy"),
+    [
+        ("{}", Native()),
+        ("{max_prepared: 16}", Native(max_prepared=16)),
+        ("{strategy: padded, seq: 512, batch: 8}", Padded({"seq": (512,), "batch": (8,)})),
+        ("{strategy: bucketed, seq: [32, 64, 128]}", Bucketed({"seq": (32, 64, 128)})),
+        (
+            "{strategy: partitioned, batch: [1, 2, 4, 8], seq: [64, 128]}",
+            Partitioned({"batch": (1, 2, 4, 8), "seq": (64, 128)}),
+        ),
+    ],
+)
+def test_every_strategy_has_its_spelling(tmp_path: Path, shapes: str, strategy: Strategy) -> None:
+    """As the engine takes it; a size alone is as good as a list of one."""
+    (model,) = load(tmp_path, shapes).settings.models
+    assert strategy == model_spec(model).strategy
+
+
+def test_limits_and_warm_up_are_passed_on(tmp_path: Path) -> None:
+    """They belong to this worker, not to the signature."""
+    shapes = "{strategy: padded, seq: 8, max_prepared: 3, max_prepared_bytes: 1 GiB, warm_up: true}"
+    (model,) = load(tmp_path, shapes).settings.models
+    spec = model_spec(model)
+    assert PreparedLimits(max_prepared=3, max_prepared_bytes=1 << 30, warm_up=True) == spec.prepared
+    assert Padded({"seq": (8,)}) == spec.strategy
+
+
+def test_allowed_sizes_are_among_the_effective_values(tmp_path: Path) -> None:
+    """`check --show` prints each with the line that it comes from."""
+    values = load(tmp_path, "{strategy: bucketed, seq: [32, 64]}").effective_values()
+    shown = {value.key: (value.value, value.origin) for value in values if ".shapes." in value.key}
+    assert (64, f"{tmp_path}/x.yaml:8") == shown["models[0].shapes.seq[1]"]
+    assert (False, "default") == shown["models[0].shapes.warm_up"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        (
+            "{strategy: bucketed, seq: [64, 1024]}",
+            '.seq: 1024 lies outside of "seq", 1..512 (change it, or the shape of the input)',
+        ),
+        (
+            "{strategy: partitioned, batch: [1, 128]}",
+            '.batch: 128 lies outside of "batch", 1..64 (change it, or the shape of the input)',
+        ),
+        (
+            "{strategy: bucketed, width: [3, 9]}",
+            '.width: sizes of "width" need padding (allow it at inputs.rest: pad: {width: VALUE})',
+        ),
+        (
+            "{strategy: bucketed, sec: [64]}",
+            '.sec: no input has a dimension "sec" (did you mean "seq"?)',
+        ),
+        (
+            "{strategy: bucketed, seq: 64, max_prepard: 7}",
+            '.max_prepard: no input has a dimension "max_prepard" (did you mean "max_prepared"?)',
+        ),
+        (
+            "{strategy: bucketed, seq: [64, 32]}",
+            ".seq: sizes ascend; 32 comes after 64 (write them from small to large)",
+        ),
+        ("{strategy: bucketed, seq: [32, 32]}", ".seq: 32 is listed twice (list each once)"),
+        ("{strategy: bucketed, seq: []}", ".seq: there is no size (write [32, 64])"),
+        (
+            "{strategy: bucketed, seq: [32, 0]}",
+            ".seq: expected sizes, which are integers from 1, got 0",
+        ),
+        (
+            '{strategy: bucketed, seq: "32"}',
+            '.seq: expected a size or a list of sizes, got "32" (write [32, 64]; what is no setting is a dimension)',
+        ),
+        (
+            "{strategy: bucketed}",
+            ": the strategy bucketed needs a dimension with its sizes (such as seq: [64, 128])",
+        ),
+        ("{strategy: padded}", ": the strategy padded needs a dimension with its sizes (such as seq: 512)"),
+        (
+            "{strategy: padded, seq: [64, 128]}",
+            ".seq: the strategy padded takes one size (several are bucketed)",
+        ),
+        (
+            "{strategy: partitioned, seq: 64}",
+            ": the strategy partitioned needs sizes of batch (add batch: [1, 2, 4, 8])",
+        ),
+        (
+            "{seq: 64}",
+            ".seq: the strategy native runs any size as it comes (remove it, or choose another strategy)",
+        ),
+        (
+            "{max_prepard: 64}",
+            '.max_prepard: the strategy native runs any size as it comes (did you mean "max_prepared"?)',
+        ),
+        ("{warm_up: true}", ".warm_up: the strategy native prepares nothing (remove it)"),
+        (
+            "{max_prepared: 1}",
+            ".max_prepared: the strategy native needs room for two shapes (write at least 2)",
+        ),
+        (
+            "{strategy: bucket}",
+            '.strategy: expected "native", "padded", "bucketed" or "partitioned", got "bucket"',
+        ),
+    ],
+)
+def test_each_mistake_has_its_own_words(tmp_path: Path, shapes: str, expected: str) -> None:
+    """With its line and column, and what to do; nothing else is complained about."""
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, shapes)
+    (problem,) = caught.value.problems
+    place, _, words = problem.partition(" models[0].shapes")
+    assert place.startswith(f"{tmp_path}/x.yaml:8:")
+    assert expected == words
+
+
+FUNCTION = textwrap.dedent(
+    """\
+    models:
+      - name: sorted
+        function: numpy:sort
+        inputs: {{a: {{shape: "batch, length:0..64", element_type: f32{pad}}}}}
+        outputs: {{sorted: {{shape: "batch, length", element_type: f32}}}}
+        trust: {trust}
+        shapes: {shapes}
+    """
+)
+
+
+def problems_of(folder: Path, **values: str) -> list[str]:
+    """The problems that are found when the function is compiled and tried."""
+    path = folder / "x.yaml"
+    path.write_text(FUNCTION.format(**values))
+    loaded = load_settings(path)
+    with pytest.raises(ConfigurationError) as caught:
+        compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    return [problem.removeprefix(f"{folder}/") for problem in caught.value.problems]
+
+
+def test_what_only_the_engine_sees_points_at_the_shapes(tmp_path: Path) -> None:
+    """Here the batch is unbounded, which the cap of the strategy native cannot round."""
+    (problem,) = problems_of(tmp_path, pad="", trust="true", shapes="{max_prepared: 4}")
+    assert problem.startswith(
+        "x.yaml:7:5: models[0].shapes: model 'sorted': strategy native: 'batch' has no upper"
+    )
+
+
+def test_a_model_that_padding_scrambles_is_not_served_padded(tmp_path: Path) -> None:
+    """Sorted with its padding, a row begins with zeros: refused, with the output and the strategy."""
+    problems = problems_of(
+        tmp_path, pad=", pad: {length: 0}", trust="false", shapes="{strategy: padded, length: 64}"
+    )
+    assert 2 == len(problems)
+    for problem, place in zip(
+        problems, ("4:73: models[0].inputs.a.pad.length", "7:5: models[0].shapes"), strict=True
+    ):
+        assert problem.startswith(f"x.yaml:{place}: output 'sorted'")
+        assert "strategy padded" in problem
+        assert "changes the results: largest difference" in problem
