@@ -19,6 +19,7 @@ from shapestream_engine import (
     InputSpec,
     ModelSpec,
     OutputSpec,
+    PartialShape,
     ShapeError,
     Tensor,
     compile_model,
@@ -185,6 +186,21 @@ def test_rows_that_the_data_decides_come_into_the_set_tensor() -> None:
         request.infer([x])
         np.testing.assert_array_equal(np.argwhere(x), tensor.data)
     assert 0 == tensor.reallocations
+
+
+@pytest.mark.seeds("S004-02", "S004-03", "S004-05")
+def test_openvino_bounds_what_depends_on_the_data_too() -> None:
+    """At most 25 places in a square of 5, two numbers each; the results come in their true size, within the bound."""
+    model = nonzero(5, 5)
+    shape = model.output().partial_shape
+    assert "[..25,2]" == str(shape)
+    assert PartialShape.parse("<=25, 2") == shape
+    assert [True, False] == [axis.is_dynamic for axis in shape]
+    request = one_request(model)
+    for count in (0, 7, 25):
+        request.infer([np.arange(25).reshape(5, 5) < count])
+        assert (count, 2) == request.output_tensor().shape
+        assert shape.admits(request.output_tensor().shape)
 
 
 def test_a_failed_call_leaves_the_set_tensor_in_use() -> None:
