@@ -27,7 +27,7 @@ from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Report, Slot, Work
-from shapestream_workers.models import location_of, model_spec
+from shapestream_workers.models import model_spec, problem_of
 from shapestream_workers.proof import judge, probe_model, probe_options
 
 __all__ = ["CheckReport", "ModelReport", "check_configuration"]
@@ -112,7 +112,7 @@ def check_configuration(loaded: LoadedSettings) -> CheckReport:
         try:
             _check_model(loaded, index, settings, report)
         except EngineError as error:
-            report.problems.append(loaded.problem(location_of(loaded, settings, error), str(error)))
+            report.problems.append(problem_of(loaded, settings, error))
     return report
 
 

@@ -21,7 +21,7 @@ from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, Output
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_workers.proof import Judgement, judge, probe_model, without_padding
 
-__all__ = ["available_cpus", "compile_models", "location_of", "model_spec"]
+__all__ = ["available_cpus", "compile_models", "model_spec", "problem_of"]
 
 log = structlog.get_logger()
 
@@ -79,7 +79,7 @@ def compile_models(
         try:
             compiled[model.name], judgement = _compile(model, slots, threads)
         except EngineError as error:
-            problems.append(loaded.problem(location_of(loaded, model, error), str(error)))
+            problems.append(problem_of(loaded, model, error))
             continue
         place = ("models", loaded.settings.models.index(model))
         problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
@@ -121,7 +121,12 @@ def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[Com
     return ready, judgement
 
 
-def location_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> Location:
+def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> str:
+    """The engine's complaint as a line that points into the YAML."""
+    return loaded.problem(_location(loaded, model, error), str(error).removeprefix("probe: "))
+
+
+def _location(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> Location:
     """The setting that the engine's complaint is about, as far as the kind of the error and its words tell."""
     location: Location = ("models", loaded.settings.models.index(model))
     if isinstance(error, EngineMissing):

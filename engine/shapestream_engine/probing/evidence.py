@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shapestream_engine.probing.baseline import Baseline, tells
+from shapestream_engine.probing.bench import spell_sizes
 from shapestream_engine.probing.cases import Case
 from shapestream_engine.probing.comparison import Difference, compare
 from shapestream_engine.probing.report import Finding, Treatment, Verdict
@@ -46,7 +47,8 @@ class Evidence:
                 self._cases[number] += tells(alone) and number not in self._baseline.blank
                 worst = self._worst[number]
                 if worst is None or difference.excess > worst.difference.excess:
-                    words = f"request {place + 1} of {len(case.members)}, {case.words}"
+                    own = spell_sizes(self._signature.dimensions, member.sizes)
+                    words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
                     self._worst[number] = _Worst(difference, words if len(case.members) > 1 else case.words)
 
     def fail(self, case: Case, message: str) -> None:

@@ -186,7 +186,16 @@ def _held(array: Array, dtype: np.dtype[Any]) -> Array:
     """As the element type can hold it: no value wraps around."""
     if dtype.kind == "b":
         return np.not_equal(array, 0)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        array = np.clip(np.nan_to_num(np.rint(array)), limits.min, limits.max)
-    return np.asarray(array.astype(dtype))
+    if dtype.kind not in "iu":
+        with np.errstate(over="ignore"):
+            return np.asarray(array.astype(dtype))
+    limits = np.iinfo(dtype)
+    if array.dtype.kind == "f":
+        whole = np.nan_to_num(np.rint(array))
+        # As floats the ends of 64-bit types lie outside of them.
+        least, most = np.nextafter(float(limits.min), 0), np.nextafter(float(limits.max), 0)
+        held = np.clip(whole, least, most).astype(dtype)
+        return np.where(
+            whole <= limits.min, limits.min, np.where(whole >= limits.max, limits.max, held)
+        ).astype(dtype)
+    return np.asarray(np.clip(array, limits.min, limits.max).astype(dtype))

@@ -1,0 +1,104 @@
+"""When two results are equal: exactly, or as far as their element type and their own spread allow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
+from shapestream_engine.probing.comparison import compare
+from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance, coarser
+from shapestream_engine.probing.values import Integers, Normal, Uniform, default_values, drawn, filled
+
+EXACT = OutputTolerance.of(None, [])
+
+
+def tolerance_of(element_type: str, *references: Any) -> OutputTolerance:
+    """The tolerance after these results."""
+    return OutputTolerance.of(
+        TOLERANCES[element_type], [np.asarray(each, dtype_of(element_type)) for each in references]
+    )
+
+
+def test_integers_are_compared_exactly() -> None:
+    """One off is off, and the difference of unsigned numbers does not wrap around."""
+    difference = compare(np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64), EXACT)
+    assert (1.0, False) == (difference.amount, difference.within)
+    assert compare(np.array([True]), np.array([True]), EXACT).within
+    assert not compare(np.array([True]), np.array([False]), EXACT).within
+
+
+def test_floats_may_differ_by_rounding() -> None:
+    """A thousandth of the spread, and no more."""
+    random = np.random.default_rng(0)
+    references = [random.normal(size=(1, 16)) for _ in range(20)]
+    tolerance = tolerance_of("f32", *references)
+    alone = references[0].astype(np.float32)
+    assert compare(alone, alone + np.float32(2e-4), tolerance).within
+    assert not compare(alone, alone + np.float32(5e-3), tolerance).within
+
+
+def test_columns_of_their_own_scale_have_their_own_tolerance() -> None:
+    """Coordinates in the hundreds do not excuse a wrong score."""
+    random = np.random.default_rng(0)
+    rows = np.column_stack([random.uniform(0, 640, 40), random.uniform(0, 1, 40)])
+    tolerance = tolerance_of("f32", rows[:20], rows[20:])
+    alone = rows.astype(np.float32)
+    off = alone.copy()
+    off[:, 0] += 0.1
+    assert compare(alone, off, tolerance).within
+    off = alone.copy()
+    off[:, 1] += 0.05
+    assert not compare(alone, off, tolerance).within
+
+
+def test_nan_equals_nan_and_nothing_else() -> None:
+    """And infinities equal themselves."""
+    tolerance = tolerance_of("f32", [1.0, 2.0])
+    special = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
+    assert compare(special, special, tolerance).within
+    for place, other in ((0, 1.0), (1, -np.inf), (3, np.nan)):
+        changed = special.copy()
+        changed[place] = other
+        difference = compare(special, changed, tolerance)
+        assert (False, math.inf) == (difference.within, difference.amount)
+        assert "alone" in difference.words
+
+
+def test_another_shape_is_a_difference() -> None:
+    """Both shapes are named."""
+    difference = compare(np.zeros((1, 3)), np.zeros((1, 5)), tolerance_of("f64", [1.0]))
+    assert "its shape is [1, 5], alone it was [1, 3]" == difference.words
+    assert compare(np.zeros((0, 3)), np.zeros((0, 3)), tolerance_of("f64", [1.0])).within
+
+
+def test_the_coarser_of_two_types_counts() -> None:
+    """What is computed in bf16 is no better for being handed out as f32; integers stay exact."""
+    assert TOLERANCES["bf16"] == coarser("f32", "bf16")
+    assert TOLERANCES["f16"] == coarser("f16", "f32")
+    assert coarser("i64", "bf16") is None
+
+
+@pytest.mark.parametrize("element_type", ELEMENT_TYPES)
+def test_values_are_of_their_type_and_in_range(element_type: str) -> None:
+    """Every default, drawn and filled, without a wrap-around."""
+    random = np.random.default_rng(0)
+    for values in (*default_values(element_type), Integers(-300, 300), Uniform(-1, 1e9), Normal(0, 1e9)):
+        for number in range(2):
+            array = drawn(values, element_type, (2, 3, 9, 10), random, number=number)
+            assert (dtype_of(element_type), (2, 3, 9, 10)) == (array.dtype, array.shape)
+    if dtype_of(element_type).kind in "iu":
+        assert np.iinfo(dtype_of(element_type)).max == filled(1e30, element_type, (1,))[0]
+
+
+def test_every_second_picture_is_blocky() -> None:
+    """Noise looks like nothing to many a model."""
+    random = np.random.default_rng(0)
+    noise = drawn(Integers(0, 255), "u8", (1, 16, 16), random, number=0)
+    blocks = drawn(Integers(0, 255), "u8", (1, 16, 16), random, number=1)
+    assert len(np.unique(noise)) > 50
+    assert (blocks[0, :8, :8] == blocks[0, 0, 0]).all()
+    assert len(np.unique(blocks)) > 1

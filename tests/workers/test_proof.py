@@ -1,0 +1,165 @@
+"""What follows from a proof: refused with what to do, left off with a warning, or served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import structlog
+from typer.testing import CliRunner, Result
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings_loader import load_settings
+from shapestream_workers.cli import app
+from shapestream_workers.models import compile_models
+
+IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
+MASKED = """\
+models:
+  - name: m
+    function: breakable:FUNCTION
+    inputs:
+      ids: {shape: "batch:1..8, seq:1..64", element_type: i64, pad: {seq: 0}}
+      mask: {shape: "batch, seq", element_type: i64, mask_of: ids}
+    outputs:
+      y: {shape: "batch, COLUMNS", element_type: f32}
+    probe: {ids: {integers: [0, 99]}}
+"""
+ROWS = """\
+models:
+  - name: m
+    function: breakable:FUNCTION
+    inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+    outputs: {y: {shape: "batch, n", element_type: f32}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(IMPORTABLE))
+
+
+def write(folder: Path, text: str, function: str, columns: int = 1, more: str = "") -> Path:
+    """The YAML of one model."""
+    path = folder / "x.yaml"
+    path.write_text(text.replace("FUNCTION", function).replace("COLUMNS", str(columns)) + more)
+    return path
+
+
+def check(*arguments: str | Path) -> Result:
+    """`shapestream check`."""
+    return CliRunner().invoke(app, ["check", *map(str, arguments)])
+
+
+def test_what_is_proved_is_served_padded(tmp_path: Path) -> None:
+    """`check` says on how many cases; padding stays on, without `trust`."""
+    config = write(tmp_path, MASKED, "attend", 4)
+    ran = check(config)
+    assert 0 == ran.exit_code, ran.output
+    assert "padding of seq, output 'y': proved, checked on" in ran.stdout
+    assert "y is seen to be [batch, 4]" in ran.stdout
+    loaded = load_settings(config)
+    models = compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    assert (False, True) == models["m"].signature.paddable
+
+
+def test_refuted_padding_is_status_3(tmp_path: Path) -> None:
+    """The place in the YAML, the output, the strategy, the difference, the case, and what to do."""
+    config = write(tmp_path, MASKED, "mean_of_all")
+    ran = check(config)
+    assert 3 == ran.exit_code
+    column = MASKED.splitlines()[4].index("seq: 0") + 1
+    place = f"{config}:5:{column}: models[0].inputs.ids.pad.seq: "
+    (problem,) = [line for line in ran.stderr.splitlines() if line.startswith(place)]
+    for words in (
+        "output 'y': padding of seq (strategy native) changes the results: largest difference ",
+        " is allowed",
+        "request 1 of 2",
+        "remove seq from `pad`",
+        "mask_of",
+        "trust: true",
+    ):
+        assert words in problem
+
+
+def test_refuted_batching_is_status_3(tmp_path: Path) -> None:
+    """With the remedy for batches."""
+    ran = check(write(tmp_path, ROWS, "batch_norm"))
+    assert 3 == ran.exit_code
+    assert (
+        ":5:15: models[0].outputs.y: output 'y': batching (strategy native) changes the results" in ran.stderr
+    )
+    assert "set batching.max_batch to 1" in ran.stderr
+    assert 0 == check(write(tmp_path, ROWS, "batch_norm", more="    batching: {max_batch: 1}\n")).exit_code
+
+
+def test_a_model_that_would_take_the_process_along_is_refused(tmp_path: Path) -> None:
+    """Neither `check` nor a worker is taken along."""
+    config = write(tmp_path, MASKED, "abort_on_padding")
+    ran = check(config)
+    assert 3 == ran.exit_code
+    assert "every output: padding of seq (strategy native) changes the results" in ran.stderr
+    assert "SIGABRT" in ran.stderr
+    loaded = load_settings(config)
+    with pytest.raises(ConfigurationError, match="SIGABRT"):
+        compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+
+
+def test_what_dies_alone_is_not_run_by_check_itself(tmp_path: Path) -> None:
+    """It is unproved, and this process goes on to say so."""
+    ran = check(write(tmp_path, ROWS, "abort_always"))
+    assert 0 == ran.exit_code
+    assert "warning: " in ran.stderr
+    assert "SIGABRT" in ran.stderr
+
+
+def test_unproved_padding_stays_off_with_a_warning(tmp_path: Path) -> None:
+    """Batching goes on; both warnings name the output and what to do."""
+    config = write(tmp_path, MASKED.replace("[0, 99]", "[0, 0]"), "mean_of_all")
+    ran = check(config)
+    assert 0 == ran.exit_code, ran.output
+    assert "output 'y': padding of seq is unproved: it stayed constant over" in ran.stderr
+    assert "seq is not padded (say by `probe` what realistic inputs are" in ran.stderr
+    assert "output 'y': batching is unproved" in ran.stderr
+    loaded = load_settings(config)
+    with structlog.testing.capture_logs() as logs:
+        models = compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    assert (False, False) == models["m"].signature.paddable
+    assert models["m"].signature.has_batch
+    warnings = [entry["what"] for entry in logs if entry["log_level"] == "warning"]
+    assert [True, True] == ["output 'y'" in warning for warning in warnings]
+
+
+def test_trust_serves_it_all_the_same(tmp_path: Path) -> None:
+    """A worker does not even try, and logs it; `check` tries, and warns."""
+    config = write(tmp_path, MASKED, "mean_of_all", more="    trust: true\n")
+    ran = check(config)
+    assert 0 == ran.exit_code, ran.output
+    assert "served all the same" in ran.stderr
+    loaded = load_settings(config)
+    with structlog.testing.capture_logs() as logs:
+        models = compile_models(loaded, loaded.settings.models, slots=1, threads=None)
+    assert (False, True) == models["m"].signature.paddable
+    assert ["model is served without proof"] == [
+        each["event"] for each in logs if each["log_level"] == "warning"
+    ]
+
+
+def test_a_script_reads_the_same(tmp_path: Path) -> None:
+    """Verdicts, cases and differences as JSON."""
+    ran = check(write(tmp_path, MASKED, "mean_of_all"), "--json")
+    report = json.loads(ran.stdout)
+    assert (3, False) == (ran.exit_code, report["ok"])
+    findings = report["models"][0]["proof"]["findings"]
+    assert ["proved", "refuted"] == [finding["verdict"] for finding in findings]
+    assert findings[1]["largest"] > findings[1]["allowed"]
+    assert "seq" in report["problems"][0]
+
+
+def test_a_mistake_in_the_samples_points_to_them(tmp_path: Path) -> None:
+    """An .npz that is none."""
+    (tmp_path / "real.npz").write_bytes(b"no archive")
+    ran = check(write(tmp_path, ROWS, "constant", more="    probe: real.npz\n"))
+    assert 3 == ran.exit_code
+    assert ":6:5: models[0].probe: cannot read samples from" in ran.stderr
