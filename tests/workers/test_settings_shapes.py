@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import LoadedSettings, load_settings
@@ -15,6 +17,7 @@ from shapestream_engine.batching.padded import Padded
 from shapestream_engine.batching.partitioned import Partitioned
 from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.prepared import PreparedLimits
+from shapestream_workers.cli import app
 from shapestream_workers.models import compile_models, model_spec
 
 TEXT = """\
@@ -194,3 +197,30 @@ def test_a_model_that_padding_scrambles_is_not_served_padded(tmp_path: Path) -> 
         assert problem.startswith(f"x.yaml:{place}: output 'sorted'")
         assert "strategy padded" in problem
         assert "changes the results: largest difference" in problem
+
+
+def test_models_prints_the_allowed_shapes_of_a_file(tmp_path: Path) -> None:
+    """Named shapes, bounds, rules and allowed sizes; without a server, and without running the model."""
+    path = tmp_path / "x.yaml"
+    shapes = "{strategy: partitioned, batch: [1, 4], length: [16, 64]}"
+    path.write_text(FUNCTION.format(pad=", pad: {length: 0}", trust="false", shapes=shapes))
+    printed = CliRunner().invoke(app, ["models", str(path)])
+    assert [
+        "model sorted",
+        "  input  a: f32 [batch, length:..64], pad length with 0",
+        "  output sorted: f32 [batch, length], {rule: rows}",
+        "  batch: ?, divided into calls of 1 or 4, as few as possible",
+        "  length: ..64, padded to 16 or 64",
+        "  shapes: partitioned, batch 1 or 4, length 16 or 64",
+    ] == printed.output.splitlines()
+    (signature,) = json.loads(CliRunner().invoke(app, ["models", str(path), "--json"]).output)
+    assert {"strategy": "partitioned", "batch": [1, 4], "length": [16, 64]} == signature["shapes"]
+
+
+def test_models_says_what_cannot_be_read(tmp_path: Path) -> None:
+    """As `check` does, with the place."""
+    path = tmp_path / "x.yaml"
+    path.write_text(FUNCTION.format(pad="", trust="true", shapes="{max_prepared: 4}"))
+    ran = CliRunner().invoke(app, ["models", str(path)])
+    assert 3 == ran.exit_code
+    assert "x.yaml:7:5: models[0].shapes: model 'sorted': strategy native: 'batch'" in ran.output

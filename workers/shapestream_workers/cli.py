@@ -149,11 +149,16 @@ def infer(
 
 @app.command()
 def models(target: Target, timeout: Timeout = 10.0, as_json: Json = False) -> None:
-    """List the models of a running server, with what they take and give."""
+    """List the models of a running server, or of CONFIG as it stands: what they take and give, and at which shapes."""
     with _reported(as_json=as_json):
-        from shapestream_workers.inference import signatures_of
+        if "://" in target:
+            from shapestream_workers.inference import signatures_of
 
-        signatures = signatures_of(_address_of(target), timeout_s=timeout)
+            signatures = signatures_of(target, timeout_s=timeout)
+        else:
+            from shapestream_workers.models import read_signatures
+
+            signatures = read_signatures(load_settings(target))
         if as_json:
             typer.echo(json.dumps([signature.to_dict() for signature in signatures], indent=2))
         else:

@@ -19,9 +19,11 @@ from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.prepared import PreparedLimits
+from shapestream_engine.read_model import read_model
+from shapestream_engine.signature import ModelSignature
 from shapestream_workers.proof import Judgement, judge, probe_model, without_padding
 
-__all__ = ["available_cpus", "compile_models", "model_spec", "problem_of"]
+__all__ = ["available_cpus", "compile_models", "model_spec", "problem_of", "read_signatures"]
 
 log = structlog.get_logger()
 
@@ -97,6 +99,23 @@ def compile_models(
             unused.close()
         raise ConfigurationError(problems)
     return compiled
+
+
+def read_signatures(loaded: LoadedSettings) -> list[ModelSignature]:
+    """What the models take and give, as their files and the configuration say together; nothing is tried.
+
+    Raises `ConfigurationError` with a line for each that cannot be read.
+    """
+    signatures: list[ModelSignature] = []
+    problems: list[str] = []
+    for model in loaded.settings.models:
+        try:
+            signatures.append(read_model(model_spec(model)).signature)
+        except EngineError as error:
+            problems.append(problem_of(loaded, model, error))
+    if problems:
+        raise ConfigurationError(problems)
+    return signatures
 
 
 def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
