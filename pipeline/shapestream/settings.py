@@ -21,6 +21,7 @@ from shapestream.settings_values import (
     engine_of_path,
     read_auto,
     read_bytes,
+    read_memory_limit,
     read_model_path,
     read_property,
     read_rule_argument,
@@ -48,6 +49,11 @@ _COUNT = {"type": "integer", "minimum": 1}
 Address: TypeAlias = Annotated[str, BeforeValidator(check_address), WithJsonSchema(_TEXT)]
 Bytes: TypeAlias = Annotated[
     int, BeforeValidator(read_bytes), WithJsonSchema({"anyOf": [_COUNT, {**_TEXT, "examples": ["256 MiB"]}]})
+]
+MemoryLimit: TypeAlias = Annotated[
+    int,
+    BeforeValidator(read_memory_limit),
+    WithJsonSchema({"anyOf": [{**_COUNT, "minimum": 64 << 20}, {**_TEXT, "examples": ["2 GiB"]}]}),
 ]
 AutoCount: TypeAlias = Annotated[
     Any, BeforeValidator(read_auto), WithJsonSchema({"anyOf": [_COUNT, {"const": "auto"}]})
@@ -244,6 +250,8 @@ class WorkerGroupSettings(_Model):
     """Inference calls at a time in one process."""
     threads: AutoCount = "auto"
     """Threads that the engine may use in one process."""
+    memory_limit: MemoryLimit | None = None
+    """Resident memory at which a process is replaced by a fresh one, with nothing lost. Default: none."""
 
 
 class InProcessSettings(_Model):
@@ -253,6 +261,10 @@ class InProcessSettings(_Model):
     """Inference calls at a time."""
     threads: AutoCount = "auto"
     """Threads that the engine may use."""
+    memory_limit: MemoryLimit | None = None
+    """Resident memory of the server at which it warns. Default: none."""
+    refuse_new_shapes: bool = False
+    """While the server holds more than `memory_limit`: answer requests of shapes that it has not met `unavailable`."""
 
 
 def _read_in_process(value: Any) -> Any:

@@ -164,6 +164,12 @@ def _workers(top: Mapping[str, Any], names: list[str]) -> Iterator[Finding]:
     dial_in = _mapping(top.get("server")).get("worker_listen") is not None
     if runs_in_process and workers:
         yield ("in_process",), 'both "in_process" and "workers" are given (remove one)'
+    if (
+        _mapping(in_process).get("refuse_new_shapes") is True
+        and _mapping(in_process).get("memory_limit") is None
+    ):
+        message = '"refuse_new_shapes" says what happens above "memory_limit", which is not set (add it)'
+        yield ("in_process", "refuse_new_shapes"), message
     if not _sequence(top.get("models")) and (runs_in_process or workers or not dial_in):
         yield ("models",), "no models (add one; only a server with worker_listen can do without)"
     if workers == [] and not runs_in_process and not dial_in:

@@ -33,6 +33,7 @@ __all__ = [
     "engine_of_path",
     "read_auto",
     "read_bytes",
+    "read_memory_limit",
     "read_model_path",
     "read_property",
     "read_rule_argument",
@@ -41,6 +42,9 @@ __all__ = [
 
 # sun_path of sockaddr_un holds 108 bytes on Linux, the closing zero included; the transport binds PATH.new first.
 MAX_IPC_PATH_BYTES = 103
+
+# A Python process with NumPy and one small model takes more.
+MIN_MEMORY_LIMIT = 64 << 20
 
 _UNITS = {
     "": 1,
@@ -125,6 +129,19 @@ def read_bytes(value: Any) -> int:
         if scale is not None and int(match[1]) > 0:
             return int(match[1]) * scale
     raise _wrong(f'expected a size, got {describe(value)} (write bytes, or "256 MiB")')
+
+
+def read_memory_limit(value: Any) -> int:
+    """A size that a process can live in: a bare 2 or 2048 was meant in another unit."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MIN_MEMORY_LIMIT:
+        raise _wrong(f'{value} bytes is less than any process takes (name the unit: "{value} MiB"?)')
+    try:
+        limit = read_bytes(value)
+    except PydanticCustomError:
+        raise _wrong(f'expected a size, got {describe(value)} (write "2 GiB", or remove the key)') from None
+    if limit < MIN_MEMORY_LIMIT:
+        raise _wrong(f"{describe(value)} is less than any process takes (at least 64 MiB)")
+    return limit
 
 
 def read_auto(value: Any) -> Any:

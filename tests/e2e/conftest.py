@@ -22,6 +22,7 @@ from shapestream import blocking
 # Nothing here takes long; a machine that is busy with other things may.
 PATIENCE_S = 60.0
 IMPORTABLE = Path(__file__).parent / "importable"
+PYTHONPATH = os.pathsep.join(filter(None, [str(IMPORTABLE), os.environ.get("PYTHONPATH")]))
 COMMAND = [sys.executable, "-P", "-m", "shapestream_workers"]
 
 
@@ -41,7 +42,7 @@ class Command:
     def __init__(self, folder: Path, arguments: list[str], label: str) -> None:
         self.folder = folder
         self.log = folder / f"{label}.log"
-        environment = {**os.environ, "PYTHONPATH": str(IMPORTABLE), "E2E_FOLDER": str(folder)}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "E2E_FOLDER": str(folder)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*COMMAND, *arguments],
@@ -177,7 +178,7 @@ class Workplace:
             text=True,
             timeout=PATIENCE_S,
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(IMPORTABLE), "E2E_FOLDER": str(self.folder)},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "E2E_FOLDER": str(self.folder)},
             check=False,
         )
 

@@ -287,6 +287,22 @@ def test_each_mistake_has_its_own_words(tmp_path: Path, line: str, expected: str
         ("workers: []", "no workers, and server.worker_listen is not set"),
         ("workers: [{count: 0}]", "workers[0].count: must be at least 1, got 0"),
         (
+            "workers: [{memory_limit: 2G}]",
+            'workers[0].memory_limit: expected a size, got "2G" (write "2 GiB", or remove the key)',
+        ),
+        ("workers: [{memory_limit: 0}]", 'memory_limit: expected a size, got 0 (write "2 GiB"'),
+        ("workers: [{memory_limit: true}]", "memory_limit: expected a size, got true"),
+        (
+            "workers: [{memory_limit: 2048}]",
+            '2048 bytes is less than any process takes (name the unit: "2048 MiB"?)',
+        ),
+        ("workers: [{memory_limit: 1 MiB}]", '"1 MiB" is less than any process takes (at least 64 MiB)'),
+        ("workers: [{memory_limt: 2 GiB}]", 'unknown key (did you mean "memory_limit"?)'),
+        (
+            "in_process: {refuse_new_shapes: true}",
+            'in_process.refuse_new_shapes: "refuse_new_shapes" says what happens above "memory_limit"',
+        ),
+        (
             "logging: {level: loud}",
             'logging.level: expected "debug", "info", "warning" or "error", got "loud"',
         ),
@@ -297,6 +313,15 @@ def test_settings_of_the_server_are_checked(tmp_path: Path, text: str, expected:
     model = "models: [{name: m, path: m.xml}]\n"
     (problem,) = problems_of(tmp_path, model + text)
     assert expected in problem
+
+
+def test_a_memory_limit_is_a_size_or_nothing(tmp_path: Path) -> None:
+    """Bytes, or a number with its unit; without the key there is none."""
+    model = "models: [{name: m, path: m.xml}]\n"
+    groups = "workers: [{memory_limit: 2GiB}, {memory_limit: 512 MB}, {memory_limit: 3221225472}, {}]\n"
+    loaded = load(tmp_path, model + groups)
+    limits = [group.memory_limit for group in loaded.settings.worker_groups]
+    assert [2 << 30, 512 * 10**6, 3 << 30, None] == limits
 
 
 def test_a_model_that_no_worker_serves_is_a_mistake_unless_workers_dial_in(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
 from shapestream_workers.supervisor.events import (
     Action,
     GiveUp,
+    KeepWorker,
     KillWorker,
+    ReplacementWanted,
     StartWorker,
     StopNow,
     StopRequested,
@@ -45,7 +47,8 @@ def crash(supervisor: Supervisor, now: float, *, status: int = -9, jitter: float
 def test_every_worker_is_started_once() -> None:
     """`begin` starts them all; asking again starts nothing."""
     supervisor = Supervisor(["a", "b"], POLICY)
-    assert [StartWorker(worker="a", attempt=0), StartWorker(worker="b", attempt=0)] == supervisor.begin()
+    expected = [StartWorker(worker=name, attempt=0, role=name) for name in ("a", "b")]
+    assert expected == supervisor.begin()
     assert [] == supervisor.begin()
     assert "<Supervisor 2 running>" == repr(supervisor)
 
@@ -57,7 +60,7 @@ def test_a_dead_worker_comes_back_after_the_backoff() -> None:
     assert 11.0 == supervisor.next_wakeup()
     assert "<Supervisor 1 running, 1 waiting>" == repr(supervisor)
     assert [] == supervisor.handle(TimePassed(), 10.9)
-    assert [StartWorker(worker="a", attempt=1)] == supervisor.handle(TimePassed(), 11.0)
+    assert [StartWorker(worker="a", attempt=1, role="a")] == supervisor.handle(TimePassed(), 11.0)
     assert supervisor.next_wakeup() is None
 
 
@@ -166,10 +169,128 @@ def test_no_workers_is_finished_but_not_hopeless() -> None:
     assert "<Supervisor without workers>" == repr(supervisor)
 
 
+def serving(*workers: str, start_s: float = 2.0) -> Supervisor:
+    """A supervisor whose workers all became ready `start_s` after their start."""
+    supervisor = started(*workers)
+    for worker in workers:
+        supervisor.handle(WorkerReady(worker=worker), start_s)
+    return supervisor
+
+
+def want(supervisor: Supervisor, worker: str, now: float) -> list[Action]:
+    """The process has passed its memory limit."""
+    return supervisor.handle(ReplacementWanted(worker=worker), now)
+
+
+def test_a_replacement_is_ready_before_the_old_process_is_asked_to_finish() -> None:
+    """It has the same command line and a name of its own; when the old one has ended there is one again."""
+    supervisor = serving("a", "b")
+    assert [StartWorker(worker="a+1", attempt=0, role="a")] == want(supervisor, "a", 50.0)
+    assert "<Supervisor 3 running>" == repr(supervisor)
+    assert [TerminateWorker(worker="a")] == supervisor.handle(WorkerReady(worker="a+1"), 52.0)
+    assert [] == supervisor.handle(WorkerReady(worker="a+1"), 52.5)
+    assert [] == supervisor.handle(WorkerExited(worker="a", status=0), 53.0)
+    assert "<Supervisor 2 running>" == repr(supervisor)
+    assert ("a", None) == (supervisor.role_of("a+1"), supervisor.next_wakeup())
+    assert [StartWorker(worker="a+2", attempt=0, role="a")] == want(supervisor, "a+1", 90.0)
+
+
+def test_one_process_is_replaced_at_a_time() -> None:
+    """The next one's turn comes when the old process has ended, not when the new one is ready; asking twice is once."""
+    supervisor = serving("a", "b")
+    want(supervisor, "a", 50.0)
+    assert [] == want(supervisor, "b", 50.0)
+    assert [] == want(supervisor, "a", 51.0)
+    supervisor.handle(WorkerReady(worker="a+1"), 52.0)
+    assert [] == supervisor.handle(TimePassed(), 52.5)
+    assert [StartWorker(worker="b+2", attempt=0, role="b")] == supervisor.handle(
+        WorkerExited(worker="a", status=0), 53.0
+    )
+
+
+def test_a_limit_that_is_too_low_does_not_eat_the_time_up() -> None:
+    """A process that took 2 s to start serves for 8 s at least before it is replaced."""
+    supervisor = serving("a", start_s=2.0)
+    assert [] == want(supervisor, "a", 3.0)
+    assert 10.0 == supervisor.next_wakeup()
+    assert [] == supervisor.handle(TimePassed(), 9.9)
+    assert [StartWorker(worker="a+1", attempt=0, role="a")] == supervisor.handle(TimePassed(), 10.0)
+
+
+def test_an_old_process_that_does_not_finish_is_killed() -> None:
+    """After its grace; its replacement serves meanwhile."""
+    supervisor = serving("a")
+    want(supervisor, "a", 50.0)
+    supervisor.handle(WorkerReady(worker="a+1"), 52.0)
+    assert 82.0 == supervisor.next_wakeup()
+    assert [KillWorker(worker="a")] == supervisor.handle(TimePassed(), 82.0)
+    assert [] == supervisor.handle(WorkerExited(worker="a", status=-9), 82.1)
+    assert "<Supervisor 1 running>" == repr(supervisor)
+
+
+def test_a_process_that_dies_while_it_is_replaced_is_not_restarted() -> None:
+    """Its replacement takes its place, and is restarted like any other worker."""
+    supervisor = serving("a")
+    want(supervisor, "a", 50.0)
+    assert [] == crash(supervisor, 51.0)
+    assert "<Supervisor 1 running>" == repr(supervisor)
+    supervisor.handle(WorkerExited(worker="a+1", status=-9), 52.0)
+    assert [StartWorker(worker="a+1", attempt=1, role="a")] == supervisor.handle(TimePassed(), 53.0)
+
+
+def test_a_process_that_dies_before_its_turn_loses_it() -> None:
+    """A restarted process is fresh; only if it asks itself is it replaced."""
+    supervisor = serving("a", "b")
+    want(supervisor, "b", 50.0)
+    want(supervisor, "a", 50.0)
+    crash(supervisor, 51.0)
+    supervisor.handle(WorkerReady(worker="b+1"), 52.0)
+    supervisor.handle(WorkerExited(worker="b", status=0), 53.0)
+    supervisor.handle(TimePassed(), 54.0)
+    supervisor.handle(WorkerReady(worker="a"), 55.0)
+    assert [] == supervisor.handle(TimePassed(), 1000.0)
+
+
+def test_a_replacement_that_crashes_is_tried_again_beside_the_old_process() -> None:
+    """With the backoff of any worker; the old one serves on."""
+    supervisor = serving("a")
+    want(supervisor, "a", 50.0)
+    assert [] == supervisor.handle(WorkerExited(worker="a+1", status=1), 51.0)
+    assert [StartWorker(worker="a+1", attempt=1, role="a")] == supervisor.handle(TimePassed(), 52.0)
+    assert [TerminateWorker(worker="a")] == supervisor.handle(WorkerReady(worker="a+1"), 54.0)
+
+
+def test_a_replacement_that_cannot_be_had_leaves_the_old_process_in_its_place() -> None:
+    """The model's file is gone, say: one that is too large is better than none. It is not tried for ever."""
+    supervisor = serving("a", "b")
+    want(supervisor, "a", 50.0)
+    want(supervisor, "b", 50.0)
+    keep, start = supervisor.handle(WorkerExited(worker="a+1", status=3), 51.0)
+    assert KeepWorker(worker="a", reason="its configuration cannot be used") == keep
+    assert StartWorker(worker="b+2", attempt=0, role="b") == start
+    assert [] == want(supervisor, "a", 60.0)
+    assert State.RUNNING is supervisor.state_of("a")
+    assert not supervisor.hopeless
+
+
+def test_nothing_is_replaced_while_stopping() -> None:
+    """Old and new are asked to end, and what waits for its turn is forgotten."""
+    supervisor = serving("a", "b")
+    want(supervisor, "a", 50.0)
+    want(supervisor, "b", 50.0)
+    stops = supervisor.handle(StopRequested(grace_s=5.0), 51.0)
+    assert [TerminateWorker(worker=name) for name in ("a", "b", "a+1")] == stops
+    for name in ("a", "b", "a+1"):
+        assert [] == supervisor.handle(WorkerExited(worker=name, status=0), 52.0)
+    assert supervisor.finished
+    assert supervisor.next_wakeup() is None
+
+
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["exit a", "exit b", "ready a", "time", "stop", "now"]),
+            st.sampled_from(["exit", "exit", "ready", "ready", "replace", "replace", "time", "stop", "now"]),
+            st.integers(0, 2),
             st.floats(0.0, 20.0),
             st.sampled_from([0, 1, 3, -9]),
         ),
@@ -177,22 +298,23 @@ def test_no_workers_is_finished_but_not_hopeless() -> None:
     )
 )
 def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_stop(
-    steps: list[tuple[str, float, int]],
+    steps: list[tuple[str, int, float, int]],
 ) -> None:
-    """Over random histories: one process per name, no start once stopping, and an end after it."""
+    """Over random histories: one process per role and one replacement, no start once stopping, and an end after it."""
     supervisor = Supervisor(["a", "b"], POLICY)
     running = {action.worker for action in supervisor.begin()}
     now, stopping = 0.0, False
-    for what, wait_s, status in steps:
+    for kind, which, wait_s, status in steps:
         now += wait_s
-        kind, _, worker = what.partition(" ")
-        if kind == "exit" and worker not in running:
+        worker = sorted(running)[which] if which < len(running) else ""
+        if kind in ("exit", "ready", "replace") and not worker:
             continue
         stopping |= kind in ("stop", "now")
         running -= {worker} if kind == "exit" else set()
         event = {
             "exit": WorkerExited(worker=worker, status=status),
-            "ready": WorkerReady(worker="a"),
+            "ready": WorkerReady(worker=worker),
+            "replace": ReplacementWanted(worker=worker),
             "time": TimePassed(),
             "stop": StopRequested(grace_s=5.0),
             "now": StopNow(),
@@ -207,6 +329,11 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
                     assert action.worker in running
                 case GiveUp():
                     assert action.worker not in running
+                case KeepWorker():
+                    assert action.worker in running
+        assert len(running) <= 3, "more than one process in addition"
+        wakeup = supervisor.next_wakeup()
+        assert wakeup is None or wakeup > now or kind != "time", "a wakeup in the past would be a busy loop"
     supervisor.handle(StopNow(), now)
     for worker in running:
         supervisor.handle(WorkerExited(worker=worker, status=-9), now)

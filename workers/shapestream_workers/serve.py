@@ -24,9 +24,11 @@ from shapestream.serving.server import Server, serve
 from shapestream.settings import Settings
 from shapestream.settings_loader import LoadedSettings
 from shapestream_engine.resources import divide_cpus
+from shapestream_workers.in_process_memory import InProcessMemory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
+from shapestream_workers.supervisor.records import RestartPolicy
 
 __all__ = ["run_server", "server_options", "worker_commands"]
 
@@ -139,6 +141,12 @@ class _Serving:
         """Returns the exit status."""
         async with trio.open_nursery() as nursery:
             server = await nursery.start(self._serve)
+            in_process = self._loaded.settings.in_process
+            if in_process is not None and in_process.memory_limit is not None:
+                warden = InProcessMemory(
+                    server, in_process.memory_limit, refuses=in_process.refuse_new_shapes
+                )
+                nursery.start_soon(warden.run)
             nursery.start_soon(self._obey_signals, server, nursery.cancel_scope)
             await self._run_workers(server)
             await self._drained.wait()
@@ -155,7 +163,8 @@ class _Serving:
         """Returns when there are none left: after the server has drained, or when they were given up."""
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
-        self._workers = WorkerProcesses(worker_commands(self._loaded, server.worker_addresses[0]))
+        policy = RestartPolicy(drain_s=self._options.grace_s + STOP_GRACE_S)
+        self._workers = WorkerProcesses(worker_commands(self._loaded, server.worker_addresses[0]), policy)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_workers_after_server, self._workers)
             try:

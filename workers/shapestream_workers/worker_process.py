@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from functools import partial
 
 import structlog
 import trio
@@ -21,9 +22,10 @@ from shapestream.settings_loader import LoadedSettings
 from shapestream.transport.interface import Connection
 from shapestream.transport.zeromq import DealerSocket
 from shapestream_engine.resources import divide_cpus
+from shapestream_workers.memory import resident_bytes, spell_bytes, watch_memory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
-from shapestream_workers.supervisor.processes import READY_LINE
+from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE
 from shapestream_workers.worker import Worker
 
 __all__ = ["claim_stdout", "run_worker", "server_address"]
@@ -60,6 +62,7 @@ def run_worker(
     processes = sum(other.count for other in loaded.settings.worker_groups)
     slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
     models = compile_models(loaded, loaded.settings.models_of(group), slots=slots, threads=threads)
+    _check_memory_limit(loaded, group)
 
     def connect() -> Connection:
         connection = DealerSocket()
@@ -80,13 +83,50 @@ def run_worker(
         "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
     )
     worker = Worker(unique, LocalSlots(models=models, slots=slots), connect, ready=ready)
-    return trio.run(_run, worker, loaded.settings.server.grace_s)
+    return trio.run(_run, worker, loaded.settings.server.grace_s, group.memory_limit, ready_channel)
 
 
-async def _run(worker: Worker, grace_s: float) -> int:
+def _check_memory_limit(loaded: LoadedSettings, group: WorkerGroupSettings) -> None:
+    """Raises `ConfigurationError` for a limit that this process has passed before its first batch."""
+    if group.memory_limit is None:
+        return
+    key = ("workers", loaded.settings.worker_groups.index(group), "memory_limit")
+    try:
+        resident = resident_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            [loaded.problem(key, f"it cannot be measured: {error} (it needs Linux)")]
+        ) from error
+    if resident > group.memory_limit:
+        message = (
+            f"{spell_bytes(group.memory_limit)} is less than the {spell_bytes(resident)} that a worker takes with its "
+            "models compiled, before the first request (give it room for the shapes that come)"
+        )
+        raise ConfigurationError([loaded.problem(key, message)])
+
+
+def _leave(name: str, memory_limit: int, channel: int | None, resident: int) -> None:
+    """The way out of a worker that holds too much: by its supervisor, or by itself as if somebody had sent SIGTERM."""
+    log.warning(
+        "memory limit passed",
+        worker=name,
+        resident=spell_bytes(resident),
+        limit=spell_bytes(memory_limit),
+        what="it drains and ends; start it again" if channel is None else "it is to be replaced",
+    )
+    if channel is None:
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.write(channel, REPLACE_LINE)
+
+
+async def _run(worker: Worker, grace_s: float, memory_limit: int | None, channel: int | None) -> int:
     status = EXIT_RUNTIME
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_obey_signals, worker, grace_s, nursery.cancel_scope)
+        if memory_limit is not None:
+            passed = partial(_leave, worker.name, memory_limit, channel)
+            nursery.start_soon(watch_memory, memory_limit, passed)
         await worker.run()
         status = EXIT_OK
         nursery.cancel_scope.cancel()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["give_back_freed_memory", "keep_freed_memory"]
 
 # mallopt(3): parameters, and the largest threshold that a 64-bit glibc takes.
 _M_TRIM_THRESHOLD = -1
@@ -25,9 +26,7 @@ def keep_freed_memory() -> bool:
     Up to 256 MiB per heap stay with the process after a peak; buffers beyond 32 MiB are mapped as before. Does
     nothing where the C library is not glibc.
     """
-    if sys.platform != "linux":
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_the_c_library("mallopt")
     if mallopt is None:
         return False
     taken = [
@@ -35,3 +34,17 @@ def keep_freed_memory() -> bool:
         mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES),
     ]
     return all(taken)
+
+
+def give_back_freed_memory() -> bool:
+    """Hands what is free back to the kernel after all, for a process that is short of memory. Returns whether it could.
+
+    Takes the locks of the heaps one after the other, for milliseconds where much is free: not on the hot path.
+    """
+    malloc_trim = _of_the_c_library("malloc_trim")
+    return malloc_trim is not None and bool(malloc_trim(0))
+
+
+def _of_the_c_library(name: str) -> Any:
+    """A function of glibc, None where there is none."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from shapestream.errors import ProtocolError
+from shapestream.errors import ProtocolError, Unavailable
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.links import Outgoing
@@ -121,6 +121,9 @@ class Ingress:
             return
         except ShapeError as error:
             self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
+            return
+        except Unavailable as error:
+            self._fail(session, sequence, error.code, error.message)
             return
         options = self._options
         nbytes = shape.total_nbytes

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shapestream.errors import ConfigurationError
+from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.scheduling.events import ModelProfile
 from shapestream.wire.limits import MAX_TENSORS
+from shapestream_engine.batching.native import Native
 from shapestream_engine.layout import Layout
 from shapestream_engine.signature import ModelSignature, RequestShape
 
@@ -33,7 +34,17 @@ class ModelOptions:
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
-    __slots__ = ("_description", "_resolved", "name", "number", "options", "profile", "signature")
+    __slots__ = (
+        "_description",
+        "_resolved",
+        "_takes_endless_shapes",
+        "name",
+        "new_shapes_refused",
+        "number",
+        "options",
+        "profile",
+        "signature",
+    )
 
     def __init__(self, number: int, name: str, signature: ModelSignature, options: ModelOptions) -> None:
         self.number = number
@@ -43,15 +54,21 @@ class ServedModel:
         self.profile = _profile(name, signature, options)
         self._description: dict[str, Any] | None = None
         self._resolved: dict[Layout, RequestShape] = {}
+        self._takes_endless_shapes = _takes_endless_shapes(signature)
+        self.new_shapes_refused: str | None = None
+        """Why requests of shapes that were not met lately are refused, if they are."""
 
     def resolve(self, layout: Layout) -> RequestShape:
         """`ModelSignature.resolve`, one look-up for a layout that was seen before.
 
         Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
+        Raises ShapeError, and Unavailable for a new shape while those are refused.
         """
         shape = self._resolved.get(layout)
         if shape is None:
             shape = self.signature.resolve(layout)
+            if self.new_shapes_refused is not None and self._takes_endless_shapes:
+                raise Unavailable(self.new_shapes_refused)
             if len(self._resolved) >= MAX_REMEMBERED:
                 self._resolved.clear()
             self._resolved[layout] = shape
@@ -82,6 +99,17 @@ def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> Mod
     )
 
 
+def _takes_endless_shapes(signature: ModelSignature) -> bool:
+    """Whether some dimension is run at whatever size it comes with, so that each new one costs memory for good."""
+    strategy = signature.strategy
+    capped = isinstance(strategy, Native) and strategy.max_prepared is not None
+    for number, (name, paddable) in enumerate(zip(signature.dimensions, signature.paddable, strict=True)):
+        rounded = capped and (paddable or (signature.has_batch and number == 0))
+        if name not in strategy.sizes and not rounded:
+            return True
+    return False
+
+
 class ServedModels:
     """All models by number and by name, and the names that the configuration promises for later."""
 
@@ -101,6 +129,11 @@ class ServedModels:
     def get(self, name: str) -> ServedModel | None:
         """The model, if an executor has brought it."""
         return self._by_name.get(name)
+
+    def refuse_new_shapes(self, why: str | None) -> None:
+        """From now on, or no longer: requests of shapes that were not met lately end as `unavailable`."""
+        for model in self.by_number:
+            model.new_shapes_refused = why
 
     def is_expected(self, name: str) -> bool:
         """Whether the configuration names it."""

@@ -9,22 +9,24 @@
                 stopping ───────────exited───────▶ stopped
                    (killed when its time is up)
 
+A process that is to be *replaced* goes on serving while another is started beside it, in the same role; when that is ready,
+the old one is asked to finish. `replacements.py` says whose turn it is.
+
 Times are seconds of a monotonic clock that the caller chooses; `jitter` is a number in [0, 1) that it draws.
 """
 
 from __future__ import annotations
 
-import enum
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from shapestream_workers.supervisor.events import (
     Action,
     Event,
     GiveUp,
+    KeepWorker,
     KillWorker,
+    ReplacementWanted,
     StartWorker,
     StopNow,
     StopRequested,
@@ -33,6 +35,8 @@ from shapestream_workers.supervisor.events import (
     WorkerExited,
     WorkerReady,
 )
+from shapestream_workers.supervisor.records import RestartPolicy, State, WorkerRecord
+from shapestream_workers.supervisor.replacements import Replacements
 
 __all__ = [
     "RestartPolicy",
@@ -44,66 +48,33 @@ EXIT_CONFIGURATION = 3
 """The exit status of a process that cannot use its configuration: trying again would change nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartPolicy:
-    """How patient the supervisor is with a worker that dies."""
-
-    backoff_initial_s: float = 0.1
-    """Wait before the first restart. The first is nearly at once: one crash is bad luck."""
-    backoff_factor: float = 3.0
-    """Each further crash within the window multiplies the wait by this."""
-    backoff_max_s: float = 10.0
-    """The wait never grows above this."""
-    jitter: float = 0.25
-    """Up to this share is added to the wait, so that workers do not come back in step."""
-    max_crashes: int = 6
-    """So many crashes within the window, and the worker is given up."""
-    window_s: float = 120.0
-    """A crash is forgotten after so long."""
-    healthy_s: float = 3.0
-    """A worker that served for so long is sound: its earlier crashes are forgotten."""
-
-
-class State(enum.Enum):
-    """Where one worker stands; the diagram above shows how it moves."""
-
-    IDLE = "idle"
-    RUNNING = "running"
-    WAITING = "waiting"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    GIVEN_UP = "given up"
-
-
-@dataclass(slots=True)
-class _Worker:
-    name: str
-    state: State = State.IDLE
-    starts: int = 0
-    wake_at: float | None = None
-    """When to restart (WAITING), or to kill (STOPPING)."""
-    ready_at: float | None = None
-    crashes: deque[float] = field(default_factory=deque)
-    """Times of the crashes that are not forgotten yet; never longer than `max_crashes`."""
-
-
 class Supervisor:
     """The state of all workers of one server. Every method is synchronous and returns what to do."""
 
     def __init__(self, workers: Iterable[str], policy: RestartPolicy | None = None) -> None:
         self._policy = policy or RestartPolicy()
-        self._workers = {name: _Worker(name) for name in workers}
+        self._workers = {name: WorkerRecord(name, name) for name in workers}
+        self._replacements = Replacements(self._policy)
         self._stopping = False
 
-    def begin(self) -> list[Action]:
+    def begin(self, now: float = 0.0) -> list[Action]:
         """Start everything; to be called once."""
-        return [self._start(worker) for worker in self._workers.values() if worker.state is State.IDLE]
+        return [self._start(worker, now) for worker in self._workers.values() if worker.state is State.IDLE]
 
     def handle(self, event: Event, now: float, *, jitter: float = 0.0) -> list[Action]:
         """What follows from `event`."""
+        actions = self._obey(event, now, jitter)
+        if not self._stopping and (successor := self._replacements.next_successor(now)) is not None:
+            self._workers[successor.name] = successor
+            actions.append(self._start(successor, now))
+        return actions
+
+    def _obey(self, event: Event, now: float, jitter: float) -> list[Action]:
         match event:
             case WorkerReady(worker=name):
-                self._workers[name].ready_at = now
+                return self._ready(self._workers[name], now)
+            case ReplacementWanted(worker=name):
+                self._replacements.want(self._workers[name])
                 return []
             case WorkerExited(worker=name, status=status):
                 return self._exited(self._workers[name], status, now, jitter)
@@ -124,9 +95,14 @@ class Supervisor:
 
     def next_wakeup(self) -> float | None:
         """When `TimePassed` is due, if nothing else happens before."""
-        return min(
-            (worker.wake_at for worker in self._workers.values() if worker.wake_at is not None), default=None
-        )
+        times = [worker.wake_at for worker in self._workers.values() if worker.wake_at is not None]
+        if not self._stopping and (at := self._replacements.next_time()) is not None:
+            times.append(at)
+        return min(times, default=None)
+
+    def role_of(self, worker: str) -> str:
+        """Which of the workers that the supervisor was given this process is, or replaces."""
+        return self._workers[worker].role
 
     def state_of(self, worker: str) -> State:
         """Where this worker stands."""
@@ -151,21 +127,32 @@ class Supervisor:
         said = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
         return f"<Supervisor {said or 'without workers'}>"
 
-    def _start(self, worker: _Worker) -> StartWorker:
-        worker.state, worker.wake_at, worker.ready_at = State.RUNNING, None, None
+    def _start(self, worker: WorkerRecord, now: float) -> StartWorker:
+        worker.state, worker.wake_at = State.RUNNING, None
+        worker.started_at, worker.ready_at = now, None
         worker.starts += 1
-        return StartWorker(worker=worker.name, attempt=worker.starts - 1)
+        return StartWorker(worker=worker.name, attempt=worker.starts - 1, role=worker.role)
 
-    def _exited(self, worker: _Worker, status: int, now: float, jitter: float) -> list[Action]:
+    def _ready(self, worker: WorkerRecord, now: float) -> list[Action]:
+        if worker.ready_at is None:
+            worker.ready_at = now
+        old = self._replacements.predecessor(worker)
+        return [] if old is None else self._stop(old, now + self._policy.drain_s)
+
+    def _exited(self, worker: WorkerRecord, status: int, now: float, jitter: float) -> list[Action]:
         if worker.state not in (State.RUNNING, State.STOPPING):
             return []
         worker.wake_at = None
         if self._stopping:
             worker.state = State.STOPPED
             return []
+        self._replacements.forget(worker)
+        if worker.successor is not None:
+            # Whether it was asked to end or died before that: its place is taken.
+            del self._workers[worker.name]
+            return []
         if status == EXIT_CONFIGURATION:
-            worker.state = State.GIVEN_UP
-            return [GiveUp(worker=worker.name, reason="its configuration cannot be used", configuration=True)]
+            return self._give_up(worker, "its configuration cannot be used", configuration=True)
         policy = self._policy
         if worker.ready_at is not None and now - worker.ready_at >= policy.healthy_s:
             worker.crashes.clear()
@@ -173,15 +160,25 @@ class Supervisor:
         while worker.crashes[0] <= now - policy.window_s:
             worker.crashes.popleft()
         if len(worker.crashes) >= policy.max_crashes:
-            worker.state = State.GIVEN_UP
             reason = f"it ended {len(worker.crashes)} times within {policy.window_s:g} s"
-            return [GiveUp(worker=worker.name, reason=reason, configuration=False)]
+            return self._give_up(worker, reason, configuration=False)
         backoff_s = policy.backoff_initial_s * policy.backoff_factor ** (len(worker.crashes) - 1)
         worker.state = State.WAITING
         worker.wake_at = now + min(backoff_s, policy.backoff_max_s) * (1.0 + policy.jitter * jitter)
         return []
 
-    def _stop(self, worker: _Worker, kill_at: float) -> list[Action]:
+    def _give_up(self, worker: WorkerRecord, reason: str, *, configuration: bool) -> list[Action]:
+        old = self._replacements.predecessor(worker)
+        if old is not None and old.state is State.RUNNING:
+            # Too large as it is, the old one goes on: that is better than none.
+            del self._workers[worker.name]
+            self._replacements.forget(old)
+            old.successor, old.irreplaceable = None, True
+            return [KeepWorker(worker=old.name, reason=reason)]
+        worker.state = State.GIVEN_UP
+        return [GiveUp(worker=worker.name, reason=reason, configuration=configuration)]
+
+    def _stop(self, worker: WorkerRecord, kill_at: float) -> list[Action]:
         match worker.state:
             case State.RUNNING:
                 worker.state, worker.wake_at = State.STOPPING, kill_at
@@ -194,7 +191,7 @@ class Supervisor:
                 pass
         return []
 
-    def _kill(self, worker: _Worker) -> list[Action]:
+    def _kill(self, worker: WorkerRecord) -> list[Action]:
         running = worker.state in (State.RUNNING, State.STOPPING)
         if running:
             worker.state, worker.wake_at = State.STOPPING, None
@@ -202,9 +199,9 @@ class Supervisor:
             worker.state, worker.wake_at = State.STOPPED, None
         return [KillWorker(worker=worker.name)] if running else []
 
-    def _wake(self, worker: _Worker, now: float) -> list[Action]:
+    def _wake(self, worker: WorkerRecord, now: float) -> list[Action]:
         if worker.wake_at is None or worker.wake_at > now:
             return []
         if worker.state is State.WAITING:
-            return [self._start(worker)]
+            return [self._start(worker, now)]
         return self._kill(worker)

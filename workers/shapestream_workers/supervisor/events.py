@@ -9,7 +9,9 @@ __all__ = [
     "Action",
     "Event",
     "GiveUp",
+    "KeepWorker",
     "KillWorker",
+    "ReplacementWanted",
     "StartWorker",
     "StopNow",
     "StopRequested",
@@ -23,6 +25,13 @@ __all__ = [
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
     """A process has compiled its models and is known to the server."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacementWanted:
+    """A process is sound, but should be replaced by a fresh one: it has passed its memory limit."""
 
     worker: str
 
@@ -52,7 +61,7 @@ class TimePassed:
     """`next_wakeup()` has come."""
 
 
-Event: TypeAlias = WorkerReady | WorkerExited | StopRequested | StopNow | TimePassed
+Event: TypeAlias = WorkerReady | ReplacementWanted | WorkerExited | StopRequested | StopNow | TimePassed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,8 @@ class StartWorker:
     worker: str
     attempt: int
     """0 for the first start, then 1, 2, ..."""
+    role: str
+    """Which of the workers that the supervisor was given it is to be: `worker` itself, or the one that it replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,4 +99,12 @@ class GiveUp:
     """Whether its configuration is at fault, so that no worker of its kind can ever run."""
 
 
-Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepWorker:
+    """No replacement for this worker can be started; it goes on as it is."""
+
+    worker: str
+    reason: str
+
+
+Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWorker

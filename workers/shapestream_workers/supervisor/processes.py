@@ -2,7 +2,8 @@
 
 A worker lives only as long as its parent: it holds the reading end of a pipe, its stdin, and ends when the other
 end is gone, however that came to be (`parent_watch.py`). It gets a session of its own, so that Ctrl-C reaches
-the server alone, which then stops its workers in order. Its stderr is ours; its stdout tells when it is ready.
+the server alone, which then stops its workers in order. Its stderr is ours; its stdout tells, a line each, when it is
+ready, and when it wants to be replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from shapestream_workers.supervisor.events import (
     Action,
     Event,
     GiveUp,
+    KeepWorker,
     KillWorker,
+    ReplacementWanted,
     StartWorker,
     StopNow,
     StopRequested,
@@ -29,12 +32,16 @@ from shapestream_workers.supervisor.events import (
     WorkerReady,
 )
 
-__all__ = ["READY_LINE", "GaveUp", "WorkerProcesses"]
+__all__ = ["READY_LINE", "REPLACE_LINE", "GaveUp", "WorkerProcesses"]
 
 log = structlog.get_logger()
 
 READY_LINE = b"ready\n"
 """What a worker writes to stdout each time that the server has welcomed it."""
+REPLACE_LINE = b"replace\n"
+"""What a worker writes to stdout when it has passed its memory limit; it goes on serving."""
+# The lines above are all that comes; whatever is longer than this is none of them.
+MAX_LINE_BYTES = 64
 EXIT_NOT_STARTED = 127
 """The status, as a shell has it, of a process that could not be started at all."""
 
@@ -55,7 +62,7 @@ class WorkerProcesses:
         self._supervisor = Supervisor(commands, policy)
         self._processes: dict[str, trio.Process] = {}
         self._sound: set[str] = set()
-        """Workers that have been ready at least once: their configuration can be used."""
+        """Roles in which a process has been ready at least once: their configuration can be used."""
         self._ready: set[str] = set()
         """Workers whose present process is ready."""
         self._changed = trio.Event()
@@ -67,7 +74,7 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes that run, by worker."""
+        """The processes that run, by worker; a replacement has a name of its own, such as `w0+1`."""
         return {name: process.pid for name, process in self._processes.items()}
 
     @property
@@ -81,7 +88,7 @@ class WorkerProcesses:
         Raises GaveUp. When it ends in any other way than by `stop`, no process is left behind either.
         """
         async with trio.open_nursery() as self._nursery:
-            self._act(self._supervisor.begin())
+            self._act(self._supervisor.begin(trio.current_time()))
             while not self._supervisor.finished and self._failure is None:
                 await self._wait()
                 # Not by `_handle`: that would wake this very loop again, for ever.
@@ -115,13 +122,17 @@ class WorkerProcesses:
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case StartWorker(worker=name, attempt=attempt):
+                case StartWorker(worker=name, attempt=attempt, role=role):
                     if attempt:
                         log.info("worker restarts", worker=name, attempt=attempt)
-                    self._nursery.start_soon(self._live, name)
+                    elif name != role:
+                        log.info("worker is replaced", worker=role, by=name)
+                    self._nursery.start_soon(self._live, name, role)
                 case TerminateWorker(worker=name):
                     if name in self._processes:
                         self._processes[name].terminate()
+                case KeepWorker(worker=name, reason=reason):
+                    log.error("worker cannot be replaced", worker=name, why=reason)
                 case KillWorker(worker=name):
                     log.warning("worker killed", worker=name, why="it did not end in time")
                     if name in self._processes:
@@ -132,19 +143,19 @@ class WorkerProcesses:
     def _give_up(self, action: GiveUp) -> None:
         log.error("worker given up", worker=action.worker, why=action.reason)
         message = f"worker {action.worker} is given up: {action.reason}"
-        if action.configuration and action.worker not in self._sound:
+        if action.configuration and self._supervisor.role_of(action.worker) not in self._sound:
             self._failure = GaveUp(message, configuration=True)
         elif self._supervisor.hopeless:
             self._failure = GaveUp(f"{message}; none is left", configuration=action.configuration)
 
-    async def _live(self, name: str) -> None:
+    async def _live(self, name: str, role: str) -> None:
         """One process, from its start to its end."""
         status = EXIT_NOT_STARTED
         # Shielded: a process that exists must be in `_processes` before anybody can be cancelled.
         with trio.CancelScope(shield=True):
             try:
                 process = await trio.lowlevel.open_process(
-                    list(self._commands[name]),
+                    list(self._commands[role]),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     start_new_session=True,
@@ -159,7 +170,7 @@ class WorkerProcesses:
         log.info("worker started", worker=name, pid=process.pid)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen, name, process)
+                nursery.start_soon(self._listen, name, role, process)
                 status = await process.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -175,13 +186,27 @@ class WorkerProcesses:
         log.info("worker ended", worker=name, pid=process.pid, status=status)
         self._handle(WorkerExited(worker=name, status=status))
 
-    async def _listen(self, name: str, process: trio.Process) -> None:
-        """Waits for the worker's word that it is ready: the only thing that it writes to this pipe."""
+    async def _listen(self, name: str, role: str, process: trio.Process) -> None:
+        """Waits for the worker's words: the only thing that it writes to this pipe."""
         assert process.stdout is not None  # asked for
-        async for _ in process.stdout:
-            self._handle(WorkerReady(worker=name))
-            self._sound.add(name)
-            if name not in self._ready:
-                self._ready.add(name)
-                if len(self._ready) == len(self._commands):
-                    log.info("workers ready", workers=sorted(self._ready))
+        received = b""
+        async for chunk in process.stdout:
+            *lines, received = (received + chunk).split(b"\n")
+            received = received[:MAX_LINE_BYTES]
+            for line in lines:
+                if line + b"\n" == READY_LINE:
+                    self._is_ready(name, role)
+                elif line + b"\n" == REPLACE_LINE:
+                    self._handle(ReplacementWanted(worker=name))
+
+    def _is_ready(self, name: str, role: str) -> None:
+        self._handle(WorkerReady(worker=name))
+        self._sound.add(role)
+        filled = self._filled()
+        self._ready.add(name)
+        if filled != self._filled() == set(self._commands):
+            log.info("workers ready", workers=sorted(self._ready))
+
+    def _filled(self) -> set[str]:
+        """The roles in which a process serves."""
+        return {self._supervisor.role_of(name) for name in self._ready}
