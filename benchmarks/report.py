@@ -29,7 +29,9 @@ class Figure:
     def __str__(self) -> str:
         if self.unit == "/s":
             return f"{self.value:,.0f}"
-        return f"{self.value:.2f} x" if self.unit == "x" else f"{self.value:.0f}"
+        if self.unit in ("s", "ms", "x"):
+            return f"{self.value:.2f} {self.unit}"
+        return f"{self.value:.0f} MB" if self.unit == "MB" else f"{self.value:.0f}"
 
     @property
     def aim(self) -> str | None:

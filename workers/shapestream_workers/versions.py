@@ -7,7 +7,7 @@ from importlib import metadata
 
 __all__ = ["versions"]
 
-_LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino")
+_LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "torch", "torch_xla")
 
 
 def versions() -> dict[str, str]:

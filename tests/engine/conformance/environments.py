@@ -129,7 +129,8 @@ def main() -> int:
             continue
         skipped.append(f"skipped {environment.extra}: {reason}")
         passed = passed and environment.extra not in demanded
-    print("\n".join(skipped))
+    for line in skipped:
+        print(line)
     return 0 if passed else 1
 
 

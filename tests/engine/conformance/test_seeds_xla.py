@@ -27,6 +27,16 @@ found = torch.nonzero(x)
 print(found.shape, len(found.cpu()) == int(x.cpu().sum()))
 """
 
+UNBOUNDED = """
+import torch, torch_xla
+x = torch.ones(4, 3).to(torch_xla.device())
+torch_xla._XLAC._xla_mark_dynamic(x, 0)
+try:
+    (x + 1).cpu()
+except RuntimeError as error:
+    print(" ".join(str(error).split()))
+"""
+
 
 def printed(script: str, **environment: str) -> str:
     """What a fresh process prints last: XLA reads its settings once."""
@@ -49,6 +59,13 @@ def test_xla_prints_the_bound_only_under_its_flag() -> None:
     exact = printed(FOUND, XLA_EXPERIMENTAL="")
     assert "<=" not in exact
     assert exact.endswith("True")
+
+
+@on_xla
+@pytest.mark.seeds("S004-12")
+def test_xla_runs_no_unbounded_sizes() -> None:
+    """They can be written down, for export, but the device refuses to compile them."""
+    assert "Unbounded dynamism is disabled" in printed(UNBOUNDED)
 
 
 @on_xla
