@@ -18,6 +18,7 @@ from shapestream_engine.errors import (
     InferenceError,
     ModelLoadError,
     RuleError,
+    RuleMissing,
     ShapeError,
     SignatureError,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "Rows",
     "Rule",
     "RuleError",
+    "RuleMissing",
     "ShapeError",
     "Shared",
     "SignatureError",

@@ -4,6 +4,7 @@
     ├── ShapeError          a request, or a shape that somebody wrote, cannot be or does not fit
     │   └── ElementTypeError    the same, of an element type
     ├── SignatureError      the configuration contradicts the model, or asks for what cannot hold
+    │   └── RuleMissing         an output whose rows could be anybody's, and no rule says whose they are
     ├── ModelLoadError      a model file is missing, unreadable or refused by the engine
     ├── EngineMissing       the engine is not installed; names the extra that installs it
     └── InferenceError      a call failed on the device, in the engine's own words
@@ -21,6 +22,7 @@ __all__ = [
     "InferenceError",
     "ModelLoadError",
     "RuleError",
+    "RuleMissing",
     "ShapeError",
     "SignatureError",
 ]
@@ -40,6 +42,18 @@ class ElementTypeError(ShapeError):
 
 class SignatureError(EngineError):
     """The configuration contradicts the model, or itself, or states a rule that cannot hold."""
+
+
+class RuleMissing(SignatureError):
+    """An output that shares no axis with the batch, and for which the configuration states no rule."""
+
+    def __init__(self, message: str, *, output: str) -> None:
+        self.output = output
+        super().__init__(message)
+
+    def of_model(self, name: str) -> RuleMissing:
+        """The same, naming the model."""
+        return RuleMissing(f"model {name!r}: {self}", output=self.output)
 
 
 class ModelLoadError(EngineError):

@@ -9,18 +9,30 @@ tried: on realistic inputs, beside hostile neighbours, in a process of its own. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.model import CompiledModel, ModelSpec
+from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.child_process import Heard, blamed, run_child
 from shapestream_engine.probing.examination import ProbeOptions, treatments
 from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
+from shapestream_engine.rules import rule_to_dict
+from shapestream_engine.signature import OutputPort
 
-__all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "prove"]
+__all__ = [
+    "Finding",
+    "ProbeOptions",
+    "ProbeReport",
+    "ProofCache",
+    "Treatment",
+    "complete_rules",
+    "prove",
+]
 
 _MOST_CHILDREN = 8
 """Processes that one proof may use up."""
@@ -56,6 +68,53 @@ def prove(
             if known.conclusive:
                 entry.write(known)
         return known
+
+
+def complete_rules(
+    spec: ModelSpec,
+    options: ProbeOptions,
+    *,
+    threads: int | None = None,
+    cache: ProofCache | None = None,
+) -> tuple[ModelSpec, dict[str, Mapping[str, Any]]]:
+    """The specification with the rules that it left out, where the model shows them beyond doubt, and these rules.
+
+    Those in doubt stay out: compiling says which are missing. `prove` is still to be asked about the result.
+    """
+    with (cache or ProofCache(None)).entry(spec, options, None) as entry:
+        known = entry.read()
+        if known is None:
+            known = _guess(spec, options, threads)
+            if known.conclusive:
+                entry.write(known)
+    outputs = {**spec.outputs}
+    for name, shape in known.follows.items():
+        stated = outputs.get(name, OutputSpec())
+        outputs[name] = replace(stated, rule=dict(known.rules[name]), shape=shape)
+    return replace(spec, outputs=outputs), dict(known.rules)
+
+
+def _guess(spec: ModelSpec, options: ProbeOptions, threads: int | None) -> ProbeReport:
+    skip: frozenset[str] = frozenset()
+    heard = Heard()
+    for _ in range(_MOST_CHILDREN):
+        task = Task(spec=spec, options=options, threads=threads, skip=skip, guess=True)
+        heard = run_child(task, options.hang_s)
+        if heard.end is None or heard.phase in ("compile", "rules"):
+            break
+        skip |= {heard.phase}
+    if heard.error is not None:
+        raise SignatureError(heard.error)
+    found = {
+        name: OutputPort.from_dict(port) for name, port in (heard.outcome or {}).get("ports", {}).items()
+    }
+    return ProbeReport(
+        model=spec.name,
+        findings=(),
+        rules={name: rule_to_dict(port.rule) for name, port in found.items()},
+        follows={name: str(port.shape) for name, port in found.items()},
+        conclusive=heard.end is None and not skip,
+    )
 
 
 def _prove(

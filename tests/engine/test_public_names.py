@@ -46,6 +46,7 @@ def test_the_public_names_of_the_engine() -> None:
         "Rows",
         "Rule",
         "RuleError",
+        "RuleMissing",
         "ShapeError",
         "Shared",
         "SignatureError",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shapestream.settings import ModelSettings
@@ -18,7 +18,7 @@ from shapestream.settings_loader import LoadedSettings
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.model import CompiledModel, compile_model
+from shapestream_engine.model import CompiledModel
 from shapestream_engine.probe import ProbeReport
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.pool import make_request
@@ -28,7 +28,7 @@ from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Report, Slot, Work
 from shapestream_workers.models import model_spec, problem_of
-from shapestream_workers.proof import judge, probe_model, probe_options
+from shapestream_workers.proof import compile_seeing, judge, probe_model, probe_options
 
 __all__ = ["CheckReport", "ModelReport", "check_configuration"]
 
@@ -117,10 +117,9 @@ def check_configuration(loaded: LoadedSettings) -> CheckReport:
 
 
 def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, report: CheckReport) -> None:
-    spec = model_spec(settings)
-    compiled = compile_model(spec)
+    spec, compiled, rules = compile_seeing(settings, model_spec(settings), slots=1, threads=None)
     try:
-        proof = probe_model(settings, spec, compiled, threads=None)
+        proof = replace(probe_model(settings, spec, compiled, threads=None), rules=rules)
         judgement = judge(settings, compiled.signature, proof)
         place = ("models", index)
         report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]

@@ -21,7 +21,7 @@ from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, Output
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.read_model import read_model
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.proof import Judgement, judge, probe_model, without_padding
+from shapestream_workers.proof import Judgement, compile_seeing, judge, probe_model, without_padding
 
 __all__ = ["available_cpus", "compile_models", "model_spec", "problem_of", "read_signatures"]
 
@@ -120,8 +120,9 @@ def read_signatures(loaded: LoadedSettings) -> list[ModelSignature]:
 
 def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
     """The model as it may be served, and what follows from its proof."""
-    spec = model_spec(model)
-    ready = compile_model(spec, slots=slots, threads=threads)
+    spec, ready, rules = compile_seeing(model, model_spec(model), slots=slots, threads=threads)
+    for output, rule in rules.items():
+        log.info("rule seen on the model", model=model.name, output=output, rule=dict(rule))
     if model.trust:
         log.warning("model is served without proof", model=model.name, why="trust: true")
         return ready, Judgement()

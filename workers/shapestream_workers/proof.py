@@ -8,19 +8,28 @@ proved     served as configured
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shapestream.settings import ModelSettings, ProbeSettings
 from shapestream.yaml_source import Location
-from shapestream_engine.model import CompiledModel, ModelSpec
-from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
+from shapestream_engine.errors import RuleMissing
+from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
+from shapestream_engine.probe import (
+    Finding,
+    ProbeOptions,
+    ProbeReport,
+    ProofCache,
+    complete_rules,
+    prove,
+)
 from shapestream_engine.probing.values import Integers, Normal, Uniform, Values
 from shapestream_engine.rules import Shared
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Judgement", "judge", "probe_model", "probe_options", "without_padding"]
+__all__ = ["Judgement", "compile_seeing", "judge", "probe_model", "probe_options", "without_padding"]
 
 _Line: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and what to say about it."""
@@ -48,6 +57,26 @@ def probe_model(
 ) -> ProbeReport:
     """Tries the model, or recalls what came of it; raises `EngineError` where it cannot be tried at all."""
     return prove(spec, compiled, probe_options(model), threads=threads, cache=ProofCache.of_environment())
+
+
+def compile_seeing(
+    model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None
+) -> tuple[ModelSpec, CompiledModel, Mapping[str, Mapping[str, Any]]]:
+    """The compiled model, with the rules that the configuration leaves out and that the model shows beyond doubt.
+
+    Raises `EngineError`; `RuleMissing` where they are in doubt, or where `trust` asks for no trial.
+    """
+    try:
+        return spec, compile_model(spec, slots=slots, threads=threads), {}
+    except RuleMissing as error:
+        if model.trust:
+            raise
+        complete, rules = complete_rules(
+            spec, probe_options(model), threads=threads, cache=ProofCache.of_environment()
+        )
+        if error.output not in rules:
+            raise
+        return complete, compile_model(complete, slots=slots, threads=threads), rules
 
 
 def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) -> Judgement:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shapestream_engine.dimension_table import BATCH, DimensionTable
-from shapestream_engine.errors import EngineError, ShapeError, SignatureError
+from shapestream_engine.errors import EngineError, RuleMissing, ShapeError, SignatureError
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_rule
@@ -62,6 +62,8 @@ def signature_of(spec: ModelSpec, inputs: Sequence[FilePort], outputs: Sequence[
             )
             for port, name in zip(outputs, output_names.names, strict=True)
         )
+    except RuleMissing as error:
+        raise error.of_model(spec.name) from error
     except EngineError as error:
         raise SignatureError(f"model {spec.name!r}: {error}") from error
     return ModelSignature(spec.name, input_ports, output_ports, spec.strategy)
@@ -238,9 +240,10 @@ def _default_rule(name: str, shape: NamedShape, *, batched: bool) -> Rule:
         return Whole()
     if shape.names.count(BATCH) == 1:
         return Rows()
-    raise SignatureError(
+    raise RuleMissing(
         f"output {name!r} is [{shape}], in which the model file calls no axis {BATCH!r}; say whose rows are whose, "
-        f"such as outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}"
+        f"such as outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}",
+        output=name,
     )
 
 

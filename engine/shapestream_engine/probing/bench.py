@@ -17,9 +17,6 @@ from shapestream_engine.signature import ModelSignature, RequestShape
 
 __all__ = ["Announce", "Bench", "Observation", "Sample", "arrays_of", "spell_sizes"]
 
-_KEPT = 48
-"""Calls whose outputs are remembered whole."""
-
 Announce: TypeAlias = Callable[[str, str], None]
 """Told before each call: the phase, and the case in words. Whoever listens can say what a crash was about."""
 
@@ -54,12 +51,15 @@ class Bench:
     `signature` is the one that requests are made for, with a strategy that `model` need not know of.
     """
 
-    def __init__(self, model: CompiledModel, signature: ModelSignature, announce: Announce) -> None:
+    def __init__(
+        self, model: CompiledModel, signature: ModelSignature, announce: Announce, *, keep: int = 0
+    ) -> None:
         self.signature = signature
         self.announce = announce
         self.phase = ""
+        self._keep = keep
         self.observations: list[Observation] = []
-        """The first calls that ran; copies are held of no more."""
+        """The first `keep` calls that ran, with copies of all that came of them."""
         self.shapes: list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = []
         """The sizes of each call that ran, and the shape of each output."""
         self._assembly = Assembly(signature)
@@ -75,7 +75,7 @@ class Bench:
         self._request.infer()
         outputs = self._request.outputs()
         self.shapes.append((sizes, tuple(tuple(output.shape) for output in outputs)))
-        if len(self.observations) < _KEPT:
+        if len(self.observations) < self._keep:
             copies = tuple(np.array(output) for output in outputs)
             self.observations.append(Observation(sizes, tuple(members), copies))
         return [arrays_of(result) for result in self._assembly.split(sizes, shapes, outputs)]

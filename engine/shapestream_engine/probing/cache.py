@@ -82,8 +82,10 @@ class ProofCache:
         return cls(Path(home).expanduser() / "shapestream" / "probe")
 
     @contextmanager
-    def entry(self, spec: ModelSpec, options: ProbeOptions, signature: ModelSignature) -> Iterator[Entry]:
-        """The entry for this proof, which nobody else has meanwhile."""
+    def entry(
+        self, spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None
+    ) -> Iterator[Entry]:
+        """The entry for this proof, which nobody else has meanwhile; without a signature, for a guess at rules."""
         if self.folder is None:
             yield Entry(None)
             return
@@ -101,7 +103,7 @@ class ProofCache:
             os.close(lock)
 
 
-def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature) -> str:
+def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None) -> str:
     """Changes with everything that the verdict may depend on, as far as can be known."""
     settled = asdict(spec)
     for ignored in ("name", "path", "model"):
@@ -109,7 +111,7 @@ def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature) -> s
     plain = {
         "format": _FORMAT,
         "spec": settled,
-        "signature": {**signature.to_dict(), "name": ""},
+        "signature": None if signature is None else {**signature.to_dict(), "name": ""},
         "values": {name: _values(values) for name, values in options.values.items()},
         "samples": {name: _digest([path]) for name, path in options.samples.items()},
         "options": [options.max_batch, options.seed],

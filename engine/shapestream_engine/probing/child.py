@@ -16,10 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
 from shapestream_engine.batching.native import Native
-from shapestream_engine.errors import EngineError
-from shapestream_engine.model import ModelSpec, compile_model
-from shapestream_engine.probing.examination import ProbeOptions, examine
+from shapestream_engine.errors import EngineError, RuleMissing
+from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.probing.bench import Announce
+from shapestream_engine.probing.examination import ProbeOptions, examine, values_of
 from shapestream_engine.probing.report import Finding
+from shapestream_engine.probing.rule_guess import guess_rules
+from shapestream_engine.signature import OutputPort
 
 __all__ = ["LENGTH", "Task", "main"]
 
@@ -36,6 +39,8 @@ class Task:
     options: ProbeOptions
     threads: int | None
     skip: frozenset[str]
+    guess: bool = False
+    """Find the rules that the specification leaves out, instead of proving anything."""
 
 
 def main() -> None:
@@ -64,6 +69,9 @@ def _work(task: Task, channel: IO[str]) -> None:
 
     announce("compile", "compiling the model")
     try:
+        if task.guess:
+            say(outcome={"ports": {name: port.to_dict() for name, port in _guess(task, announce).items()}})
+            return
         # Alone, requests run in the shapes that they have, whatever they are padded to in service.
         plain = replace(task.spec, strategy=Native())
         model = compile_model(plain, slots=1, threads=task.threads)
@@ -75,6 +83,35 @@ def _work(task: Task, channel: IO[str]) -> None:
         say(error=str(error))
         return
     say(outcome=asdict(outcome))
+
+
+def _guess(task: Task, announce: Announce) -> dict[str, OutputPort]:
+    model, unknown = compile_without_rules(task.spec, task.threads)
+    return guess_rules(
+        model,
+        unknown,
+        values_of(model.signature, task.options),
+        max_batch=task.options.max_batch,
+        seed=task.options.seed,
+        announce=announce,
+        skip=task.skip,
+    )
+
+
+def compile_without_rules(spec: ModelSpec, threads: int | None) -> tuple[CompiledModel, list[str]]:
+    """The model with the rule `shared` for each output that has none, and which these are."""
+    unknown: list[str] = []
+    plain = replace(spec, strategy=Native())
+    while True:
+        try:
+            return compile_model(plain, slots=1, threads=threads), unknown
+        except RuleMissing as error:
+            if error.output in unknown:
+                raise
+            unknown.append(error.output)
+            stated = plain.outputs.get(error.output, OutputSpec())
+            outputs = {**plain.outputs, error.output: replace(stated, rule={"rule": "shared"})}
+            plain = replace(plain, outputs=outputs)
 
 
 def _read(length: int) -> bytes:

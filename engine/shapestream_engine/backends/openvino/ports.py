@@ -12,7 +12,7 @@ from shapestream_engine.backends.openvino.engine_words import engine_words
 from shapestream_engine.backends.openvino.following import Findings, follow
 from shapestream_engine.backends.openvino.port_names import SpecNames, match_spec
 from shapestream_engine.dimension_table import BATCH, DimensionTable
-from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.errors import EngineError, RuleMissing, SignatureError
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_rule
@@ -42,6 +42,8 @@ def signature_of(model: ov.Model, spec: ModelSpec) -> ModelSignature:
             _output(number, port, name, spec.outputs, output_names, findings, batched=table.has_batch)
             for number, (port, name) in enumerate(zip(model.outputs, output_names.names, strict=True))
         )
+    except RuleMissing as error:
+        raise error.of_model(spec.name) from error
     except EngineError as error:
         raise SignatureError(f"model {spec.name!r}: {error}") from error
     return ModelSignature(spec.name, inputs, outputs, spec.strategy)
@@ -208,9 +210,10 @@ def _default_rule(name: str, shape: NamedShape, findings: Findings, *, batched: 
     if shape.names.count(BATCH) == 1:
         return Rows()
     tried = "" if findings.accepted else f" (shape inference could not be asked: {findings.complaint})"
-    raise SignatureError(
+    raise RuleMissing(
         f"output {name!r} is [{shape}], in which no axis follows the batch{tried}; say whose rows are whose, such as "
-        f"outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}"
+        f"outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}",
+        output=name,
     )
 
 

@@ -1,0 +1,170 @@
+"""Whose rows are whose, seen on the live model: for outputs of which neither the file nor the configuration says it.
+
+Every rule that could be is tried on recorded batches: outputs are divided by it, and each part is compared with what the
+same request gave alone. A rule is certain if it is the only one of its kind under which all parts agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from shapestream_engine.batching.assembly import Assembly
+from shapestream_engine.dimension_table import BATCH
+from shapestream_engine.errors import EngineError
+from shapestream_engine.model import CompiledModel
+from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
+from shapestream_engine.probing.bench import Announce, Bench, Observation, arrays_of
+from shapestream_engine.probing.cases import batching_cases, most_rows
+from shapestream_engine.probing.comparison import compare
+from shapestream_engine.probing.tolerances import OutputTolerance, coarser
+from shapestream_engine.probing.values import Array, Values
+from shapestream_engine.rules import Counts, IndexColumn, Recount, Rows, Rule, Shared, With
+from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import ModelSignature, OutputPort
+
+__all__ = ["guess_rules"]
+
+_CASES = 24
+_REMEMBERED = 400
+"""Calls, of which most are of a request alone."""
+_COLUMNS = 16
+"""Columns that are looked at for a batch index."""
+_ENOUGH = 3
+"""Parts that were not empty and agreed."""
+
+
+def guess_rules(
+    model: CompiledModel,
+    unknown: Sequence[str],
+    values: Mapping[str, Values],
+    *,
+    max_batch: int | None,
+    seed: int,
+    announce: Announce,
+    skip: frozenset[str],
+) -> dict[str, OutputPort]:
+    """The ports, with rule and named axes, of those `unknown` outputs about which there is no doubt.
+
+    In the signature of `model` unknown outputs are provisionally called shared: they come as they are.
+    """
+    signature = model.signature
+    bench = Bench(model, signature, announce, keep=_REMEMBERED)
+    baseline, _ = find_baseline(bench, values, seed=seed, computed_in=None, skip=skip)
+    rows = most_rows(signature, max_batch)
+    if baseline is None or rows < 2:
+        return {}
+    bench.phase = "rules"
+    for case in islice(batching_cases(signature, baseline, rows), _CASES):
+        try:
+            bench.run(case.sizes, case.members, case.words)
+        except (EngineError, RuntimeError):
+            continue
+    search = _Search(signature, bench.observations)
+    decided: dict[str, OutputPort] = {}
+    while True:
+        known = {port.name: port for port in signature.outputs if port.name not in unknown} | decided
+        new = {
+            port.name: found
+            for port in signature.outputs
+            if port.name not in known and (found := search.only_rule(port, known)) is not None
+        }
+        if not new:
+            return _without_doubtful_shared(signature, decided, known, baseline)
+        decided |= new
+
+
+def _without_doubtful_shared(
+    signature: ModelSignature,
+    decided: Mapping[str, OutputPort],
+    known: Mapping[str, OutputPort],
+    baseline: Baseline,
+) -> dict[str, OutputPort]:
+    """What does not change may just have had no occasion to: it is shared only where everything else did change."""
+    others = [
+        (number, port.name)
+        for number, port in enumerate(signature.outputs)
+        if port.name not in known or not isinstance(known[port.name].rule, Shared)
+    ]
+    if others and all(name in known and number not in baseline.blank for number, name in others):
+        return dict(decided)
+    return {name: port for name, port in decided.items() if not isinstance(port.rule, Shared)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The recorded calls, and what a rule would make of them."""
+
+    signature: ModelSignature
+    observations: Sequence[Observation]
+
+    def only_rule(self, port: OutputPort, known: Mapping[str, OutputPort]) -> OutputPort | None:
+        """The port with the rule that holds, if it is the only one that does."""
+        independent = [each for each in self._independent(port) if self._holds(each, known)]
+        if independent:
+            return independent[0] if len(independent) == 1 else None
+        # Whichever of these holds gives the same: what runs parallel to two outputs runs parallel to both.
+        return next((each for each in _dependent(port, known) if self._holds(each, known)), None)
+
+    def _independent(self, port: OutputPort) -> Iterator[OutputPort]:
+        yield _with_rule(port, Shared())
+        number = self.signature.outputs.index(port)
+        shapes = [(seen.sizes[0], seen.outputs[number].shape) for seen in self.observations]
+        for axis, (name, dimension) in enumerate(zip(port.shape.names, port.shape.dimensions, strict=True)):
+            follows = all(len(shape) > axis and shape[axis] == rows for rows, shape in shapes)
+            if name is None and dimension.is_dynamic and follows and len({rows for rows, _ in shapes}) > 1:
+                names = (*port.shape.names[:axis], BATCH, *port.shape.names[axis + 1 :])
+                yield replace(port, shape=NamedShape(names, port.shape.dimensions), rule=Rows())
+        columns = {1} if port.shape.rank == 1 else {shape[1] for _, shape in shapes if len(shape) == 2}
+        if port.shape.rank in (1, 2) and len(columns) == 1:
+            for column in range(min(_COLUMNS, columns.pop())):
+                yield _with_rule(port, IndexColumn(column))
+
+    def _holds(self, port: OutputPort, known: Mapping[str, OutputPort]) -> bool:
+        """Whether every part of every batch is what its request gave alone, and enough of them are not empty."""
+        places = [
+            number
+            for number, other in enumerate(self.signature.outputs)
+            if other.name in known or other.name == port.name
+        ]
+        ports = [
+            port if (name := self.signature.outputs[number].name) == port.name else known[name]
+            for number in places
+        ]
+        try:
+            assembly = Assembly(ModelSignature(self.signature.name, self.signature.inputs, tuple(ports)))
+            return self._agrees(assembly, places, ports.index(port))
+        except EngineError:
+            return False
+
+    def _agrees(self, assembly: Assembly, places: Sequence[int], column: int) -> bool:
+        alone: dict[int, Array] = {}
+        together: list[tuple[int, Array]] = []
+        for seen in self.observations:
+            shapes = [member.shape for member in seen.members]
+            parts = assembly.split(seen.sizes, shapes, [seen.outputs[place] for place in places])
+            for member, part in zip(seen.members, parts, strict=True):
+                result = arrays_of(part)[column]
+                if len(seen.members) == 1:
+                    alone[id(member)] = result
+                else:
+                    together.append((id(member), result))
+        element_type = self.signature.outputs[places[column]].element_type
+        tolerance = OutputTolerance.of(coarser(element_type, None), list(alone.values()))
+        compared = [(alone[member], result) for member, result in together if member in alone]
+        if not all(compare(first, second, tolerance).within for first, second in compared):
+            return False
+        return sum(tells(first) for first, _ in compared) >= _ENOUGH
+
+
+def _dependent(port: OutputPort, known: Mapping[str, OutputPort]) -> Iterator[OutputPort]:
+    leaders = [name for name, other in known.items() if isinstance(other.rule, IndexColumn | Counts)]
+    yield from (_with_rule(port, With(name)) for name in leaders)
+    yield from (_with_rule(port, Recount(name)) for name in leaders)
+    counters = [name for name, other in known.items() if isinstance(other.rule, Rows)]
+    yield from (_with_rule(port, Counts(name)) for name in counters)
+
+
+def _with_rule(port: OutputPort, rule: Rule) -> OutputPort:
+    return replace(port, rule=rule)
