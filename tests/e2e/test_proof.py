@@ -1,0 +1,43 @@
+"""A model that mixes its requests up cannot be served by real processes, and proofs are made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+CENTRED = """\
+models:
+  - name: centred
+    function: gated:centred
+    inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+    outputs: {y: {shape: "batch, n", element_type: f32}}
+"""
+
+
+@pytest.mark.parametrize("how", ["in_process: true\n", "workers: [{count: 2}]\n"])
+def test_a_refuted_model_ends_serve_with_status_3(workplace: Any, how: str) -> None:
+    """The reason is in the log, and no process is left."""
+    served = workplace.try_serve(CENTRED + how)
+    assert 3 == served.wait()
+    log = served.log.read_text()
+    assert "models[0].outputs.y: output 'y': batching (strategy native) changes the results" in log
+    assert "Traceback" not in log
+
+
+def test_workers_that_start_together_prove_once(
+    workplace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one takes the verdict of the first, and so does a restart."""
+    monkeypatch.setenv("SHAPESTREAM_PROBE_CACHE", str(tmp_path / "proofs"))
+    text = CENTRED.replace("gated:centred", "gated:double") + "workers: [{count: 2, slots: 1}]\n"
+    served = workplace.serve(text)
+    first, second = served.wait_for("model tried", 2)
+    assert (first["seconds"], first["findings"]) == (second["seconds"], second["findings"])
+    assert 1 == len(list((tmp_path / "proofs").glob("*.json")))
+    assert ["batching, output 'y': proved"] == [
+        words.partition(", checked")[0] for words in first["findings"]
+    ]
