@@ -22,9 +22,9 @@ on_xla = pytest.mark.skipif(find_spec("torch_xla") is None, reason="torch_xla is
 
 FOUND = """
 import torch, torch_xla
-x = torch.randint(low=0, high=2, size=(5, 5)).to(torch_xla.device())
-found = torch.nonzero(x)
-print(found.shape, len(found.cpu()) == int(x.cpu().sum()))
+square = torch.arange(25).reshape(5, 5) % 3
+places = torch.nonzero(square.to(torch_xla.device()))
+print(places.shape, len(places.cpu()) == int((square != 0).sum()))
 """
 
 UNBOUNDED = """
