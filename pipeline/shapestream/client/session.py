@@ -293,7 +293,10 @@ class Session:
         if not self._link.is_open:
             return f"no server answers at {self._server}{self._trouble}"
         if self._ledger.is_waiting(ticket):
-            return "it was never sent: it waited for the server to grant this client more requests or bytes"
+            return (
+                "it was never sent: the deadline had passed already, or passed while it waited for the server "
+                "to grant this client more requests or bytes"
+            )
         return "the server's answer did not come in time"
 
     def _ask_for_statistics(self) -> None:
