@@ -74,11 +74,13 @@ class PreparedModels:
             return entry.free.pop(), new
         except IndexError:
             pass
+        request = None
         try:
-            return entry.model.create_infer_request(), new
-        except BaseException:
-            self._return(entry)
-            raise
+            request = entry.model.create_infer_request()
+        finally:
+            if request is None:
+                self._return(entry)
+        return request, new
 
     def give_back(self, sizes: PreparedSizes, request: InferRequest) -> None:
         """The lease ends: nobody may use the request's tensors any more."""

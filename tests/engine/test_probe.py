@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
-import psutil
 import pytest
 from openvino import opset13 as op
 
@@ -300,33 +294,3 @@ def test_an_input_that_there_is_not_is_an_error() -> None:
     """A mistyped name in `probe` would otherwise be of no effect."""
     with pytest.raises(SignatureError, match="no input z; the model has x"):
         prove_spec(spec_of("constant"), values={"z": Integers(0, 1)})
-
-
-def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
-    """No process is left of a proof that was killed in the middle of a call that never returns."""
-    script = f"""
-import sys
-sys.path.insert(0, {str(IMPORTABLE)!r})
-from shapestream_engine import InputSpec, ModelSpec, OutputSpec, compile_model
-from shapestream_engine.probe import ProbeOptions, prove
-spec = ModelSpec(
-    name="m", function="breakable:wait_for_ever",
-    inputs={{"x": InputSpec(shape="batch:1..8, n:1..64", element_type="f32")}},
-    outputs={{"y": OutputSpec(shape="batch, n", element_type="f32")}},
-)
-prove(spec, compile_model(spec), ProbeOptions())
-"""
-    environment = {**os.environ, "BREAKABLE_FOLDER": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment) as parent:
-        child = int(_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
-        parent.kill()
-    _until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
-
-
-def _until(condition: Callable[[], Any]) -> Any:
-    """Polls real processes."""
-    give_up_at = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
-    return value
