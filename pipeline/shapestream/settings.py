@@ -203,8 +203,8 @@ class BatchingSettings(_Model):
     """Rows in one call, at most. Default: the upper bound of `batch` in the shapes, or 64."""
     max_delay_ms: float = Field(default=0.0, ge=0, le=60_000, allow_inf_nan=False)
     """How long a free slot may wait for company. 0: never."""
-    max_padding_ratio: float = Field(default=0.125, ge=0, lt=1, allow_inf_nan=False)
-    """Elements computed only as padding / elements computed, at most."""
+    max_padding_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
+    """Elements computed only as padding / elements computed, at most. Default: as much as measured costs make worth it."""
 
 
 class ModelSettings(_Model):

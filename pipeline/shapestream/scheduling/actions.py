@@ -15,7 +15,9 @@ class StartBatch:
     model: str
     requests: tuple[int, ...]
     sizes: tuple[int, ...]
-    """The call's size of each of the model's `dimensions`: rows add up along `batch`, else the largest."""
+    """The call's size of each of the model's `dimensions`: at least the sum of rows, else at least the largest."""
+    behind: int | None = None
+    """The batch that still runs on this slot: this one waits there for its end, unless it is recalled before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,4 +53,13 @@ class CancelBatch:
     slot: int
 
 
-Action: TypeAlias = StartBatch | DeliverResults | FailRequest | ForgetRequest | CancelBatch
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallBatch:
+    """Take a batch back that waits behind another one. Its report is awaited all the same: `recalled`, or
+    whatever became of it if it had started."""
+
+    batch: int
+    slot: int
+
+
+Action: TypeAlias = StartBatch | DeliverResults | FailRequest | ForgetRequest | CancelBatch | RecallBatch

@@ -6,8 +6,11 @@ never uses twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from shapestream_engine.cost_table import CostTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,20 @@ class ModelProfile:
     """Rows in one call, at most. A larger single request runs alone where `max_sizes` allows it."""
     max_delay_s: float = 0.0
     """How long a free slot may wait for company; 0 is work-conserving."""
-    max_padding_ratio: float = 0.125
-    """Elements computed only as padding / elements computed, at most, when requests are padded together."""
+    max_padding_ratio: float | None = None
+    """Elements computed only as padding / elements computed, at most, when requests are padded together.
+    None: as much as measured costs make worth it."""
+    max_batch_bytes: int | None = None
+    """Bytes of the requests of one call, padding not counted, at most; a larger single request runs alone."""
+    bounds: tuple[int | None, ...] = ()
+    """Parallel to `dimensions`: the largest size that the model takes, where it says one. Empty: it says none."""
+    row_calls: tuple[tuple[int, ...], ...] | None = None
+    """Where only some numbers of rows are allowed: the rows of each call that a batch takes, by its rows, from 0
+    to `max_batch`. None: one call, of just as many. Other allowed sizes need no place here: requests arrive rounded."""
+    max_shapes: int | None = None
+    """Distinct call shapes that the devices may be given, at most; the scheduler then rounds shapes up. None: any."""
+    static_shapes: tuple[tuple[int, ...], ...] = ()
+    """Call shapes that have a static model of their own beside the dynamic one; usually faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +93,13 @@ class SlotJoined:
 
     slot: int
     models: frozenset[str]
+    worker: str = ""
+    """The process that the slot belongs to: slots of one process are equally fast. "": a process of its own."""
+    costs: Mapping[str, CostTable] = field(default_factory=dict)
+    """What its process has measured, by model."""
+    prefetch_s: float | None = None
+    """How long a batch takes from the decision to the slot. While all slots are busy, the next batch is sent
+    that long before a slot is predicted to become free. None: never before it is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +127,18 @@ class BatchFinished:
     """A batch ran. `expired` are members that were left out: their deadline had passed before the start."""
 
     batch: int
-    run_s: float
+    busy_s: float
+    """Seconds of the slot's time: gathering, the calls, copying the results out."""
     expired: frozenset[int] = frozenset()
+    preparations: int = 0
+    """Calls whose shape was new to the device: `busy_s` contains what it took to prepare for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
     """A batch did not run. With code `model_error` halves are tried until the culprit is alone.
 
-    `unavailable` blames the slot, which is put aside for a while.
+    `unavailable` blames the slot, which is put aside for a while. `recalled`: it was taken back before its start.
     """
 
     batch: int

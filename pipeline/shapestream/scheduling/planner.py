@@ -120,7 +120,8 @@ def cut(anchor: Request, max_rows: int) -> Cut:
     rows = sum([request.rows for request in members])
     if rows >= max_rows or len(bucket.lane.buckets) == 1:
         return Cut(members, rows, anchor.shape)
-    return _cut_with_neighbours(anchor, max_rows, queue.profile.max_padding_ratio)
+    ratio = queue.profile.max_padding_ratio
+    return _cut_with_neighbours(anchor, max_rows, 0.125 if ratio is None else ratio)
 
 
 def _cut_with_neighbours(anchor: Request, max_rows: int, max_padding_ratio: float) -> Cut:

@@ -184,7 +184,7 @@ class Scheduler:
                     actions.append(ledger.fail(request, "deadline_exceeded", _too_late(request), now))
         else:
             # Without the expired members the call had another shape; then there is nothing to learn.
-            self._costs.observe(batch.queue.profile.name, batch.sizes, len(batch.ids), event.run_s)
+            self._costs.observe(batch.queue.profile.name, batch.sizes, len(batch.ids), event.busy_s)
         ledger.deliver(batch, now, actions)
         batch.release_members()
 

@@ -21,6 +21,7 @@ from shapestream.scheduling.actions import (
     DeliverResults,
     FailRequest,
     ForgetRequest,
+    RecallBatch,
     StartBatch,
 )
 from shapestream.scheduling.scheduler import Scheduler
@@ -167,7 +168,7 @@ class Dispatcher:
                 request for request, output in zip(action.requests, outputs, strict=True) if output is None
             )
         self._journal.ran(running, report, expired)
-        self._handle(events.BatchFinished(batch=report.batch, run_s=report.run_s, expired=expired), now)
+        self._handle(events.BatchFinished(batch=report.batch, busy_s=report.run_s, expired=expired), now)
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         self._journal.failed(running, report)
@@ -198,7 +199,7 @@ class Dispatcher:
                 self._fail(action)
             case ForgetRequest():
                 self._end(action.id)
-            case CancelBatch():
+            case CancelBatch() | RecallBatch():
                 running = self._batches.get(action.batch)
                 if running is not None:
                     running.slot.executor.cancel_nowait(action.batch)

@@ -28,7 +28,7 @@ class ModelOptions:
     max_batch: int | None = None
     """Rows in one call; None: the upper bound of the batch dimension, or `DEFAULT_MAX_BATCH`."""
     max_delay_s: float = 0.0
-    max_padding_ratio: float = 0.125
+    max_padding_ratio: float | None = None
 
 
 class ServedModel:

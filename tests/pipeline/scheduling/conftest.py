@@ -97,7 +97,7 @@ class Stage:
     def finish(self, start: StartBatch, run_s: float = 0.1, **options: Any) -> list[Action]:
         """A batch ran."""
         at = options.pop("at", None)
-        return self.play(BatchFinished(batch=start.batch, run_s=run_s, **options), at=at)
+        return self.play(BatchFinished(batch=start.batch, busy_s=run_s, **options), at=at)
 
     def fail(self, start: StartBatch, code: str = "model_error", message: str = "bad data") -> list[Action]:
         """A batch failed."""

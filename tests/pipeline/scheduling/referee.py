@@ -260,7 +260,7 @@ class Referee(RuleBasedStateMachine):
         assert len(members) <= profile.max_batch
         if members[0].group is None:
             wanted = sum(member.rows * prod(member.shape) for member in members)
-            assert wanted >= (1.0 - profile.max_padding_ratio) * rows * prod(shape), "too much padding"
+            assert wanted >= (1.0 - (0.125 if profile.max_padding_ratio is None else profile.max_padding_ratio)) * rows * prod(shape), "too much padding"
 
     def _check_order(self, start: StartBatch, members: list[Known], profile: ModelProfile) -> None:
         """What must run again goes first, in its group; then the oldest by rank; no equal is overtaken."""

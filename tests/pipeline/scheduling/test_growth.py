@@ -72,7 +72,7 @@ def _lines_of_a_batch(queued: int, lengths: int) -> int:
     assert isinstance(start, StartBatch)
     arrived, _ = _lines(lambda: scheduler.handle(_arrivals(queued, 64, lengths), 1.0))
     cancelled, _ = _lines(lambda: scheduler.handle(RequestCancelled(id=queued // 2), 1.0))
-    finished, _ = _lines(lambda: scheduler.handle(BatchFinished(batch=start.batch, run_s=0.1), 2.0))
+    finished, _ = _lines(lambda: scheduler.handle(BatchFinished(batch=start.batch, busy_s=0.1), 2.0))
     scheduler.check_invariants()
     return arrived + cancelled + finished
 
@@ -115,7 +115,7 @@ def test_nothing_is_held_of_requests_that_ended(ending):
             actions = scheduler.handle(SlotJoined(slot=0, models=frozenset({"m"})), 0.0)
             while actions:
                 (start,) = (action for action in actions if isinstance(action, StartBatch))
-                actions = scheduler.handle(BatchFinished(batch=start.batch, run_s=0.1), 1.0)[1:]
+                actions = scheduler.handle(BatchFinished(batch=start.batch, busy_s=0.1), 1.0)[1:]
         assert "0 running, 1 queued" == repr(scheduler.statistics())
         assert _held() - before <= 200
     finally:

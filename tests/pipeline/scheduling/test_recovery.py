@@ -111,7 +111,7 @@ def test_a_lost_batchs_late_report_is_ignored(stage):
     stage.arrive((1, 4))
     lost = stage.started[0]
     stage.play(SlotLeft(slot=lost.slot))
-    assert [] == stage.play(BatchFinished(batch=lost.batch, run_s=0.1))
+    assert [] == stage.play(BatchFinished(batch=lost.batch, busy_s=0.1))
     stage.finish(stage.started[1])
     assert {1: "delivered"} == stage.ends
 

@@ -310,7 +310,7 @@ def test_reports_of_unknown_batches_are_ignored(stage):
     stage.slots(0)
     stage.arrive((1, 4))
     stage.play(SlotLeft(slot=0))
-    assert [] == stage.play(BatchFinished(batch=1, run_s=0.1))
+    assert [] == stage.play(BatchFinished(batch=1, busy_s=0.1))
     assert [] == stage.play(SlotLeft(slot=0))
     assert {} == stage.ends
 

@@ -198,7 +198,7 @@ class SchedulerMachine(Referee):
         wanted = set(running.wanted)
         batch = running.start.batch
         late = {i for i in wanted if self._is_late(i)} | (wanted & expired)
-        actions = self._play(BatchFinished(batch=batch, run_s=run_s, expired=expired))
+        actions = self._play(BatchFinished(batch=batch, busy_s=run_s, expired=expired))
         assert all(self.ended[id_] == "deadline_exceeded" for id_ in late), "a late result was delivered"
         delivered = [set(a.requests) for a in actions if isinstance(a, DeliverResults)]
         assert delivered == ([wanted - late] if wanted - late else []), "a result that was ready is missing"
@@ -277,7 +277,7 @@ class SchedulerMachine(Referee):
                 while self._running():
                     running = self._running()[0]
                     running.over = True
-                    self._play(BatchFinished(batch=running.start.batch, run_s=0.1))
+                    self._play(BatchFinished(batch=running.start.batch, busy_s=0.1))
                 self.timer_fires()
         assert set(self.known) == set(self.ended), "a request was lost"
         assert self.scheduler.statistics().idle

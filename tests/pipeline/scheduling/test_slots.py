@@ -53,7 +53,7 @@ def test_a_closing_slot_that_dies_loses_its_batch_like_any_other(stage):
     stage.slots(1)
     stage.play(SlotLeft(slot=0))
     assert [(1,)] == stage.starts()
-    assert [] == stage.play(BatchFinished(batch=stage.started[0].batch, run_s=0.1))
+    assert [] == stage.play(BatchFinished(batch=stage.started[0].batch, busy_s=0.1))
 
 
 def test_a_model_that_is_added_later_does_not_reach_a_closing_slot(stage):
