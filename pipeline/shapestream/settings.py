@@ -23,6 +23,7 @@ from shapestream.settings_values import (
     read_bytes,
     read_memory_limit,
     read_model_path,
+    read_output_path,
     read_property,
     read_rule_argument,
     read_samples_path,
@@ -113,6 +114,8 @@ class ServerSettings(_Model):
     """A client that was silent for so long is gone; its queued requests are dropped."""
     worker_silence_s: float = Field(default=3.0, gt=0, le=86400, allow_inf_nan=False)
     """A worker that was silent for so long is lost; what it ran is run elsewhere."""
+    record_trace: Annotated[str, BeforeValidator(read_output_path)] | None = None
+    """Record when requests come and how large they are, never what is in them, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """How long SIGTERM waits for accepted requests before it gives up on them."""
 

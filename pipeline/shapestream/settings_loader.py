@@ -7,7 +7,7 @@ they say about each other (settings_checks.py). What one pass found fault with i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,11 @@ class LoadedSettings:
     def problem(self, location: Location, message: str) -> str:
         """A line for something found later, such as a model file that contradicts its settings."""
         return _line(self.path, self.source.place_of(location), location, message)
+
+    def with_server(self, **changes: Any) -> LoadedSettings:
+        """The same with other values in `server`, which a command line gave; they are not checked again."""
+        server = self.settings.server.model_copy(update=changes)
+        return replace(self, settings=self.settings.model_copy(update={"server": server}))
 
     def effective_values(self) -> Iterator[EffectiveValue]:
         """Every setting, in the order of the schema, with its origin (for `shapestream check --show`)."""

@@ -250,6 +250,16 @@ def read_model_path(value: Any, info: ValidationInfo) -> str:
     return str(path)
 
 
+def read_output_path(value: Any, info: ValidationInfo) -> str:
+    """A file to be written, as an absolute path; its folder is there."""
+    if not isinstance(value, str) or not value or value.endswith("/"):
+        raise _wrong(f"expected the path of a file to write, got {describe(value)}")
+    path = (_base(info) / Path(value).expanduser()).absolute()
+    if _must_exist(info) and not path.parent.is_dir():
+        raise _wrong(f"no such folder: {path.parent} (a relative path starts at the folder of this YAML)")
+    return str(path)
+
+
 def read_samples_path(value: Any, info: ValidationInfo) -> str:
     """An .npz that exists, as an absolute path."""
     if not isinstance(value, str) or not value.endswith(".npz"):

@@ -51,10 +51,24 @@ def main() -> None:
 
 
 @app.command()
-def serve(config: Config) -> None:
+def serve(
+    config: Config,
+    record_trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Record when requests come and how large they are; for simulate, tune."
+        ),
+    ] = None,
+) -> None:
     """Start the server and the workers that CONFIG names; SIGTERM drains, a second one stops at once."""
     with _reported():
         loaded = _configured(config)
+        if record_trace is not None:
+            if not record_trace.absolute().parent.is_dir():
+                raise typer.BadParameter(
+                    f"no such folder: {record_trace.parent}", param_hint="--record-trace"
+                )
+            loaded = loaded.with_server(record_trace=str(record_trace.absolute()))
         from shapestream_workers.serve import run_server
 
         status = run_server(loaded)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import structlog
 import trio
@@ -47,6 +48,7 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
     return ServerOptions(
         listen=server.listen,
         worker_listen=worker_listen,
+        record_trace=None if server.record_trace is None else Path(server.record_trace),
         models={
             model.name: ModelOptions(
                 max_batch=model.batching.max_batch,

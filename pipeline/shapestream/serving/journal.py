@@ -14,6 +14,7 @@ from shapestream.scheduling.actions import DeliverResults, FailRequest
 from shapestream.serving.batches import BatchReport
 from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord
+from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.logging import RateLimit, debug_enabled
 from shapestream.telemetry.statistics import ServerStatistics
 
@@ -25,14 +26,23 @@ log = structlog.get_logger()
 class Journal:
     """Kept by the dispatcher."""
 
-    def __init__(self, statistics: ServerStatistics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        statistics: ServerStatistics,
+        clock: Callable[[], float],
+        trace: TraceRecorder | None = None,
+    ) -> None:
+        """`trace` records the sizes of all requests; the journal closes it."""
         self._statistics = statistics
+        self._trace = trace
         self._clock = clock
         self._limit = RateLimit()
         self._debug = debug_enabled()
 
     def arrived(self, records: Sequence[RequestRecord]) -> None:
         """Requests that go to the scheduler."""
+        if self._trace is not None:
+            self._record(self._trace, records)
         if not self._debug:
             return
         for record in records:
@@ -42,6 +52,24 @@ class Journal:
                 client=record.session.label,
                 sequence=record.sequence,
                 model=record.model.name,
+            )
+
+    def close(self) -> None:
+        """Nothing is written down any more."""
+        if self._trace is not None:
+            self._trace.close()
+
+    def _record(self, trace: TraceRecorder, records: Sequence[RequestRecord]) -> None:
+        for record in records:
+            model = record.model
+            trace.record(
+                record.arrived,
+                record.session.number,
+                model.name,
+                model.signature.dimensions,
+                record.shape.sizes,
+                record.deadline,
+                record.priority,
             )
 
     def started(self, running: RunningBatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from shapestream.serving.models import ModelOptions
 
@@ -20,6 +21,8 @@ class ServerOptions:
     """Addresses for clients."""
     worker_listen: str | None = None
     """Address for workers; None if there are only slots in this process."""
+    record_trace: Path | None = None
+    """Where the sizes of all requests are recorded; see docs/capacity.md."""
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
     """The models that clients may ask for, even before a worker has brought them."""
     max_queued_requests: int = 8192

@@ -32,6 +32,7 @@ from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.reception import Reception
 from shapestream.serving.worker_port import WorkerPort
+from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.zeromq import RouterSocket
@@ -62,10 +63,12 @@ class Server:
         )
         self._to_clients = Outgoing(clients, "clients", self._statistics)
         egress = Egress(self._to_clients, self._statistics)
+        trace = None if options.record_trace is None else TraceRecorder(options.record_trace)
+        self._journal = Journal(self._statistics, trio.current_time, trace)
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
-            Journal(self._statistics, trio.current_time),
+            self._journal,
             clock=trio.current_time,
             flush=self._flush,
         )
@@ -178,6 +181,7 @@ class Server:
                 await self._drain()
                 nursery.cancel_scope.cancel()
         finally:
+            self._journal.close()
             if executor is not None:
                 await executor.aclose()
 

@@ -61,7 +61,7 @@ def request_line(request: TraceRequest) -> str:
 def open_text(path: Path, mode: str) -> IO[str]:
     """Opens a trace, compressed if it is called so. Raises OSError."""
     if path.suffix == ".gz":
-        file = gzip.open(path, f"{mode}t", compresslevel=5, encoding="utf-8", newline="\n")
+        file = gzip.open(path, f"{mode}t", 5, encoding="utf-8", newline="\n")  # noqa: SIM115 - returned open
         return cast(IO[str], file)
     return path.open(mode, encoding="utf-8", newline="\n", buffering=1 << 16)
 
