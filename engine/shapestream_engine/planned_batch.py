@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from shapestream_engine.batching.pieces import Piece, divide
@@ -29,7 +30,7 @@ class PlannedBatch:
         work: Work,
         pool: RequestPool,
         request: InferRequest | None,
-        infer: Callable[[int, InferRequest], tuple[float, float]],
+        infer: Callable[[InferRequest], tuple[float, float]],
         is_new: Callable[[str, tuple[int, ...]], bool],
     ) -> None:
         """`request` runs all calls where no models are prepared for their shapes."""
@@ -51,14 +52,17 @@ class PlannedBatch:
 
     def run(self) -> Report:
         """Runs all calls; members whose time to start passes in between are left out of the rest, and get nothing."""
+        began = perf_counter()
         places: Sequence[int] = range(len(self._work.members))
         while places := in_time(self._work.start_before, self._unfinished(places)):
             self._run_calls(places)
+        outputs = tuple([self._result(place) for place in range(len(self._parts))])
         return Report(
             batch=self._work.batch,
-            outputs=tuple([self._result(place) for place in range(len(self._parts))]),
+            outputs=outputs,
             run_s=self._run_s,
             gather_s=self._gather_s,
+            busy_s=perf_counter() - began,
             reallocations=self._reallocations,
             preparations=self._preparations,
             calls=tuple((count, sizes) for sizes, count in self._calls.items()),
@@ -73,18 +77,9 @@ class PlannedBatch:
 
     def _run_calls(self, places: Sequence[int]) -> None:
         """The calls for what is left of these members; returns early when one of them must not start any more."""
-        signature = self._pool.signature
         left = [self._left(place) for place in places]
         done = [self._shapes[place].rows - rows for place, rows in zip(places, left, strict=True)]
-        first = 1 if signature.has_batch else 0
-        sizes = merge_sizes(
-            signature,
-            [
-                (*(rows,) * first, *self._shapes[place].sizes[first:])
-                for place, rows in zip(places, left, strict=True)
-            ],
-        )
-        calls = self._planner.plan(sizes)
+        calls = self._plan(places, left)
         for call, pieces in zip(calls, divide(calls, left), strict=True):
             own = [
                 Piece(places[piece.member], done[piece.member] + piece.start, done[piece.member] + piece.stop)
@@ -93,13 +88,33 @@ class PlannedBatch:
             if not self._run_call(call, own):
                 return
 
+    def _plan(self, places: Sequence[int], left: Sequence[int]) -> Sequence[PlannedCall]:
+        """The calls for so many rows of these members."""
+        signature = self._pool.signature
+        first = 1 if signature.has_batch else 0
+        sizes = merge_sizes(
+            signature,
+            [
+                (*(rows,) * first, *self._shapes[place].sizes[first:])
+                for place, rows in zip(places, left, strict=True)
+            ],
+        )
+        wanted = self._work.sizes
+        if wanted == sizes or self._calls or len(places) < len(self._parts):
+            return self._planner.plan(sizes)  # nothing is rounded for those who are left over
+        calls = self._planner.plan(tuple(map(max, sizes, wanted)))
+        return _covering(sizes[0], calls) if signature.has_batch and wanted[0] > sizes[0] else calls
+
     def _run_call(self, call: PlannedCall, pieces: Sequence[Piece]) -> bool:
         """False: it did not run, as a member's time to start had passed."""
         began = perf_counter()
         prepared, sizes = self._pool.prepared, self._planner.prepared_sizes(call.sizes)
         if prepared is None or sizes is None:
             assert self._request is not None
-            return self._run_on(self._request, call, pieces, began)
+            if not self._run_on(self._request, call, pieces, began):
+                return False
+            self._preparations += self._is_new(self._work.model, call.sizes)
+            return True
         request, new = prepared.lease(sizes)
         self._preparations += new
         try:
@@ -121,9 +136,7 @@ class PlannedBatch:
         members = [piece.member for piece in pieces]
         if in_time(work.start_before, members) is not members:  # waiting and gathering take time
             return False
-        started, ended = self._infer(work.batch, request)
-        if self._pool.prepared is None:
-            self._preparations += self._is_new(work.model, call.sizes)
+        started, ended = self._infer(request)
         self._gather_s += started - began
         self._run_s += ended - started
         self._calls[call.sizes] += 1
@@ -141,3 +154,9 @@ class PlannedBatch:
         if len(parts) == 1:
             return parts[0]
         return self._pool.assembly.join(parts, self._part_rows[place])
+
+
+def _covering(rows: int, calls: Sequence[PlannedCall]) -> Sequence[PlannedCall]:
+    """The first of these calls, as far as there are rows; one at least."""
+    covering = [replace(call, stop=min(call.stop, rows)) for call in calls if call.start < rows]
+    return covering or [replace(calls[0], stop=0)]

@@ -1,7 +1,11 @@
-"""A slot: one thread that runs one batch at a time, from the received buffers to results that are its own.
+"""A slot: one thread that runs one batch after the other, from the received buffers to results that are its own.
 
 Everything that touches an engine's tensors happens on this thread: it gathers the requests, runs the call, copies
 the results out, gives the inference request back, and reports once, whatever happened.
+
+One more batch may wait behind the one that runs. The thread goes from one to the next by itself, so that the slot
+does not stand still while its report travels, is decided upon and answered; until it has begun, a batch that waits
+can be taken back.
 
 Handing a batch to the thread and its report back costs about 17 us of CPU, of which 12 us are the wake-ups of two
 threads; what the slot itself does around gathering, running and splitting costs some 10 us per batch.
@@ -10,76 +14,134 @@ threads; what the slot itself does around gathering, running and splitting costs
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from time import perf_counter
 
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.direct_batch import DirectBatch
 from shapestream_engine.errors import EngineError, InferenceError
-from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InferRequest
 from shapestream_engine.planned_batch import PlannedBatch
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.signature import ModelSignature, RequestShape
-from shapestream_engine.work import ErrorCode, Report, Work, in_time
+from shapestream_engine.work import ErrorCode, Report, Work
 
-__all__ = ["ErrorCode", "Report", "Slot", "Work"]
+__all__ = ["MAX_WAITING", "ErrorCode", "Report", "Slot", "Work"]
 
+MAX_WAITING = 1
+"""Batches that may wait behind the one that runs. One hides the way to the slot; more would only be decided too early."""
 _REMEMBERED_SHAPES = 4096
 """Call shapes remembered per model, to tell new ones; when so many are known, all are forgotten."""
 
 
 class Slot:
-    """Runs batches of the models of `pools`, one at a time; `report` is called on its thread, once per batch.
+    """Runs batches of the models of `pools`, in the order in which they were started.
 
-    `start` and `cancel` return at once. A failed batch leaves the slot as good as new.
+    `report` is called once per batch, without the slot's lock: on the slot's thread, or on the one that took a
+    waiting batch back. `start`, `cancel` and `recall` return at once and may be called from any thread. A failed
+    batch leaves the slot as good as new.
     """
 
     def __init__(self, name: str, pools: Mapping[str, RequestPool], report: Callable[[Report], None]) -> None:
         self.name = name
         self._pools = dict(pools)
         self._report = report
-        # Holds one batch at most, and the None that ends the thread: `start` refuses a second batch.
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._busy = False
         self._seen: dict[str, set[tuple[int, ...]]] = {name: set() for name in pools}
-        # `cancel` comes from another thread, and must hit the call of its batch or none: the lock ties the two.
+        # Ties what other threads ask for to what this one does: a batch is taken back or begun, never both, and
+        # `cancel` hits the call of its batch or none.
         self._lock = threading.Lock()
-        self._running: tuple[int, InferRequest] | None = None
-        self._cancelled: int | None = None
+        self._waiting: deque[Work] = deque()
+        """Not begun yet. Bounded by `start`, which refuses what exceeds `MAX_WAITING`."""
+        self._begun: int | None = None
+        """The batch that the thread works on, until just before its report."""
+        self._calling: InferRequest | None = None
+        """What runs the present call of that batch."""
+        self._cancelled = False
+        """Whether nobody waits for that batch any more."""
+        self._closing = False
+        # Wakes the thread when it has announced that it sleeps: so it holds one token at most.
+        self._asleep = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work_off, name=f"slot {name}", daemon=True)
         self._thread.start()
 
     def start(self, work: Work) -> None:
-        """Hand over a batch; raises `RuntimeError` while the last one is not reported, and after `close`."""
-        if self._busy or not self._thread.is_alive():
-            state = "still runs a batch" if self._busy else "has ended"
-            raise RuntimeError(f"slot {self.name!r} {state}")
-        self._busy = True
-        self._queue.put(work)
+        """Hand over a batch, to run when those before it are done.
+
+        Raises `RuntimeError` while one waits behind another already, and after `close`.
+        """
+        with self._lock:
+            if self._closing or not self._thread.is_alive():
+                raise RuntimeError(f"slot {self.name!r} has ended")
+            if len(self._waiting) + (self._begun is not None) > MAX_WAITING:
+                raise RuntimeError(f"slot {self.name!r} runs a batch, and another one waits for it")
+            self._waiting.append(work)
+            self._wake_up()
+
+    def recall(self, batch: int) -> bool:
+        """Take a batch back that has not begun: it is reported as `recalled`. False: it is too late, or unknown."""
+        return self._take_back(batch, "recalled", "taken back before it began")
 
     def cancel(self, batch: int) -> None:
-        """Ask for the end of a batch, from any thread. It is reported all the same: as done if it came too late."""
+        """Ask for the end of a batch. It is reported all the same: as done if it came too late.
+
+        Unknown batches, and those that were reported, are ignored.
+        """
+        if self._take_back(batch, "cancelled", "cancelled before it began"):
+            return
         with self._lock:
-            self._cancelled = batch
-            if self._running is not None and self._running[0] == batch:
-                self._running[1].cancel()
+            if self._begun == batch:
+                self._cancelled = True
+                if self._calling is not None:
+                    self._calling.cancel()
 
     def close(self) -> None:
-        """End the thread, after the batch that it runs; blocks until then. The pools' requests are free afterwards."""
-        self._queue.put(None)
+        """End the thread, after the batches that it was given; blocks until then. The pools' requests are free then."""
+        with self._lock:
+            self._closing = True
+            self._wake_up()
         self._thread.join()
 
+    def _wake_up(self) -> None:
+        """To be called with the lock."""
+        if self._asleep:
+            self._asleep = False
+            self._wake.put(None)
+
+    def _take_back(self, batch: int, code: ErrorCode, why: str) -> bool:
+        with self._lock:
+            found = next((work for work in self._waiting if work.batch == batch), None)
+            if found is None:
+                return False
+            self._waiting.remove(found)
+        self._report(Report(batch=batch, outputs=None, error_code=code, message=why))
+        return True
+
+    # ---------------------------------------------------------------- on the slot's thread
+
     def _work_off(self) -> None:
-        while (work := self._queue.get()) is not None:
+        while True:
+            with self._lock:
+                if self._waiting:
+                    work = self._waiting.popleft()
+                    self._begun, self._cancelled = work.batch, False
+                elif self._closing:
+                    return
+                else:
+                    work = None
+                    self._asleep = True
+            if work is None:
+                self._wake.get()
+                continue
             report = self._process(work)
             del work  # the buffers of this batch need not live until the next
-            self._busy = False
+            with self._lock:
+                self._begun = None  # before the report: whoever gets it may start the next batch at once
             self._report(report)
             del report
 
     def _process(self, work: Work) -> Report:
+        began = perf_counter()
         pool = self._pools.get(work.model)
         request = None if pool is None else pool.try_lease()
         if pool is None or (request is None and pool.prepared is None):
@@ -90,54 +152,26 @@ class Slot:
             if pool.planner is not None:
                 return PlannedBatch(work, pool, request, self._infer, self._is_new).run()
             assert request is not None  # models are only prepared for what is planned
-            return self._run(work, pool, request)
+            return DirectBatch(work, pool, request, self._infer, self._is_new).run()
         except Exception as error:  # noqa: BLE001 - the edge where whatever went wrong becomes a coded report
-            return self._failure(work, error)
+            return self._failure(work, error, began)
         finally:
             if request is not None:
                 pool.give_back(request)
 
-    def _run(self, work: Work, pool: RequestPool, request: InferRequest) -> Report:
-        resolve = pool.signature.resolve
-        shapes = work.shapes or tuple([resolve(member.layout) for member in work.members])
-        reallocations = request.reallocations
-        began = perf_counter()
-        places: Sequence[int] = in_time(work.start_before, range(len(work.members)))
-        while places:
-            call = _Call.of(pool.signature, work, shapes, places)
-            pool.assembly.gather(call.sizes, call.members, call.shapes, request.input_tensors)
-            still = in_time(work.start_before, places)  # gathering takes time as well
-            if len(still) == len(places):
-                break
-            places = still
-        else:
-            return Report(
-                batch=work.batch, outputs=(None,) * len(work.members), gather_s=perf_counter() - began
-            )
-        started, ended = self._infer(work.batch, request)
-        results = pool.assembly.split(call.sizes, call.shapes, request.outputs())
-        return Report(
-            batch=work.batch,
-            outputs=_in_place(results, places, len(work.members)),
-            run_s=ended - started,
-            gather_s=started - began,
-            reallocations=request.reallocations - reallocations,
-            preparations=int(self._is_new(work.model, call.sizes)),
-        )
-
-    def _infer(self, batch: int, request: InferRequest) -> tuple[float, float]:
-        """Runs the call; returns when it started and ended."""
+    def _infer(self, request: InferRequest) -> tuple[float, float]:
+        """Runs a call of the batch that has begun; returns when it started and ended."""
         with self._lock:
-            if self._cancelled == batch:
+            if self._cancelled:
                 raise InferenceError("cancelled before it started")
-            self._running = (batch, request)
+            self._calling = request
         started = perf_counter()
         try:
             request.infer()
             return started, perf_counter()
         finally:
             with self._lock:
-                self._running = None
+                self._calling = None
 
     def _is_new(self, model: str, sizes: tuple[int, ...]) -> bool:
         seen = self._seen[model]
@@ -148,9 +182,9 @@ class Slot:
         seen.add(sizes)
         return True
 
-    def _failure(self, work: Work, error: Exception) -> Report:
+    def _failure(self, work: Work, error: Exception, began: float) -> Report:
         code: ErrorCode
-        if self._cancelled == work.batch:
+        if self._cancelled:
             code, message = "cancelled", str(error)
         elif isinstance(error, MemoryError):
             # Of the device, not of the data: elsewhere, or later, the batch may run.
@@ -159,32 +193,10 @@ class Slot:
             code, message = "model_error", str(error)
         else:
             code, message = "internal", f"{type(error).__name__}: {error}"
-        return Report(batch=work.batch, outputs=None, error_code=code, message=message)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What is run in the end: the batch, less the members whose time to start has passed."""
-
-    sizes: tuple[int, ...]
-    members: Sequence[Tensors]
-    shapes: Sequence[RequestShape]
-
-    @classmethod
-    def of(
-        cls, signature: ModelSignature, work: Work, shapes: Sequence[RequestShape], places: Sequence[int]
-    ) -> _Call:
-        if len(places) == len(work.members):
-            return cls(work.sizes, work.members, shapes)
-        left = [shapes[place] for place in places]
-        sizes = merge_sizes(signature, [shape.sizes for shape in left])
-        return cls(sizes, [work.members[place] for place in places], left)
-
-
-def _in_place(results: Sequence[Tensors], places: Sequence[int], members: int) -> tuple[Tensors | None, ...]:
-    if len(results) == members:
-        return tuple(results)
-    outputs: list[Tensors | None] = [None] * members
-    for place, result in zip(places, results, strict=True):
-        outputs[place] = result
-    return tuple(outputs)
+        return Report(
+            batch=work.batch,
+            outputs=None,
+            busy_s=perf_counter() - began,
+            error_code=code,
+            message=message,
+        )

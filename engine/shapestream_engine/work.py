@@ -12,8 +12,9 @@ from shapestream_engine.signature import RequestShape
 
 __all__ = ["ErrorCode", "Report", "Work", "in_time"]
 
-ErrorCode: TypeAlias = Literal["model_error", "unavailable", "cancelled", "internal"]
-"""`model_error`: this data, or this model. `unavailable`: the device, such as no memory; elsewhere it may run."""
+ErrorCode: TypeAlias = Literal["model_error", "unavailable", "cancelled", "recalled", "internal"]
+"""`model_error`: this data, or this model. `unavailable`: the device, such as no memory; elsewhere it may run.
+`recalled`: taken back before it began, as was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,8 @@ class Work:
     batch: int
     model: str
     sizes: tuple[int, ...]
-    """The call's size of each of the signature's `dimensions`, padding included."""
+    """The call's size of each of the signature's `dimensions`, padding included: at least what the members need.
+    Rows beyond theirs are filled up. If members are left out, what is left gets no more than it needs."""
     members: tuple[Tensors, ...]
     shapes: tuple[RequestShape, ...] | None = None
     """What the signature's `resolve` said of each member; None: it is asked here."""
@@ -42,6 +44,8 @@ class Report:
     """Seconds of the inference alone."""
     gather_s: float = 0.0
     """Seconds from the start of the work to the start of the inference."""
+    busy_s: float = 0.0
+    """Seconds of the slot's time: from the start of the work until all results were copied out."""
     reallocations: int = 0
     """Of input tensors, by this batch."""
     preparations: int = 0

@@ -143,6 +143,37 @@ def test_under_a_cap_late_shapes_are_rounded_up() -> None:
         assert [(1, 1), (1, 13), (1, 40)] == made.seen[:3]
 
 
+def test_a_batch_is_run_at_the_sizes_that_it_was_given_where_these_are_larger() -> None:
+    """The strategy decides over the calls for these; rows that nobody has are filled up, or not run at all."""
+    given = numbers(1, 3), numbers(2, 5)
+    with bench(Partitioned({"batch": (1, 4), "seq": (4, 8, 16)})) as made:
+        check(results(made.run(*given, sizes=(4, 9))), *given)
+        assert [(4, 16)] == made.seen
+        check(results(made.run(*given, sizes=(6, 8))), *given)
+        assert [(4, 16), (4, 8)] == made.seen, "calls without a row of theirs are not run"
+    with bench(Native(max_prepared=4)) as made:
+        check(results(made.run(*given, sizes=(8, 64))), *given)
+        assert [(8, 64)] == made.seen
+
+
+def test_larger_sizes_do_not_hold_for_what_is_left_over() -> None:
+    """A request that is late takes its share of the rounding along."""
+    given = numbers(1, 3), numbers(2, 5)
+    with bench(Partitioned({"batch": (1, 4), "seq": (4, 8, 16)})) as made:
+        report = made.run(*given, sizes=(4, 9), start_before=(None, monotonic() - 1))
+        assert report.outputs is not None
+        assert report.outputs[1] is None
+        check(results(report)[:1], given[0])
+        assert [(1, 4)] == made.seen
+
+
+def test_a_batch_without_rows_may_be_filled_up_too() -> None:
+    """One call, whatever it is given."""
+    with bench(Bucketed({"batch": (2, 4)})) as made:
+        check(results(made.run(numbers(0, 5), sizes=(4, 5))), numbers(0, 5))
+        assert 1 == len(made.seen)
+
+
 def test_whose_time_has_passed_gets_nothing_and_is_not_run() -> None:
     """Those who are left are planned anew, without its rows."""
     given = numbers(3, 4), numbers(2, 4)

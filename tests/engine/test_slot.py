@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -247,15 +248,17 @@ def test_a_deadline_that_passes_while_gathering_counts() -> None:
         assert [None, [[2, 2]]] == results(report)
 
 
-def test_one_batch_at_a_time() -> None:
-    """A second batch before the report of the first is a mistake of the caller, and refused."""
-    request = ScriptedRequest([None], waits=True)
+def test_a_third_batch_is_refused() -> None:
+    """One runs and one waits; what the caller starts beyond that is a mistake, and harms neither."""
+    request = ScriptedRequest([None, None], waits=True)
     with bench(ScriptedModel(request)) as made:
         made.slot.start(made.work(full(1, 1, 2)))
-        with pytest.raises(RuntimeError, match="slot 'test' still runs a batch"):
-            made.slot.start(made.work(full(1, 1, 2), batch=2))
+        made.slot.start(made.work(full(2, 1, 2), batch=2))
+        with pytest.raises(RuntimeError, match="slot 'test' runs a batch, and another one waits for it"):
+            made.slot.start(made.work(full(3, 1, 2), batch=3))
         request.go.set()
-        assert [[[1, 1]]] == results(made.report())
+        assert [[[1, 1]]] == results(made.reports.get(timeout=TIMEOUT_S))
+        assert [[[2, 2]]] == results(made.report())
 
 
 def test_a_running_batch_is_cancelled() -> None:
@@ -272,13 +275,178 @@ def test_a_running_batch_is_cancelled() -> None:
         assert [[[2, 2]]] == results(made.run(full(2, 1, 2), batch=6))
 
 
-def test_a_batch_that_is_cancelled_before_it_runs_does_not_run() -> None:
-    """The call is never started."""
-    request = ScriptedRequest([None])
+@pytest.mark.parametrize("taken_back", ["cancelled", "recalled"])
+def test_a_batch_that_waits_can_be_taken_back(taken_back: str) -> None:
+    """It is reported at once, never runs, and the one before it notices nothing; its place is free again."""
+    request = ScriptedRequest([None, None], waits=True)
     with bench(ScriptedModel(request)) as made:
-        made.slot.cancel(3)
-        assert "cancelled" == made.run(full(1, 1, 2), batch=3).error_code
-        assert (0, 0) == (request.calls, request.cancels)
+        take_back = made.slot.cancel if taken_back == "cancelled" else made.slot.recall
+        made.slot.start(made.work(full(1, 1, 2), batch=1))
+        assert request.started.wait(TIMEOUT_S)
+        made.slot.start(made.work(full(2, 1, 2), batch=2))
+        take_back(2)
+        report = made.report()
+        assert (2, taken_back, None) == (report.batch, report.error_code, report.outputs)
+        made.slot.start(made.work(full(3, 1, 2), batch=3))
+        request.go.set()
+        assert [[[1, 1]]] == results(made.reports.get(timeout=TIMEOUT_S))
+        assert [[[3, 3]]] == results(made.report())
+        assert (2, 0) == (request.calls, request.cancels)
+
+
+def test_a_batch_that_has_begun_is_not_taken_back() -> None:
+    """Neither while it runs nor afterwards; unknown ones are ignored."""
+    request = ScriptedRequest([None], waits=True)
+    with bench(ScriptedModel(request)) as made:
+        made.slot.start(made.work(full(1, 1, 2), batch=1))
+        assert request.started.wait(TIMEOUT_S)
+        assert not made.slot.recall(1)
+        assert not made.slot.recall(7)
+        request.go.set()
+        assert [[[1, 1]]] == results(made.report())
+        assert not made.slot.recall(1)
+
+
+def test_a_batch_that_waited_is_not_started_after_its_deadline() -> None:
+    """Its time runs while the one before it does; members that have time left are run."""
+    request = ScriptedRequest([None, None], waits=True)
+    with bench(ScriptedModel(request)) as made:
+        made.slot.start(made.work(full(1, 1, 2), batch=1))
+        assert request.started.wait(TIMEOUT_S)
+        soon = monotonic() + 0.01
+        made.slot.start(
+            made.work(full(2, 1, 2), full(3, 1, 2), batch=2, start_before=(soon, monotonic() + 3600))
+        )
+        while monotonic() <= soon:
+            pass
+        request.go.set()
+        assert [[[1, 1]]] == results(made.reports.get(timeout=TIMEOUT_S))
+        assert [None, [[3, 3]]] == results(made.report())
+
+
+def test_the_thread_goes_from_one_batch_to_the_next_by_itself() -> None:
+    """A caller that does nothing at all between them gets both, in order, and both leased the only request."""
+    order: list[int] = []
+
+    def model(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        order.append(int(x[0, 0]))
+        return x
+
+    with bench(function_model(model)) as made:
+        for batch in range(200):
+            works = [made.work(full(2 * batch + number, 1, 2), batch=2 * batch + number) for number in (0, 1)]
+            for work in works:
+                made.slot.start(work)
+            first, second = (made.reports.get(timeout=TIMEOUT_S) for _ in works)
+            assert (2 * batch, 2 * batch + 1) == (first.batch, second.batch)
+            assert [[[2 * batch + 1] * 2]] == results(second)
+        assert list(range(400)) == order
+        assert made.reports.empty()
+
+
+@contextmanager
+def threads_take_turns_often() -> Iterator[None]:
+    """Python's threads usually keep their turn for longer than a whole batch of these takes."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
+
+
+def meet_the_thread(made: Bench, number: int) -> list[Report]:
+    """Lets the slot's thread get so far, another time farther: up to its report, which is then returned."""
+    if number % 3 == 0:
+        return [made.reports.get(timeout=TIMEOUT_S)]
+    for _ in range(number % 307):
+        pass
+    return []
+
+
+def test_recalls_race_with_starts_and_each_batch_is_reported_once() -> None:
+    """Thousands of times: whoever wins, the recall's answer and the only report agree with what ran."""
+    ran: set[int] = set()
+
+    def model(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        ran.add(int(x[0, 0]))
+        return x
+
+    taken: set[int] = set()
+    with bench(function_model(model)) as made, threads_take_turns_often():
+        for batch in range(0, 6000, 2):
+            made.slot.start(made.work(full(batch, 1, 1), batch=batch))
+            made.slot.start(made.work(full(batch + 1, 1, 1), batch=batch + 1))
+            first = meet_the_thread(made, batch // 2)
+            if made.slot.recall(batch + 1):
+                taken.add(batch + 1)
+            codes = {report.batch: report.error_code for report in first}
+            while len(codes) < 2:
+                report = made.reports.get(timeout=TIMEOUT_S)
+                codes[report.batch] = report.error_code
+            assert {batch: None, batch + 1: "recalled" if batch + 1 in taken else None} == codes
+        assert made.reports.empty()
+    assert set(range(6000)) - taken == ran
+    assert 0 < len(taken) < 3000, "one side always won: nothing was raced"
+
+
+def test_cancels_race_with_starts_and_hit_no_other_batch() -> None:
+    """The batch before, which nobody cancels, always runs; the cancelled one is reported once, either way."""
+    with bench(function_model(double)) as made, threads_take_turns_often():
+        codes = set()
+        for batch in range(0, 4000, 2):
+            made.slot.start(made.work(full(1, 1, 1), batch=batch))
+            made.slot.start(made.work(full(1, 1, 1), batch=batch + 1))
+            found = {report.batch: report.error_code for report in meet_the_thread(made, batch // 2)}
+            made.slot.cancel(batch + 1)
+            while len(found) < 2:
+                report = made.reports.get(timeout=TIMEOUT_S)
+                found[report.batch] = report.error_code
+            assert found[batch] is None
+            codes.add(found[batch + 1])
+        assert made.reports.empty()
+    assert {None, "cancelled"} == codes, "one side always won: nothing was raced"
+
+
+def test_the_slots_time_contains_all_that_it_did() -> None:
+    """Gathering, the call and copying out; a failure took its time as well."""
+    request = ScriptedRequest([None, InferenceError("no")])
+    with bench(ScriptedModel(request)) as made:
+        report = made.run(full(1, 1, 2))
+        assert report.busy_s >= report.gather_s + report.run_s > 0
+        assert made.run(full(1, 1, 2)).busy_s > 0
+
+
+@pytest.mark.parametrize("rows", [3, 8])
+def test_a_call_may_be_larger_than_its_members_need(rows: int) -> None:
+    """Rows are filled up with the requests' own, dimensions padded, and nobody sees any of it."""
+    calls = []
+
+    def model(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        calls.append(x.copy())
+        return x
+
+    with bench(function_model(model, "batch, n:1..9")) as made:
+        report = made.run(full(1, 1, 2), full(2, 2, 3), sizes=(rows, 4))
+        assert [[[1, 1]], [[2, 2, 2]] * 2] == results(report)
+        assert (rows, 4) == calls[0].shape
+        assert [[1, 1, 0, 0], [2, 2, 2, 0], [2, 2, 2, 0]] == calls[0][:3].tolist()
+        assert {(1, 1, 0, 0)} >= set(map(tuple, calls[0][3:].tolist()))
+        assert () == report.calls
+
+
+def test_what_is_left_of_a_rounded_call_is_not_rounded() -> None:
+    """A late member makes another call of it, which is as large as the others need, and reported so."""
+    with bench(function_model(double, "batch, n:1..9")) as made:
+        report = made.run(full(1, 1, 2), full(2, 2, 3), sizes=(8, 9), start_before=(None, 0.0))
+        assert [[[2, 2]], None] == results(report)
+        assert ((1, (1, 2)),) == report.calls
+
+
+def test_a_call_may_be_filled_up_without_any_row_of_its_members() -> None:
+    """Requests without rows, in a call that has some: zeros, which nobody gets."""
+    with bench(function_model(double, "batch, n:0..9")) as made:
+        assert [[]] == results(made.run(full(1, 0, 2), sizes=(2, 2)))
 
 
 def test_a_cancellation_that_comes_too_late_changes_nothing() -> None:
@@ -291,17 +459,19 @@ def test_a_cancellation_that_comes_too_late_changes_nothing() -> None:
         assert 0 == request.cancels
 
 
-def test_closing_waits_for_the_batch_that_runs() -> None:
-    """What was started is reported; afterwards the slot takes nothing."""
-    request = ScriptedRequest([None], waits=True)
+def test_closing_waits_for_the_batches_that_were_started() -> None:
+    """Both are reported; afterwards the slot takes nothing."""
+    request = ScriptedRequest([None, None], waits=True)
     made = Bench(ScriptedModel(request))
     made.slot.start(made.work(full(1, 1, 2)))
+    made.slot.start(made.work(full(2, 1, 2), batch=2))
     assert request.started.wait(TIMEOUT_S)
     closing = threading.Thread(target=made.slot.close)
     closing.start()
     request.go.set()
     closing.join(TIMEOUT_S)
-    assert [[[1, 1]]] == results(made.report())
+    assert [[[1, 1]]] == results(made.reports.get(timeout=TIMEOUT_S))
+    assert [[[2, 2]]] == results(made.report())
     with pytest.raises(RuntimeError, match="slot 'test' has ended"):
         made.slot.start(made.work(full(1, 1, 2)))
 
