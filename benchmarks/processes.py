@@ -25,6 +25,11 @@ class Child:
         """The process id."""
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone already."""
+        return self._process.poll() is not None
+
     def cpu_s(self) -> float:
         """CPU time used so far, in seconds (the kernel counts it in ticks of 10 ms: measure over seconds)."""
         times = self._handle.cpu_times()

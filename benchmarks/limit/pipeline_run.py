@@ -1,0 +1,159 @@
+"""The whole pipeline: this process is the client, with the real SDK; a server from the real command line, over ipc."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+import shapestream
+from benchmarks.limit.answers import Answers, no_answers
+from benchmarks.limit.engine import MODEL_FILE
+from benchmarks.limit.traces import Trace
+from benchmarks.processes import Child, child_process
+from shapestream import blocking
+
+MODEL = "minilm"
+START_S = 180.0
+"""Compiling, proving where nothing is proved yet, calibrating."""
+_SETTLE_S = 0.05
+
+SLOTS = 2
+"""Of one thread each, in one process or two: on two cores they beat one slot of two threads."""
+IN_PROCESS = "in_process: {slots: 2, threads: 2}"
+TWO_WORKERS = "workers: [{count: 2, slots: 1, threads: 1}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSetting:
+    """What a YAML says beside the model's inputs."""
+
+    label: str
+    placement: str = IN_PROCESS
+    batching: str = "{max_batch: 32}"
+    shapes: str = ""
+
+    def yaml(self, address: str) -> str:
+        """The whole file."""
+        shapes = f", shapes: {self.shapes}" if self.shapes else ""
+        return (
+            f"server: {{listen: ['{address}']}}\n"
+            f"models:\n  - {{name: {MODEL}, path: '{MODEL_FILE}', batching: {self.batching}{shapes},\n"
+            "     inputs: {input_ids: {shape: 'batch:1..64, seq:1..256', pad: {seq: 0}},\n"
+            "              attention_mask: {shape: 'batch, seq', pad: {seq: 0}, mask_of: input_ids}},\n"
+            "     outputs: {embedding: {rule: rows}},\n"
+            "     probe: {input_ids: {integers: [0, 30521]}}}\n"
+            f"{self.placement}\nlogging: {{level: warning}}\n"
+        )
+
+    def __str__(self) -> str:
+        parts = [self.placement, f"batching: {self.batching}"]
+        return "; ".join(parts + ([f"shapes: {self.shapes}"] if self.shapes else []))
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """A running server, and how many elements its requests had so far."""
+
+    setting: ServerSetting
+    address: str
+    child: Child
+    elements: int = 0
+
+    def stream(self, trace: Trace, in_flight: int) -> Run:
+        """Streams the trace through it and takes the time from the first request to the last answer."""
+        before = self._counters()
+        cpu_before, client_before = self.child.cpu_s() + self.child.children_cpu_s(), time.process_time()
+        answers, seconds = trio.run(_stream, self.address, trace, in_flight)
+        client_s = time.process_time() - client_before
+        cpu_s = self.child.cpu_s() + self.child.children_cpu_s() - cpu_before
+        after = self._counters()
+        computed_before = _computed(before, self.elements)
+        self.elements += trace.tokens
+        padding = 1.0 - trace.tokens / (_computed(after, self.elements) - computed_before)
+        batches = after["batches"] - before["batches"]
+        return Run(
+            answers=answers,
+            seconds=seconds,
+            padding_ratio=padding,
+            mean_batch=len(trace) / batches,
+            slots_busy=(_busy_s(after) - _busy_s(before)) / (len(after["slots"]) * seconds),
+            server_cpu_s=cpu_s,
+            client_cpu_s=client_s,
+        )
+
+    def forget(self, trace: Trace, requests: int) -> None:
+        """Counts requests that went another way."""
+        lengths = trace.lengths
+        self.elements += int(lengths[np.arange(requests) % len(lengths)].sum())
+
+    def _counters(self) -> dict[str, Any]:
+        with blocking.connect(self.address, connect_timeout=60) as client:
+            return client.statistics()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One trace through one server."""
+
+    answers: Answers
+    seconds: float
+    padding_ratio: float
+    mean_batch: float
+    slots_busy: float
+    """Share of the time that the slots were running calls."""
+    server_cpu_s: float
+    """Of the server and its workers, the calls included."""
+    client_cpu_s: float
+
+
+@contextmanager
+def serving(setting: ServerSetting, folder: Path) -> Iterator[Served]:
+    """The server, ready to answer."""
+    address = f"ipc://{folder}/{setting.label}.sock"
+    config, log = folder / f"{setting.label}.yaml", folder / f"{setting.label}.log"
+    config.write_text(setting.yaml(address))
+    with child_process(["-m", "shapestream_workers", "serve", str(config)], log=log) as child:
+        give_up_at = time.monotonic() + START_S
+        while not _ready(address):
+            if child.ended or time.monotonic() > give_up_at:
+                raise RuntimeError(f"{setting.label} did not start:\n{log.read_text()[-4000:]}")
+            time.sleep(_SETTLE_S)
+        yield Served(setting=setting, address=address, child=child)
+
+
+def _ready(address: str) -> bool:
+    """Whether all slots are there; a server that is still busy with its models does not listen yet."""
+    try:
+        with blocking.connect(address, connect_timeout=2.0) as client:
+            return len(client.statistics()["slots"]) == SLOTS
+    except shapestream.ShapestreamError:
+        return False
+
+
+def _computed(counters: dict[str, Any], elements: int) -> float:
+    """Elements that a server has computed, from its share of padding and the elements of the requests themselves."""
+    return elements / (1.0 - float(counters["padding_ratio"]))
+
+
+def _busy_s(counters: dict[str, Any]) -> float:
+    return sum(float(slot["busy_s"]) for slot in counters["slots"].values())
+
+
+async def _stream(address: str, trace: Trace, in_flight: int) -> tuple[Answers, float]:
+    answers = no_answers(trace)
+    async with shapestream.connect(address) as client:
+        await client.signature(MODEL)
+        started = time.perf_counter()
+        # In order of completion: a long sentence at the head would hold the window's other places.
+        async with client.stream(MODEL, trace.inputs(), max_in_flight=in_flight, ordered=False) as results:
+            async for result in results:
+                assert isinstance(result, shapestream.Result)  # a failed one was raised
+                answers[result.key] = result["embedding"][0]
+        return answers, time.perf_counter() - started
