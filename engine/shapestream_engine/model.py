@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from shapestream_engine.backends.registry import check_engine, load_backend
-from shapestream_engine.batching.native import Native
+from shapestream_engine.batching.native import Native, NativePlanner
 from shapestream_engine.batching.strategy import SizesPlanner, Strategy
-from shapestream_engine.errors import SignatureError
+from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.infer_request import InferRequest, OutputTensor
 from shapestream_engine.ports import PadValue
 from shapestream_engine.prepared import PreparedLimits, PreparedModels, PreparedSizes
@@ -186,9 +186,31 @@ def compile_model(spec: ModelSpec, *, slots: int = 1, threads: int | None = None
         raise SignatureError(
             f"model {spec.name!r}: the engine {spec.effective_engine} does not do the strategy {spec.strategy.NAME}"
         )
-    if model.prepares and isinstance(planner := model.signature.planner, SizesPlanner):
-        model.prepared = PreparedModels(model.prepare, spec.prepared)
-        # Without a warm-up too the smallest and the largest: a model that cannot be run so is refused now.
-        warm_up = spec.prepared.warm_up
-        model.prepared.warm_up(planner.prepared_shapes() if warm_up else planner.extreme_shapes())
+    if model.prepares:
+        _warm_up(model, spec)
     return model
+
+
+def _warm_up(model: CompiledModel, spec: ModelSpec) -> None:
+    match model.signature.planner:
+        case SizesPlanner() as planner:
+            model.prepared = PreparedModels(model.prepare, spec.prepared)
+            # Without a warm-up too the smallest and the largest: a model that cannot be run so is refused now.
+            warm_up = spec.prepared.warm_up
+            model.prepared.warm_up(planner.prepared_shapes() if warm_up else planner.extreme_shapes())
+        case NativePlanner(static_shapes=shapes) if shapes:
+            # They were asked for one by one, so all are made now, and none makes room for another.
+            model.prepared = PreparedModels(model.prepare, PreparedLimits(max_prepared=len(shapes)))
+            for shape in shapes:
+                _prepare_static(model, model.prepared, shape)
+
+
+def _prepare_static(model: CompiledModel, prepared: PreparedModels, shape: tuple[int, ...]) -> None:
+    try:
+        prepared.warm_up([shape])
+    except EngineError as error:
+        dimensions = model.signature.dimensions
+        words = ", ".join(f"{name}: {size}" for name, size in zip(dimensions, shape, strict=True))
+        raise SignatureError(
+            f"model {model.signature.name!r}: strategy native: static: {{{words}}}: {error}"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shapestream_engine.batching.assembly import Assembly
+from shapestream_engine.batching.native import NativePlanner
 from shapestream_engine.batching.pieces import PieceCutter
 from shapestream_engine.model import CompiledModel, InferRequest
 
@@ -25,8 +26,9 @@ class RequestPool:
         """What calls a batch takes; None: one, of the shape that it has. Its own, as one that rounds remembers."""
         self.cutter = PieceCutter(model.signature)
         self.prepared = model.prepared
-        """Where the requests of the calls come from if models are prepared for their shapes; nothing is lent then."""
-        wanted = size if self.prepared is None else 0
+        """Where the requests of calls come from whose shapes have models of their own. Nothing is lent where all have."""
+        takes_any = self.prepared is None or isinstance(self.planner, NativePlanner)
+        wanted = size if takes_any else 0
         self._all = tuple(model.create_infer_request() for _ in range(wanted))
         self._free = list(self._all)
 

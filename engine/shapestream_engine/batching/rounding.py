@@ -1,8 +1,11 @@
 """Endless shapes, kept to a few: a shape that comes late is rounded up to one that is known, or will be.
 
 Every shape that an engine meets leaves something behind, and what leads memory to grow is their number. The first
-shapes are run exactly as they come, since most models see few; once half of those that may be prepared are, new
+shapes are run exactly as they come, since most models see few; once most of those that may be prepared are, new
 ones are rounded up.
+
+A server's scheduler rounds better, as it sees the traffic (`shapestream.scheduling.rounding`); this is for whoever has
+none, and keeps the cap whatever anybody asks for.
 """
 
 from __future__ import annotations
@@ -13,12 +16,20 @@ from typing import TypeAlias
 
 from shapestream_engine.shapes import Dimension
 
-__all__ = ["RoundingTable", "geometric_sizes"]
+__all__ = ["RoundingTable", "escape_shapes", "geometric_sizes"]
 
 _Sizes: TypeAlias = tuple[int, ...]
 
 _REMEMBERED = 4096
 """Roundings remembered; when so many are known, all are forgotten."""
+
+
+def escape_shapes(cap: int) -> int:
+    """How many of the shapes under a cap a process keeps for itself where a scheduler chooses the others.
+
+    A scheduler that starts anew knows nothing of what its workers have met; these take up what is too much then.
+    """
+    return max(1, cap // 8)
 
 
 class RoundingTable:
@@ -28,10 +39,11 @@ class RoundingTable:
     Shapes that differ in one of these are different for good: of them the cap counts each group by itself.
     """
 
-    def __init__(self, cap: int, bounds: Sequence[Dimension | None]) -> None:
+    def __init__(self, cap: int, bounds: Sequence[Dimension | None], *, on_grid: int | None = None) -> None:
+        """`on_grid`: so many of the cap are kept for late shapes; None: half of it, rounded up."""
         if cap < 2:
             raise ValueError(f"a cap below 2 leaves no room for exact shapes: {cap}")
-        self._exact = cap // 2
+        self._exact = cap // 2 if on_grid is None else cap - on_grid
         self._bounds = tuple(bounds)
         self._grid = _grid([bound for bound in bounds if bound is not None], cap - self._exact)
         self._known: dict[_Sizes, set[_Sizes]] = {}

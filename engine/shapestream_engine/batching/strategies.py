@@ -9,6 +9,7 @@ from shapestream_engine.batching.bucketed import Bucketed
 from shapestream_engine.batching.native import Native
 from shapestream_engine.batching.padded import Padded
 from shapestream_engine.batching.partitioned import Partitioned
+from shapestream_engine.batching.static_shapes import parse_static
 from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.errors import SignatureError
 
@@ -20,7 +21,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 
 
 def parse_strategy(value: Mapping[str, Any]) -> Strategy:
-    """The strategy that a mapping states; every key but `strategy` (and native's `max_prepared`) is a dimension.
+    """The strategy that a mapping states; every key but `strategy`, and native's `max_prepared` and `static`, is a dimension.
 
     A size alone is as good as a list of one. Raises `SignatureError` for an unknown strategy and for wrong sizes.
     """
@@ -34,8 +35,9 @@ def parse_strategy(value: Mapping[str, Any]) -> Strategy:
     if kind is None:
         raise SignatureError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
     cap = arguments.pop("max_prepared", None) if kind is Native else None
+    static = parse_static(arguments.pop("static", ())) if kind is Native else ()
     sizes = {
         dimension: tuple(given) if isinstance(given, list | tuple) else (given,)
         for dimension, given in arguments.items()
     }
-    return Native(sizes, cap) if kind is Native else kind(sizes)
+    return Native(sizes, cap, static) if kind is Native else kind(sizes)

@@ -14,6 +14,7 @@ from shapestream_engine.backends.openvino.ports import reshape_inputs, signature
 from shapestream_engine.backends.openvino.reading import read_model
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core
+from shapestream_engine.batching.native import NativePlanner
 from shapestream_engine.batching.strategy import SizesPlanner
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec
@@ -28,7 +29,8 @@ __all__ = ["OpenVinoModel", "compile_spec", "read_spec"]
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
     """Read the model, give its inputs the shapes of the spec, work out its signature, and compile it.
 
-    Where only some shapes are allowed it is compiled for these alone, each when it is prepared.
+    Where only some shapes are allowed it is compiled for these alone, each when it is prepared; where single shapes
+    have models of their own, for all shapes as well.
     """
     properties = _properties(core(), spec, slots, threads)
     model = _model(spec)
@@ -42,10 +44,14 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
                 f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
             ) from error
 
-    if isinstance(signature.planner, SizesPlanner):
+    if isinstance(signature.planner, SizesPlanner) or _static_shapes(signature):
         return PreparingModel(signature, model, compiled, properties)
     stateful = bool(model.get_variables())
     return OpenVinoModel(signature, compiled(model), stateful=stateful, forwarded=_forwarded(model))
+
+
+def _static_shapes(signature: ModelSignature) -> tuple[tuple[int, ...], ...]:
+    return signature.planner.static_shapes if isinstance(signature.planner, NativePlanner) else ()
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -106,7 +112,7 @@ class OpenVinoModel(CompiledModel):
 
 
 class PreparingModel(CompiledModel):
-    """A model that is reshaped and compiled for each allowed shape by itself.
+    """A model that is reshaped and compiled for each allowed shape, or each hot one, by itself.
 
     A request of its own takes any shape all the same: the dynamic model is compiled for the first of them.
     """
