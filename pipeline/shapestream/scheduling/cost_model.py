@@ -1,72 +1,295 @@
-"""What calls cost, as measured: the scheduler's estimate of how long something takes.
+"""What everything costs, as measured: tables that workers bring, kept true by every finished batch.
 
-A first, honest version: running means, no interpolation between shapes. It answers "when may a refused
-caller try again" and "does this deadline leave room for a delay", and fills the statistics. How batches
-are cut does not depend on it yet.
+The scheduler asks; it decides nothing here. Workers whose tables have equal keys are alike and share one surface, so
+that what one of them shows is known of all; each has a speed of its own. No clock: seconds come with the events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite, prod
+from typing import Any, TypeAlias
+
+from shapestream.scheduling.cost_base import CostBase
+from shapestream.scheduling.cost_line import FIRST_CLIP, Line
+from shapestream.scheduling.cost_surface import Surface
+from shapestream.scheduling.events import ModelProfile
+from shapestream_engine.cost_table import CostTable
+
+__all__ = ["CostModel"]
+
+Sizes: TypeAlias = tuple[int, ...]
 
 WEIGHT = 0.2
-"""Weight of the newest measurement in a running mean: the mean follows a change within about ten calls."""
-
-MAX_SHAPES = 1024
-"""Shapes remembered per model. When another comes, the one that was met first is forgotten."""
+"""Weight of the newest batch in the running means."""
+MOST_KINDS = 32
+"""Kinds of slots remembered per model; those without workers make room first."""
 
 
 @dataclass(slots=True)
-class _Means:
-    """The running means of one model."""
+class _Kind:
+    """The workers whose tables of one model have the same key."""
 
-    call_s: float
-    request_s: float
-    shapes: dict[tuple[int, ...], float]
+    base: CostBase
+    new: Line
+    """What a shape that is new costs extra, by elements."""
+    surfaces: dict[str, Surface]
+    """By worker."""
+    slots: Counter[str] = field(default_factory=Counter)
+    """By worker."""
+    points: int = 0
+
+
+@dataclass(slots=True)
+class _Model:
+    profile: ModelProfile
+    kinds: dict[str, _Kind] = field(default_factory=dict)
+    """By the key of the table; "" where there is none."""
+    slots: dict[int, tuple[_Kind, str]] = field(default_factory=dict)
+    """The kind and the worker of each slot that has the model."""
+    batch_s: float | None = None
+    request_s: float | None = None
+    """Running means."""
+    usual: dict[tuple[int, int, Sizes], float] = field(default_factory=dict)
+    """`request_s` by version, rows and shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    worker: str
+    costs: Mapping[str, CostTable]
+    models: frozenset[str]
 
 
 class CostModel:
-    """Running means of seconds: per call of each shape, and per call and per request of each model."""
+    """Surfaces by model and kind of slot, and speeds by worker."""
 
     def __init__(self) -> None:
-        self._models: dict[str, _Means] = {}
+        self._models: dict[str, _Model] = {}
+        self._joined: dict[int, _Joined] = {}
 
-    def observe(self, model: str, sizes: tuple[int, ...], requests: int, run_s: float) -> None:
-        """Learns from one finished call. Times that cannot be (negative, not a number) are ignored."""
-        if not 0.0 <= run_s < float("inf") or requests < 1:
-            return
-        request_s = run_s / requests
-        means = self._models.get(model)
-        if means is None:
-            self._models[model] = _Means(run_s, request_s, {sizes: run_s})
-            return
-        means.call_s += WEIGHT * (run_s - means.call_s)
-        means.request_s += WEIGHT * (request_s - means.request_s)
-        shapes = means.shapes
-        known = shapes.get(sizes)
-        if known is not None:
-            shapes[sizes] = known + WEIGHT * (run_s - known)
-            return
-        if len(shapes) >= MAX_SHAPES:
-            del shapes[next(iter(shapes))]
-        shapes[sizes] = run_s
+    # ------------------------------------------------------------ who is there
 
-    def call_s(self, model: str, sizes: tuple[int, ...] | None = None) -> float | None:
-        """Expected seconds of a call: of this shape if it was met, else of the model, else unknown."""
-        means = self._models.get(model)
-        if means is None:
+    def add_model(self, profile: ModelProfile) -> None:
+        """A model may be asked about; slots that have it may have joined before."""
+        model = self._models[profile.name] = _Model(profile)
+        for slot, joined in self._joined.items():
+            if profile.name in joined.models:
+                self._connect(model, slot, joined)
+
+    def join(self, slot: int, worker: str, costs: Mapping[str, CostTable], models: Iterable[str]) -> None:
+        """A slot has joined; a worker "" is one of its own."""
+        joined = self._joined[slot] = _Joined(worker or f"slot {slot}", costs, frozenset(models))
+        for name in joined.models:
+            if name in self._models:
+                self._connect(self._models[name], slot, joined)
+
+    def _connect(self, model: _Model, slot: int, joined: _Joined) -> None:
+        table = joined.costs.get(model.profile.name)
+        if table is not None and table.dimensions != model.profile.dimensions:
+            table = None  # of another model that was called the same
+        kind = self._kind(model, table)
+        kind.slots[joined.worker] += 1
+        kind.base.join(joined.worker)
+        if joined.worker not in kind.surfaces:
+            kind.surfaces[joined.worker] = Surface(model.profile, kind.base, kind.new)
+        model.slots[slot] = (kind, joined.worker)
+
+    def _kind(self, model: _Model, table: CostTable | None) -> _Kind:
+        key = "" if table is None else table.key
+        known = model.kinds.get(key)
+        if known is not None and (known.points or table is None or not table.points):
+            return known
+        kind = _new_kind(model.profile, table)
+        if known is not None and not known.slots:
+            model.kinds.pop(key)
+        elif known is not None:
+            return known  # somebody learns already without a table; what was learned is as good
+        if len(model.kinds) >= MOST_KINDS:
+            idle = next((name for name, other in model.kinds.items() if not other.slots), None)
+            if idle is not None:
+                del model.kinds[idle]
+        model.kinds[key] = kind
+        return kind
+
+    def leave(self, slot: int) -> None:
+        """A slot is gone; what it has shown stays known."""
+        if self._joined.pop(slot, None) is None:
+            return
+        for model in self._models.values():
+            kind, worker = model.slots.pop(slot, (None, ""))
+            if kind is None:
+                continue
+            kind.slots[worker] -= 1
+            if not kind.slots[worker]:
+                del kind.slots[worker]
+                kind.base.leave(worker)
+                if len(kind.surfaces) > 1:
+                    del kind.surfaces[worker]
+
+    # ------------------------------------------------------------ what was seen
+
+    def observe(
+        self,
+        slot: int | None,
+        model: str,
+        sizes: Sizes,
+        busy_s: float,
+        preparations: int = 0,
+        requests: int = 1,
+    ) -> None:
+        """Learns from a finished batch of these sizes. Times that cannot be (negative, not a number) are ignored."""
+        known = self._models.get(model)
+        if known is None or not (isfinite(busy_s) and busy_s >= 0.0):
+            return
+        kind, worker = self._of(known, slot)
+        surface = self._surface(known, kind, worker)
+        rows, shape = (sizes[0], sizes[1:]) if known.profile.has_batch else (1, sizes)
+        calls = surface.calls(rows, shape)
+        if preparations > 0:
+            if kind.base.measured:
+                steady = surface.second(rows, shape) * kind.base.speed(worker)
+                extra = max(0.0, busy_s - steady) / preparations
+                elements = prod(calls[0][1])
+                kind.new.observe(1.0, elements, extra, request_elements=elements)
+        else:
+            kind.base.learn(calls, busy_s, worker, requests=requests)
+        surface.met(calls)
+        _count(known, busy_s, busy_s / max(1, requests))
+
+    # ------------------------------------------------------------ what it will cost
+
+    def surface(self, model: str, slot: int | None = None) -> Surface:
+        """Of the slot's kind; of the model's most common kind without one. Raises KeyError for an unknown model."""
+        known = self._models[model]
+        return self._surface(known, *self._of(known, slot))
+
+    def speed(self, model: str, slot: int) -> float:
+        """Seconds on this slot / seconds of its surface; 1.0 as long as nothing is known."""
+        known = self._models.get(model)
+        if known is None or slot not in known.slots:
+            return 1.0
+        kind, worker = known.slots[slot]
+        return kind.base.speed(worker)
+
+    def batch_s(self, model: str, sizes: Sizes, slot: int | None = None) -> float | None:
+        """Predicted seconds of a slot for a batch; None while nothing is measured."""
+        known = self._models.get(model)
+        if known is None:
             return None
-        if sizes is not None:
-            return means.shapes.get(sizes, means.call_s)
-        return means.call_s
+        kind, worker = self._of(known, slot)
+        if not kind.base.measured:
+            return None
+        rows, shape = (sizes[0], sizes[1:]) if known.profile.has_batch else (1, sizes)
+        speed = 1.0 if slot is None else kind.base.speed(worker)
+        return speed * self._surface(known, kind, worker).second(rows, shape)
 
-    def request_s(self, model: str) -> float | None:
-        """Expected seconds of one slot per request, batching included; None before the first call."""
-        means = self._models.get(model)
-        return None if means is None else means.request_s
+    def request_s(self, model: str, shape: Sizes | None = None, rows: int = 1) -> float | None:
+        """Seconds of one slot that such a request costs in good company: batched with as many of its like as pays.
 
-    def shapes(self, model: str) -> Mapping[tuple[int, ...], float]:
-        """Seconds per call of each shape that is remembered, oldest first."""
-        means = self._models.get(model)
-        return {} if means is None else dict(means.shapes)
+        Without a shape, those of the requests that ran lately, in the mean. None while nothing is measured.
+        """
+        known = self._models.get(model)
+        if known is None:
+            return None
+        if shape is None:
+            return known.request_s
+        surface = self.surface(model)
+        if not surface.measured:
+            return None
+        key = (surface.version, rows, shape)
+        cost = known.usual.get(key)
+        if cost is None:
+            if len(known.usual) >= 4096:
+                known.usual.clear()
+            cost = known.usual[key] = _in_company(surface, known.profile, rows, shape)
+        return cost
+
+    def call_s(self, model: str) -> float | None:
+        """Seconds of the batches that ran lately, in the mean; None before the first."""
+        known = self._models.get(model)
+        return None if known is None else known.batch_s
+
+    def measured(self, model: str) -> bool:
+        """Whether predictions are seconds, by a table or by what ran."""
+        known = self._models.get(model)
+        return known is not None and self._of(known, None)[0].base.measured
+
+    def shapes(self, model: str) -> int:
+        """Distinct call shapes that ran lately, on the worker that knows most."""
+        known = self._models.get(model)
+        surfaces = (
+            [] if known is None else [s for kind in known.kinds.values() for s in kind.surfaces.values()]
+        )
+        return max([len(surface.known) for surface in surfaces], default=0)
+
+    def describe(self, model: str) -> list[dict[str, Any]]:
+        """The kinds of slots that have the model, as plain data."""
+        known = self._models.get(model)
+        return [] if known is None else [
+            {
+                "key": key,
+                "points": kind.points,
+                "measured": kind.base.measured,
+                "version": kind.base.version,
+                "slots": dict(kind.slots),
+                "speeds": {worker: kind.base.speed(worker) for worker in kind.base.workers},
+            }
+            for key, kind in known.kinds.items()
+        ]  # fmt: skip
+
+    # ------------------------------------------------------------ finding
+
+    def _of(self, model: _Model, slot: int | None) -> tuple[_Kind, str]:
+        """The kind and the worker of a slot; else of the most common kind, the one that joined first."""
+        if slot is not None and slot in model.slots:
+            return model.slots[slot]
+        kinds = model.kinds
+        if not kinds:
+            kinds[""] = _new_kind(model.profile, None)
+        kind = (
+            max(kinds.values(), key=lambda kind: kind.slots.total())
+            if len(kinds) > 1
+            else next(iter(kinds.values()))
+        )
+        return kind, next(iter(kind.surfaces), "")
+
+    @staticmethod
+    def _surface(model: _Model, kind: _Kind, worker: str) -> Surface:
+        surface = kind.surfaces.get(worker)
+        if surface is None:
+            surface = kind.surfaces[worker] = Surface(model.profile, kind.base, kind.new)
+        return surface
+
+
+def _new_kind(profile: ModelProfile, table: CostTable | None) -> _Kind:
+    steady: dict[Sizes, float] = {}
+    new = Line(clip=FIRST_CLIP)
+    alone = () if profile.has_batch else (1,)
+    for point in sorted(() if table is None else table.points, key=lambda point: prod(point.sizes)):
+        sizes = (*alone, *point.sizes)
+        steady[sizes] = point.seconds
+        if point.first_seconds is not None:
+            elements = float(prod(sizes))
+            extra = max(0.0, point.first_seconds - point.seconds)
+            new.observe(1.0, elements, extra, request_elements=elements)
+    static = [(*alone, *sizes) for sizes in profile.static_shapes]
+    return _Kind(CostBase(steady, static), new, {}, points=len(steady))
+
+
+def _in_company(surface: Surface, profile: ModelProfile, rows: int, shape: Sizes) -> float:
+    best = surface.second(rows, shape)
+    together = 2
+    while profile.has_batch and together * rows <= profile.max_batch:
+        best = min(best, surface.second(together * rows, shape) / together)
+        together *= 2
+    return best
+
+
+def _count(model: _Model, batch_s: float, request_s: float) -> None:
+    """The running means: a change is followed within about ten batches."""
+    model.batch_s = batch_s if model.batch_s is None else model.batch_s + WEIGHT * (batch_s - model.batch_s)
+    last = model.request_s
+    model.request_s = request_s if last is None else last + WEIGHT * (request_s - last)

@@ -94,6 +94,7 @@ class Scheduler:
                 self._batch_failed(event, now, actions)
             case SlotJoined():
                 self._slots.join(event.slot, event.models, self._queues)
+                self._costs.join(event.slot, event.worker, event.costs, event.models)
             case SlotClosing():
                 self._slots.close(event.slot)
             case SlotLeft():
@@ -140,6 +141,7 @@ class Scheduler:
         if known is None:
             queue = self._queues[profile.name] = ModelQueue(profile)
             self._slots.connect_model(queue)
+            self._costs.add_model(profile)
         elif known.profile != profile:
             raise ValueError(f"model {profile.name!r} is here already, with another profile")
 
@@ -184,7 +186,14 @@ class Scheduler:
                     actions.append(ledger.fail(request, "deadline_exceeded", _too_late(request), now))
         else:
             # Without the expired members the call had another shape; then there is nothing to learn.
-            self._costs.observe(batch.queue.profile.name, batch.sizes, len(batch.ids), event.busy_s)
+            self._costs.observe(
+                batch.slot.id,
+                batch.queue.profile.name,
+                batch.sizes,
+                event.busy_s,
+                event.preparations,
+                len(batch.ids),
+            )
         ledger.deliver(batch, now, actions)
         batch.release_members()
 
@@ -209,6 +218,7 @@ class Scheduler:
 
     def _slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
         batch = self._slots.leave(event.slot)
+        self._costs.leave(event.slot)
         if batch is not None:
             del self._batches[batch.id]
             self._recovery.lost(batch, f"slot {event.slot} left", now, actions)

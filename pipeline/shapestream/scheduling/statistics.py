@@ -132,7 +132,7 @@ def take_stock(
                 slots=queue.slot_count,
                 free_slots=len(queue.free),
                 call_s=costs.call_s(name),
-                shapes_seen=len(costs.shapes(name)),
+                shapes_seen=costs.shapes(name),
             )
             for name, queue in queues.items()
         ),

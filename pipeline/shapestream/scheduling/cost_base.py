@@ -1,0 +1,212 @@
+"""What single calls of one model cost on one kind of slot: measured, or learned from traffic, and always corrected.
+
+Below the surfaces, which know how batches become calls. Sizes are (rows, *shape) throughout, with rows 1 for models
+without a batch axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import exp, isfinite, log, prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapestream.scheduling.cost_grid import Grid
+from shapestream.scheduling.cost_line import Line
+
+__all__ = ["Calls", "CostBase", "Seconds"]
+
+Sizes: TypeAlias = tuple[int, ...]
+Seconds: TypeAlias = NDArray[np.float64]
+Calls: TypeAlias = Sequence[tuple[int, Sizes]]
+"""How many calls of which sizes."""
+
+CLIP = log(1.5)
+"""What one observation may differ from what was expected, at most: a machine that stalls says nothing about the model."""
+SPEED_STEP = 0.1
+"""Of that difference, what a worker's speed takes over; the surface takes over `cost_grid.STEP`."""
+STATIC_STEP = 0.2
+MOVED = log(1.05)
+_NO_PLACE = 0
+
+
+class CostBase:
+    """Seconds of calls, shared by all workers that are alike; `workers` tells how far each is off.
+
+    `version` changes when a prediction has changed by more than 5 %.
+    """
+
+    def __init__(self, points: Mapping[Sizes, float], static: Sequence[Sizes]) -> None:
+        self._static: dict[Sizes, float | None] = {sizes: points.get(sizes) for sizes in static}
+        """Seconds of the shapes with a model of their own; None: not known, then they cost what others like them do."""
+        self._static_published = dict(self._static)
+        dynamic = {sizes: seconds for sizes, seconds in points.items() if sizes not in self._static}
+        self._grid = Grid(dynamic) if dynamic else None
+        self.line = Line()
+        self.version = 1
+        self._speeds: dict[str, float] = {}
+        """Per worker, the logarithm of its seconds / what the grid says; their mean is what the grid itself is off."""
+        self._drift = 0.0
+        """The sum of them."""
+        self._table = _StaticTable(self._static_published)
+
+    @property
+    def measured(self) -> bool:
+        """Whether predictions are seconds; else they are good for comparing calls, and nothing else."""
+        return self._grid is not None or self.line.measured
+
+    # ------------------------------------------------------------ workers
+
+    def join(self, worker: str) -> None:
+        """From now on a worker is one of this kind; at first it is as fast as they are in the mean."""
+        if worker not in self._speeds:
+            mean = self._drift / len(self._speeds) if self._speeds else 0.0
+            self._speeds[worker] = mean
+            self._drift += mean
+
+    def leave(self, worker: str) -> None:
+        """It is gone; of the last one, what it was off stays part of what is expected."""
+        if len(self._speeds) == 1 and worker in self._speeds:
+            self._publish()
+        self._drift -= self._speeds.pop(worker, 0.0)
+
+    def speed(self, worker: str) -> float:
+        """Its seconds / those of the workers of this kind in the mean."""
+        own = self._speeds.get(worker)
+        return 1.0 if own is None else exp(own - self._drift / len(self._speeds))
+
+    @property
+    def workers(self) -> list[str]:
+        """Those that are here."""
+        return list(self._speeds)
+
+    # ------------------------------------------------------------ predictions
+
+    def seconds(self, sizes: list[NDArray[np.intp]]) -> Seconds:
+        """Of many calls, one array per axis."""
+        if self._grid is not None:
+            seconds = self._grid.seconds(sizes)
+        else:
+            shapes = np.prod([np.asarray(column, np.float64) for column in sizes[1:]], axis=0)
+            rows = np.asarray(sizes[0], np.float64)
+            prior = (rows + 1.0) * np.maximum(shapes, 1.0)  # as in `_prior_or_line`
+            seconds = self.line.seconds(rows * shapes) if self.line.measured else prior
+        return self._table.applied(sizes, seconds) if self._static else np.asarray(seconds)
+
+    def second(self, sizes: Sizes) -> float:
+        """Of one call."""
+        known = self._static_published.get(sizes)
+        if known is not None:
+            return known
+        if self._grid is not None:
+            return self._grid.second(sizes)
+        return self._prior_or_line(sizes)
+
+    def _prior_or_line(self, sizes: Sizes) -> float:
+        if self.line.measured:
+            return self.line.second(prod(sizes))
+        # Before anything is known a call's fixed part is taken to weigh as much as one row of it.
+        return (sizes[0] + 1.0) * max(1, prod(sizes[1:]))
+
+    def _expected(self, sizes: Sizes) -> float:
+        known = self._static.get(sizes)
+        if known is not None:
+            return known
+        return self._prior_or_line(sizes) if self._grid is None else self._grid.expected(sizes)
+
+    # ------------------------------------------------------------ learning
+
+    def learn(self, calls: Calls, busy_s: float, worker: str | None, *, requests: int) -> None:
+        """Corrects by a batch that took `busy_s` on a worker and prepared nothing."""
+        own = self._speeds.get(worker, 0.0) if worker is not None else 0.0
+        if not self.measured:
+            self._learn_line(calls, busy_s, requests)
+            return
+        expected = sum([count * self._expected(sizes) for count, sizes in calls])
+        difference = log(max(busy_s, 1e-9) / max(expected, 1e-12)) - own
+        if not isfinite(difference):
+            return
+        clipped = max(-CLIP, min(CLIP, difference))
+        alone = self._grid is None and len(self._speeds) < 2
+        if worker in self._speeds and not alone:
+            self._speeds[worker] = own + SPEED_STEP * clipped
+            self._drift += SPEED_STEP * clipped
+        moved = self._correct_static(calls, clipped)
+        if self._grid is None:
+            self._learn_line(calls, busy_s / exp(own), requests)
+            return
+        scale = exp(self._drift / len(self._speeds)) if self._speeds else 1.0
+        for _, sizes in calls:
+            if sizes not in self._static and self._grid.correct(sizes, clipped, scale):
+                moved = True
+        if moved or abs(log(scale)) > MOVED:
+            self._publish()
+
+    def _learn_line(self, calls: Calls, seconds: float, requests: int) -> None:
+        dynamic = [(count, sizes) for count, sizes in calls if sizes not in self._static]
+        if len(dynamic) < len(calls) or not dynamic:
+            return  # nobody knows which part of it was which
+        number = sum([count for count, _ in dynamic])
+        elements = float(sum([count * prod(sizes) for count, sizes in dynamic]))
+        self.line.observe(number, elements, seconds, request_elements=elements / max(1, requests))
+        if self.line.moved():
+            self.version += 1
+
+    def _correct_static(self, calls: Calls, difference: float) -> bool:
+        """Moves what static shapes cost; whether one is now off what is published by more than 5 %."""
+        moved = False
+        for _, sizes in calls:
+            if sizes not in self._static:
+                continue
+            value = self._expected(sizes) * exp(STATIC_STEP * difference)
+            self._static[sizes] = value
+            published = self._static_published[sizes]
+            if published is None or abs(log(value / published)) > MOVED:
+                moved = True
+        return moved
+
+    def _publish(self) -> None:
+        """Makes what was learned the basis of predictions; what all workers are off becomes part of the grid."""
+        if self._speeds and self._grid is not None:
+            mean = self._drift / len(self._speeds)
+            self._speeds = {worker: own - mean for worker, own in self._speeds.items()}
+            self._drift = 0.0
+            self._grid.publish(exp(mean))
+        elif self._grid is not None:
+            self._grid.publish(1.0)
+        self._static_published = dict(self._static)
+        self._table = _StaticTable(self._static_published)
+        self.version += 1
+
+
+class _StaticTable:
+    """The static shapes as a small array, so that finding them among thousands of calls takes one look-up per axis."""
+
+    def __init__(self, static: Mapping[Sizes, float | None]) -> None:
+        known = {sizes: seconds for sizes, seconds in static.items() if seconds is not None}
+        self._axes: list[NDArray[np.intp]] = []
+        if not known:
+            return
+        columns = [sorted(set(column)) for column in zip(*known, strict=True)]
+        # Place 0 along each axis is "no static shape has this size".
+        self._values = np.full([len(column) + 1 for column in columns], np.nan)
+        for place in product(*[range(len(column)) for column in columns]):
+            sizes = tuple(column[number] for column, number in zip(columns, place, strict=True))
+            self._values[tuple(number + 1 for number in place)] = known.get(sizes, np.nan)
+        for column in columns:
+            axis = np.full(column[-1] + 2, _NO_PLACE, np.intp)
+            axis[column] = np.arange(1, len(column) + 1)
+            self._axes.append(axis)
+
+    def applied(self, sizes: list[NDArray[np.intp]], seconds: Seconds) -> Seconds:
+        """`seconds`, with those of static shapes in their places."""
+        if not self._axes:
+            return seconds
+        places = tuple(
+            axis[np.minimum(column, len(axis) - 1)] for axis, column in zip(self._axes, sizes, strict=True)
+        )
+        found = self._values[places]
+        return np.where(np.isnan(found), seconds, found)
