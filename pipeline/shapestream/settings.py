@@ -106,6 +106,8 @@ class ServerSettings(_Model):
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20
     """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
+    prefetch: bool = True
+    """While all slots are busy, the next batch is sent to one a moment before it becomes free."""
     max_clients: int = Field(default=1024, ge=1, le=65536)
     """Clients at a time."""
     heartbeat_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
@@ -192,6 +194,8 @@ class ShapesSettings(_Model):
     """The same in bytes of weights and inputs."""
     warm_up: bool = False
     """Prepare shapes at the start, not when they are first needed."""
+    static: tuple[dict[str, AllowedSizes], ...] = Field(default=(), strict=False)
+    """For `native`: call shapes with a static model of their own, [{batch: 1, seq: [8, 16]}]; every dimension is named."""
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -208,6 +212,8 @@ class BatchingSettings(_Model):
     """How long a free slot may wait for company. 0: never."""
     max_padding_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
     """Elements computed only as padding / elements computed, at most. Default: as much as measured costs make worth it."""
+    max_batch_bytes: Bytes | None = None
+    """Bytes of the requests in one call, padding not counted. Default: any; a larger request runs alone."""
 
 
 class ModelSettings(_Model):

@@ -19,7 +19,7 @@ __all__ = ["shapes_findings"]
 
 Finding: TypeAlias = tuple[Location, str]
 
-_KEYS = ("strategy", "max_prepared", "max_prepared_bytes", "warm_up")
+_KEYS = ("strategy", "max_prepared", "max_prepared_bytes", "warm_up", "static")
 
 
 def shapes_findings(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
@@ -31,6 +31,7 @@ def shapes_findings(location: Location, model: Mapping[str, Any]) -> Iterator[Fi
     sizes = {name: value for name, value in shapes.items() if name not in _KEYS}
     yield from _of_strategy(location, strategy, shapes, sizes)
     inputs = _Inputs(model)
+    yield from _static((*location, "static"), shapes.get("static"), strategy, inputs)
     for name, value in sizes.items():
         if not isinstance(name, str):
             continue
@@ -82,6 +83,29 @@ def _of_strategy(
     if strategy in ("padded", "bucketed") and not sizes:
         example = "seq: 512" if strategy == "padded" else "seq: [64, 128]"
         yield location, f"the strategy {strategy} needs a dimension with its sizes (such as {example})"
+
+
+def _static(location: Location, static: Any, strategy: Any, inputs: _Inputs) -> Iterator[Finding]:
+    if static and strategy != "native":
+        yield (
+            location,
+            f"static shapes are for the strategy native, and this is {strategy} (remove one of them)",
+        )
+        return
+    for index, shape in enumerate(static if isinstance(static, list) else []):
+        for name, value in shape.items() if isinstance(shape, dict) else ():
+            where = (*location, index, name)
+            bounds = inputs.bounds.get(name)
+            if bounds is None:
+                # A model whose inputs are not described here has its dimensions' names from the file.
+                if len(inputs.bounds) > 1:
+                    hint = did_you_mean(str(name), list(inputs.bounds))
+                    yield where, f'no input has a dimension "{name}" {hint}'
+                continue
+            outside = [size for size in _integers(value) if size not in bounds]
+            if outside:
+                remedy = "change it, or the shape of the input"
+                yield where, f'{outside[0]} lies outside of "{name}", {bounds} ({remedy})'
 
 
 class _Inputs:

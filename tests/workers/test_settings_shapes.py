@@ -44,6 +44,10 @@ def load(folder: Path, shapes: str) -> LoadedSettings:
     [
         ("{}", Native()),
         ("{max_prepared: 16}", Native(max_prepared=16)),
+        (
+            "{static: [{seq: [8, 16], batch: 1, width: 3}]}",
+            Native(static_shapes=tuple((("batch", 1), ("seq", size), ("width", 3)) for size in (8, 16))),
+        ),
         ("{strategy: padded, seq: 512, batch: 8}", Padded({"seq": (512,), "batch": (8,)})),
         ("{strategy: bucketed, seq: [32, 64, 128]}", Bucketed({"seq": (32, 64, 128)})),
         (
@@ -89,6 +93,22 @@ def test_allowed_sizes_are_among_the_effective_values(tmp_path: Path) -> None:
         (
             "{strategy: bucketed, width: [3, 9]}",
             '.width: sizes of "width" need padding (allow it at inputs.rest: pad: {width: VALUE})',
+        ),
+        (
+            "{static: [{batch: 1, seq: [64, 1024]}]}",
+            '.static[0].seq: 1024 lies outside of "seq", 1..512 (change it, or the shape of the input)',
+        ),
+        (
+            "{static: [{batch: 1, sec: 64}]}",
+            '.static[0].sec: no input has a dimension "sec" (did you mean "seq"?)',
+        ),
+        (
+            "{static: [{batch: 1, seq: [64, 32]}]}",
+            ".static[0].seq: sizes ascend; 32 comes after 64 (write them from small to large)",
+        ),
+        (
+            "{strategy: bucketed, seq: [64], static: [{batch: 1}]}",
+            ".static: static shapes are for the strategy native, and this is bucketed (remove one of them)",
         ),
         (
             "{strategy: bucketed, sec: [64]}",

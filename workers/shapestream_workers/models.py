@@ -13,7 +13,6 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings, ShapesSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.yaml_source import Location
-from shapestream_engine.batching.native import Native
 from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError
@@ -62,7 +61,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
 
 def _strategy(shapes: ShapesSettings) -> Strategy:
     if shapes.strategy == "native":
-        return Native(max_prepared=shapes.max_prepared)
+        return parse_strategy({"max_prepared": shapes.max_prepared, "static": shapes.static})
     return parse_strategy({"strategy": shapes.strategy, **shapes.sizes})
 
 
@@ -155,6 +154,8 @@ def _location(loaded: LoadedSettings, model: ModelSettings, error: EngineError) 
         return (*location, "path" if model.function is None else "function")
     if str(error).startswith("probe:"):
         return (*location, "probe")
+    if "strategy native: static" in str(error):
+        return (*location, "shapes", "static")
     for name in (*model.shapes.sizes, "max_prepared"):
         if f"strategy {model.shapes.strategy}: {name!r}" in str(error):
             return (*location, "shapes", name)

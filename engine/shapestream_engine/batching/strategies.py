@@ -21,7 +21,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 
 
 def parse_strategy(value: Mapping[str, Any]) -> Strategy:
-    """The strategy that a mapping states; every key but `strategy`, and native's `max_prepared` and `static`, is a dimension.
+    """The strategy that a mapping states; every key is a dimension but `strategy` and what native has besides.
 
     A size alone is as good as a list of one. Raises `SignatureError` for an unknown strategy and for wrong sizes.
     """

@@ -9,7 +9,8 @@ from typing import Any
 from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.scheduling.events import ModelProfile
 from shapestream.wire.limits import MAX_TENSORS
-from shapestream_engine.batching.native import Native
+from shapestream_engine.batching.native import Native, NativePlanner
+from shapestream_engine.batching.strategy import SizesPlanner
 from shapestream_engine.layout import Layout
 from shapestream_engine.signature import ModelSignature, RequestShape
 
@@ -88,14 +89,31 @@ def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> Mod
         # More rows than the largest call that is allowed would run one call after the other, beside idle slots.
         allowed = signature.strategy.sizes.get(signature.dimensions[0])
         max_batch = allowed[-1] if allowed else signature.bounds[0].maximum
+    max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
+    strategy, planner = signature.strategy, signature.planner
     return ModelProfile(
         name=name,
         dimensions=signature.dimensions,
         has_batch=signature.has_batch,
         paddable=signature.paddable,
-        max_batch=DEFAULT_MAX_BATCH if max_batch is None else max_batch,
+        max_batch=max_batch,
         max_delay_s=options.max_delay_s,
         max_padding_ratio=options.max_padding_ratio,
+        bounds=tuple([bounds.maximum for bounds in signature.bounds]),
+        row_calls=_row_calls(signature, max_batch),
+        max_shapes=strategy.chosen_shapes if isinstance(strategy, Native) else None,
+        static_shapes=planner.static_shapes if isinstance(planner, NativePlanner) else (),
+    )
+
+
+def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ...], ...] | None:
+    """The rows of the calls that a batch takes, by its rows; None where any number of rows is one call."""
+    planner = signature.planner
+    if not isinstance(planner, SizesPlanner) or not signature.has_batch or planner.allowed[0] is None:
+        return None
+    others = (1,) * (len(signature.dimensions) - 1)
+    return tuple(
+        [tuple([call.sizes[0] for call in planner.plan((rows, *others))]) for rows in range(max_batch + 1)]
     )
 
 

@@ -1,0 +1,38 @@
+"""What the scheduler is told of a model's shapes: bounds, calls by rows, the cap and the static shapes."""
+
+from __future__ import annotations
+
+from shapestream.serving.models import ModelOptions, ServedModel
+from shapestream_engine import Bucketed, InputPort, ModelSignature, NamedShape, OutputPort, Rows
+from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine.batching.strategy import Strategy
+
+
+def served(strategy: Strategy, max_batch: int | None = None) -> ServedModel:
+    """A model of `batch` 1..8 and an endless `seq`, which may be padded."""
+    shape = NamedShape.parse("batch:1..8, seq:1..64")
+    signature = ModelSignature(
+        "m", (InputPort("x", "f32", shape, {"seq": 0}),), (OutputPort("y", "f32", shape, Rows()),), strategy
+    )
+    return ServedModel(0, "m", signature, ModelOptions(max_batch=max_batch))
+
+
+def test_a_native_model_may_have_any_rows_within_its_bounds() -> None:
+    """One call each, any number of different shapes."""
+    profile = served(parse_strategy({})).profile
+    assert (8, 64) == profile.bounds
+    assert (None, None, ()) == (profile.row_calls, profile.max_shapes, profile.static_shapes)
+
+
+def test_static_shapes_and_the_cap_are_told() -> None:
+    """An eighth of the cap is each worker's own."""
+    profile = served(parse_strategy({"max_prepared": 64, "static": [{"seq": [8, 16], "batch": 1}]})).profile
+    assert 56 == profile.max_shapes
+    assert ((1, 8), (1, 16)) == profile.static_shapes
+
+
+def test_allowed_rows_become_calls() -> None:
+    """By the rows of a batch, from none to `max_batch`; other allowed sizes need no place, as requests arrive rounded."""
+    profile = served(Bucketed({"batch": (2, 4), "seq": (16, 32)}), max_batch=5).profile
+    assert ((2,), (2,), (2,), (4,), (4,), (4, 2)) == profile.row_calls
+    assert served(Bucketed({"seq": (16, 32)})).profile.row_calls is None
