@@ -38,6 +38,8 @@ from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.batching.static_shapes import MAX_STATIC
 from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.errors import SignatureError
+from shapestream_engine.probe import Finding
+from shapestream_engine.probing.examination import ProbeOptions, examine
 
 TIMEOUT_S = 60
 Array = np.ndarray[Any, Any]
@@ -111,10 +113,10 @@ def test_static_shapes_are_beside_the_cap() -> None:
     assert planner.table.shapes <= 2
 
 
-def doubling() -> ov.Model:
-    """[batch, seq] -> the same, doubled, and the sum of each row: [batch]."""
+def doubling(factor: float = 2.0) -> ov.Model:
+    """[batch, seq] -> the same, times `factor`, and the sum of each row: [batch]."""
     x = op.parameter([-1, -1], np.float32, name="x")
-    twice = op.multiply(x, op.constant(np.float32(2)))
+    twice = op.multiply(x, op.constant(np.float32(factor)))
     total = op.reduce_sum(x, op.constant(np.array([1])))
     for node, name in ((twice, "twice"), (total, "total")):
         node.output(0).get_tensor().set_names({name})
@@ -237,3 +239,44 @@ def test_engines_that_prepare_nothing_run_all_shapes_themselves() -> None:
     assert model.prepared is None
     assert isinstance(model.signature.strategy, Native)
     model.close()
+
+
+def proof_of(prepared_by: str) -> list[Finding]:
+    """What is found of static shapes when the models for them are made of this one instead."""
+    found: list[Finding] = []
+    made = [
+        compile_model(
+            ModelSpec(
+                name="m",
+                model=doubling(factor),
+                inputs={"x": InputSpec(shape="batch:1..8, seq:1..64")},
+                outputs={
+                    "twice": OutputSpec(shape="batch, seq", rule={"rule": "rows"}),
+                    "total": OutputSpec(shape="batch", rule={"rule": "rows"}),
+                },
+                strategy=strategy,
+            ),
+            threads=1,
+        )
+        for factor, strategy in ((2.0, Native()), (2.0, STATIC), (2.1, STATIC))
+    ]
+    plain, served, other = made
+    if prepared_by == "another model":
+        served.prepared = other.prepared
+    examine(plain, ProbeOptions(), found.extend, served=served)
+    return [finding for finding in found if finding.treatment.kind == "static"]
+
+
+def test_static_models_are_compared_with_the_dynamic_one() -> None:
+    """Each of their shapes, on what the dynamic model gives the same requests alone."""
+    findings = proof_of("the same model")
+    assert {"twice": "proved", "total": "proved"} == {each.output: each.verdict for each in findings}
+    assert all(each.cases >= 3 * len(STATIC.to_dict()["static"]) for each in findings)
+
+
+def test_a_static_model_that_gives_other_results_is_refuted() -> None:
+    """Here it is five per cent off in one output."""
+    findings = {each.output: each for each in proof_of("another model")}
+    assert ("refuted", "proved") == (findings["twice"].verdict, findings["total"].verdict)
+    assert "running at a static shape, output 'twice': refuted" in str(findings["twice"])
+    assert "at its static shape" in findings["twice"].case or "batch 1" in findings["twice"].case

@@ -91,6 +91,9 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
         if finding.treatment.kind == "batching" and lost:
             refused += [_unproved_shared(name, finding) for name in lost]
             continue
+        if finding.treatment.kind == "invariance":
+            refused.append(_unproved_invariance(finding))
+            continue
         if finding.treatment.kind == "strategy":
             refused.append(_unproved_strategy(finding))
             continue
@@ -133,8 +136,12 @@ def _refusal(model: ModelSettings, finding: Finding) -> _Line:
     vouch = "trust: true serves it all the same"
     treatment = finding.treatment
     # "strategy bucketed changes ...", or "padding of seq (strategy native) changes ...".
-    strategy = "" if treatment.kind == "strategy" else f" (strategy {model.shapes.strategy})"
+    strategy = "" if treatment.kind in ("strategy", "static") else f" (strategy {model.shapes.strategy})"
+    if treatment.kind == "invariance":
+        return _variance(finding)
     words = f"{finding.subject}: {treatment}{strategy} changes the results: {finding.evidence}"
+    if treatment.kind == "static":
+        return ("shapes", "static"), f"{words} (remove that shape; {vouch})"
     if treatment.kind == "strategy":
         return ("shapes",), f"{words} (choose another strategy; {vouch})"
     if treatment.dimensions:
@@ -143,6 +150,22 @@ def _refusal(model: ModelSettings, finding: Finding) -> _Line:
         return _pad_place(model, treatment.dimensions), f"{words} ({remedy})"
     alone = "set batching.max_batch to 1, or call that axis anything but batch, and every request runs alone"
     return _output_place(model, finding.output), f"{words} ({alone}; {vouch})"
+
+
+def _variance(finding: Finding) -> _Line:
+    message = (
+        f"{finding.subject}: the results depend on who shares the call: {finding.evidence} "
+        "(batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only)"
+    )
+    return ("batching", "batch_invariant"), message
+
+
+def _unproved_invariance(finding: Finding) -> _Line:
+    message = (
+        f"{finding.subject}: batch_invariant is unproved: {finding.why} "
+        "(say by `probe` what realistic inputs are, or vouch for it by trust: true)"
+    )
+    return ("batching", "batch_invariant"), message
 
 
 def _unproved_strategy(finding: Finding) -> _Line:
@@ -155,6 +178,12 @@ def _unproved_strategy(finding: Finding) -> _Line:
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Line:
     advice = "say by `probe` what realistic inputs are, or vouch for it by trust: true"
+    if finding.treatment.kind == "static":
+        place: Location = ("shapes", "static")
+        return (
+            place,
+            f"{finding.subject}: {finding.treatment} is unproved: {finding.why}; it is served all the same ({advice})",
+        )
     about = f"{finding.subject}: {finding.treatment} is unproved: {finding.why}"
     if finding.treatment.dimensions:
         left_off = ", ".join(finding.treatment.dimensions)

@@ -15,7 +15,7 @@ from shapestream_engine.probing.bench import Sample, spell_sizes
 from shapestream_engine.probing.values import Extreme
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Case", "batching_cases", "most_rows", "padding_cases", "strategy_cases"]
+__all__ = ["Case", "batching_cases", "case_of", "most_rows", "padding_cases", "strategy_cases"]
 
 _USUAL_BATCH = 8
 """Rows in the largest call that is tried: more would show nothing that these do not."""
@@ -50,21 +50,23 @@ def batching_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> 
         if room < 2:
             return
         one, two, three = (baseline.pool.typical(sizes, number) for number in range(3))
-        yield from _case(signature, "two requests", [one, two], rows)
-        yield from _case(signature, "the same two the other way round", [two, one], rows)
-        yield from _case(signature, "a request twice, around another", [one, three, one], rows)
+        yield from case_of(signature, "two requests", [one, two], rows)
+        yield from case_of(signature, "the same two the other way round", [two, one], rows)
+        yield from case_of(signature, "a request twice, around another", [one, three, one], rows)
         for number, kind in enumerate(_EXTREMES):
             if (hostile := baseline.pool.extreme(sizes, kind)) is None:
                 continue
             position = number % 2
             pair = [one, hostile] if position == 0 else [hostile, one]
             where = "last" if position == 0 else "first"
-            yield from _case(signature, f"beside {kind} values, which come {where}", pair, rows)
-            yield from _case(signature, f"between {kind} values", [hostile, two, hostile], rows)
+            yield from case_of(signature, f"beside {kind} values, which come {where}", pair, rows)
+            yield from case_of(signature, f"between {kind} values", [hostile, two, hostile], rows)
         double = baseline.pool.typical((2 * own, *sizes[1:]), 3) if 2 * own in signature.bounds[0] else None
-        yield from _case(signature, "a request of several rows between two others", [one, double, two], rows)
+        yield from case_of(
+            signature, "a request of several rows between two others", [one, double, two], rows
+        )
         crowd = [baseline.pool.typical(sizes, number % 3) for number in range(room)]
-        yield from _case(signature, f"{room} requests", crowd, rows)
+        yield from case_of(signature, f"{room} requests", crowd, rows)
 
 
 def padding_cases(
@@ -97,11 +99,11 @@ def strategy_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> 
             continue
         for count in range(1, rows // sizes[0] + 1):
             members = [baseline.pool.typical(sizes, number % 3) for number in range(count)]
-            yield from _case(signature, f"{count} requests", members, rows)
+            yield from case_of(signature, f"{count} requests", members, rows)
         for kind in _EXTREMES:
             hostile = baseline.pool.extreme(sizes, kind)
             members = [baseline.pool.typical(sizes, 0), hostile, baseline.pool.typical(sizes, 1)]
-            yield from _case(signature, f"around {kind} values", members, rows)
+            yield from case_of(signature, f"around {kind} values", members, rows)
 
 
 def _as_it_is(baseline: Baseline, sizes: tuple[int, ...], number: int) -> Iterator[Case]:
@@ -118,15 +120,15 @@ def _beside_longer(
         return
     one, other = baseline.pool.typical(least, 0), baseline.pool.typical(least, 1)
     long, medium = baseline.pool.typical(largest, 0), baseline.pool.typical(middle, 1)
-    yield from _case(signature, "a short request before a long one", [one, long], rows)
-    yield from _case(signature, "a short request behind a long one", [long, other], rows)
-    yield from _case(signature, "short, middling and long", [other, medium, long], rows)
+    yield from case_of(signature, "a short request before a long one", [one, long], rows)
+    yield from case_of(signature, "a short request behind a long one", [long, other], rows)
+    yield from case_of(signature, "short, middling and long", [other, medium, long], rows)
     for kind in _EXTREMES:
         hostile = baseline.pool.extreme(largest, kind)
-        yield from _case(
+        yield from case_of(
             signature, f"a short request beside a long one of {kind} values", [hostile, one], rows
         )
-    yield from _case(signature, "a short request between long ones", [long, one, long], rows)
+    yield from case_of(signature, "a short request between long ones", [long, one, long], rows)
 
 
 def _alone(
@@ -175,10 +177,10 @@ def _set_sizes(
         yield tuple(most)
 
 
-def _case(
+def case_of(
     signature: ModelSignature, words: str, members: Sequence[Sample | None], rows: int
 ) -> Iterator[Case]:
-    """Nothing where a member failed alone, or the call would be too large."""
+    """The call that these requests make up; nothing where one failed alone, or the call would be too large."""
     present = [member for member in members if member is not None]
     if len(present) < len(members):
         return

@@ -60,8 +60,16 @@ def compare(alone: Array, together: Array, tolerance: OutputTolerance) -> Differ
 
 
 def _exact(alone: Array, together: Array) -> Difference:
-    if np.array_equal(alone, together):
+    if alone.tobytes() == together.tobytes():
         return Difference(amount=0.0, allowed=0.0)
+    if alone.dtype.kind not in "biu":
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = np.abs(together.astype(np.float64) - alone.astype(np.float64))
+        same = np.isnan(apart) & ((alone == together) | (np.isnan(alone) & np.isnan(together)))
+        largest = float(np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart)).max())
+        # Zeros of either sign, or NaNs of other bits: no number says how far apart they are, and they are.
+        words = "" if 0 < largest < math.inf else "other bits"
+        return Difference(amount=largest or math.inf, allowed=0.0, words=words)
     # Python's integers: the difference of two u64 fits no type of NumPy.
     off = np.abs(together.astype(object) - alone.astype(object))
     return Difference(amount=float(off.max()), allowed=0.0)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
@@ -24,11 +25,17 @@ from shapestream_engine.probing.cases import (
 from shapestream_engine.probing.comparison import compare
 from shapestream_engine.probing.evidence import Evidence
 from shapestream_engine.probing.following import followed
+from shapestream_engine.probing.pool import Pool
 from shapestream_engine.probing.report import Finding, Treatment
 from shapestream_engine.probing.samples import read_samples
-from shapestream_engine.probing.service import Service
+from shapestream_engine.probing.served_cases import invariance_cases, static_cases, static_shapes
+from shapestream_engine.probing.service import ServedRunner, Service
+from shapestream_engine.probing.tolerances import OutputTolerance
 from shapestream_engine.probing.values import Array, Values
 from shapestream_engine.signature import ModelSignature
+
+_SERVED = frozenset({"strategy", "static", "invariance"})
+"""Kinds of treatment that are tried on the model as it is served."""
 
 EVERY_INPUT = "*"
 """Stands for all inputs in `ProbeOptions`."""
@@ -46,6 +53,8 @@ class ProbeOptions:
     """Per input an .npz of real ones, or one for all under `*`; they win over `values`."""
     max_batch: int | None = None
     """Rows that a call may have; None: as the signature says. With 1 batching is not tried."""
+    batch_invariant: bool = False
+    """Whether results must be the same to the bit whoever shares the call; calls then have a fixed number of rows."""
     budget_s: float = 30.0
     """After so long a treatment for which there is enough evidence gets no further cases."""
     hang_s: float = 30.0
@@ -75,6 +84,10 @@ def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatme
         found.append(Treatment(kind="padding", dimensions=tuple(padded)))
     if signature.strategy.sizes:
         found.append(Treatment(kind="strategy", name=signature.strategy.NAME))
+    if static_shapes(signature):
+        found.append(Treatment(kind="static"))
+    if options.batch_invariant:
+        found.append(Treatment(kind="invariance"))
     return found
 
 
@@ -130,12 +143,16 @@ class _Trial:
         ends_at = monotonic() + self._options.budget_s
         for number, treatment in enumerate(wanted):
             share_s = (ends_at - monotonic()) / (len(wanted) - number)
-            evidence = Evidence(treatment, self._bench.signature, self._baseline)
-            self._try(evidence, treatment, monotonic() + share_s)
+            baseline = self._baseline
+            if treatment.kind == "invariance" and self._service is not None:
+                baseline = self._served_baseline(self._service)
+            evidence = Evidence(treatment, self._bench.signature, baseline)
+            # Each static shape has a model of its own, and none is served untried.
+            until = math.inf if treatment.kind == "static" else monotonic() + share_s
+            self._try(evidence, self._cases(treatment, baseline), treatment, until)
             emit(list(evidence.findings()))
 
-    def _try(self, evidence: Evidence, treatment: Treatment, ends_at: float) -> None:
-        cases = self._cases(treatment)
+    def _try(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment, ends_at: float) -> None:
         while not evidence.is_settled and not (evidence.is_enough and monotonic() > ends_at):
             case = next(cases, None)
             if case is None:
@@ -147,17 +164,30 @@ class _Trial:
                 evidence.fail(case, str(error))
 
     def _results(self, case: Case, treatment: Treatment) -> list[list[Array]]:
-        if treatment.kind == "strategy" and self._service is not None:
+        if treatment.kind in _SERVED and self._service is not None:
             return self._service.run(case.members, self._bench.phase, case.words)
         return self._bench.run(case.sizes, case.members, case.words)
 
-    def _cases(self, treatment: Treatment) -> Iterator[Case]:
-        signature, baseline, rows = self._bench.signature, self._baseline, self._rows
+    def _served_baseline(self, service: Service) -> Baseline:
+        """What each request gets alone in a call of the served model, with nothing allowed beside equal bits."""
+        signature, known = self._bench.signature, self._baseline
+        runner = ServedRunner(service, signature)
+        runner.phase = "invariance"
+        exact = [OutputTolerance.of(None, ())] * len(signature.outputs)
+        pool = Pool(runner, known.pool.values, seed=self._options.seed)
+        return replace(known, pool=pool, tolerances=exact)
+
+    def _cases(self, treatment: Treatment, baseline: Baseline) -> Iterator[Case]:
+        signature, rows = self._bench.signature, self._rows
         self._bench.phase = str(treatment)
         if treatment.kind == "batching":
             return batching_cases(signature, baseline, rows)
         if treatment.kind == "strategy":
             return strategy_cases(signature, baseline, rows)
+        if treatment.kind == "static":
+            return static_cases(signature, baseline)
+        if treatment.kind == "invariance":
+            return invariance_cases(signature, baseline)
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
         return padding_cases(signature, baseline, padded, rows)
 

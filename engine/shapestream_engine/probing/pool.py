@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.probing.bench import Bench, Sample, spell_sizes
+from shapestream_engine.probing.bench import Sample, spell_sizes
 from shapestream_engine.probing.values import Array, Extreme, Values, drawn, extremes, filled
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Pool", "make_request"]
+__all__ = ["Pool", "Runner", "make_request"]
+
+
+class Runner(Protocol):
+    """What runs a request alone: a bench, or the model as it is served. `phase`: what for."""
+
+    phase: str
+
+    @property
+    def signature(self) -> ModelSignature:
+        """What requests are made for."""
+
+    def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
+        """The results of each member, per output."""
 
 
 class Pool:
     """Samples by sizes. One that the model refuses alone is None: it would be no fair neighbour."""
 
-    def __init__(self, bench: Bench, values: Mapping[str, Values], *, seed: int) -> None:
+    def __init__(self, bench: Runner, values: Mapping[str, Values], *, seed: int) -> None:
         self._bench = bench
         self.values = dict(values)
         self._seed = seed

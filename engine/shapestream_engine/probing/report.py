@@ -16,15 +16,20 @@ Verdict: TypeAlias = Literal["proved", "refuted", "unproved"]
 class Treatment:
     """What the pipeline does to requests to put them together: their results may or may not survive it."""
 
-    kind: Literal["batching", "padding", "strategy"]
+    kind: Literal["batching", "padding", "strategy", "static", "invariance"]
     dimensions: tuple[str, ...] = ()
     """Those that are padded."""
     name: str = ""
-    """Of the strategy, for the kind that is all of it: filling up, dividing and rejoining, as in service."""
+    """Of the strategy, for the kind that is all of it: filling up, dividing and rejoining, as in service.
+
+    `static`: calls on models of their own. `invariance`: equal calls in which only the company differs, bit by bit.
+    """
 
     def __str__(self) -> str:
         if self.kind == "strategy":
             return f"strategy {self.name}"
+        if self.kind == "static":
+            return "running at a static shape"
         return (
             " and ".join([f"{self.kind} of {self.dimensions[0]}", *self.dimensions[1:]])
             if self.dimensions

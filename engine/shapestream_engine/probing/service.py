@@ -11,9 +11,10 @@ from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.bench import Announce, Sample, arrays_of
 from shapestream_engine.probing.values import Array
 from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Report, Slot, Work
 
-__all__ = ["Service"]
+__all__ = ["ServedRunner", "Service"]
 
 
 class Service:
@@ -46,3 +47,16 @@ class Service:
     def close(self) -> None:
         """Ends the slot's thread."""
         self._slot.close()
+
+
+class ServedRunner:
+    """Runs requests alone as they are served: what fills such a call up is the request itself, again and again."""
+
+    def __init__(self, service: Service, signature: ModelSignature) -> None:
+        self.signature = signature
+        self.phase = ""
+        self._service = service
+
+    def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
+        """The results of each member, per output; the service chooses the sizes."""
+        return self._service.run(members, self.phase, words)
