@@ -44,12 +44,14 @@ class EchoSlots:
 
     name = "echo"
     slots = 1
+    prefetch_s = 0.0
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
 
     def __init__(self, nursery: trio.Nursery, delay_s: float, outputs: Tensors | None = None) -> None:
         self._nursery = nursery
         self._outputs = outputs
         self._delay_s = delay_s
+        self._busy = trio.Lock()
         self.closed = False
 
     def start(self, report: Reports) -> EchoSlots:
@@ -64,16 +66,21 @@ class EchoSlots:
     def cancel_nowait(self, batch: int) -> None:
         """Cannot be cancelled."""
 
+    def recall_nowait(self, batch: int) -> None:
+        """Cannot be taken back."""
+
     async def aclose(self) -> None:
         """Remembers."""
         self.closed = True
 
     async def _answer(self, batch: Batch) -> None:
-        await trio.sleep(self._delay_s)
+        async with self._busy:  # a batch that comes meanwhile waits behind it
+            await trio.sleep(self._delay_s)
         report = BatchReport(
             batch=batch.batch,
             outputs=batch.members if self._outputs is None else (self._outputs,),
             run_s=self._delay_s,
+            busy_s=self._delay_s,
             reallocations=0,
             preparations=0,
             code=None,

@@ -9,10 +9,12 @@ from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
     CancelBatch,
+    Entry,
     Execute,
     ExecuteMember,
     Goodbye,
     Heartbeat,
+    RecallBatch,
     Unknown,
     WorkerDraining,
     WorkerHello,
@@ -34,11 +36,13 @@ class RecordingExecutor:
 
     name = "w"
     slots = 2
+    prefetch_s = 0.0
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
 
     def __init__(self) -> None:
         self.started: list[Batch] = []
         self.cancelled: list[int] = []
+        self.recalled: list[int] = []
 
     def start_nowait(self, batch: Batch) -> None:
         """Remembers the batch."""
@@ -47,6 +51,10 @@ class RecordingExecutor:
     def cancel_nowait(self, batch: int) -> None:
         """Remembers the number."""
         self.cancelled.append(batch)
+
+    def recall_nowait(self, batch: int) -> None:
+        """Remembers the number."""
+        self.recalled.append(batch)
 
 
 def greeted() -> tuple[WorkerSession, RecordingExecutor]:
@@ -71,6 +79,7 @@ def ran(batch: Batch) -> BatchReport:
         batch=batch.batch,
         outputs=batch.members,
         run_s=0.25,
+        busy_s=0.375,
         reallocations=1,
         preparations=1,
         code=None,
@@ -106,6 +115,7 @@ def test_a_batch_runs_and_is_answered_under_the_servers_number() -> None:
         BatchDone(
             batch=70,
             run_us=250_000,
+            busy_us=375_000,
             reallocations=1,
             preparations=1,
             calls=((2, (4,)),),
@@ -122,6 +132,7 @@ def test_a_failure_keeps_its_code_and_words() -> None:
         batch=executor.started[0].batch,
         outputs=None,
         run_s=0.0,
+        busy_s=0.0,
         reallocations=0,
         preparations=0,
         code="model_error",
@@ -178,13 +189,68 @@ def test_a_new_server_never_gets_the_answers_of_an_old_one() -> None:
     assert [executor.started[0].batch] == executor.cancelled
     session.outgoing.clear()
     session.accept(execute(1), 3.0)
-    assert 1 == len(executor.started), "its slot is still busy with the orphan"
-    session.reported([ran(executor.started[0])], 4.0)
-    assert [] == session.outgoing
     orphan, again = executor.started
     assert orphan.batch != again.batch
+    session.reported([ran(orphan)], 4.0)
+    assert [] == session.outgoing
     session.reported([ran(again)], 5.0)
     assert [1] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
+
+
+def test_a_batch_goes_to_its_slot_while_another_one_runs_there() -> None:
+    """The slot's thread takes it up by itself: nothing is held back here."""
+    session, executor = greeted()
+    session.accept(execute(1), 1.0)
+    session.accept(execute(2), 1.1)
+    first, second = executor.started
+    assert (0, 0) == (first.slot, second.slot)
+    session.reported([ran(first), ran(second)], 2.0)
+    assert [1, 2] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
+
+
+def test_a_third_batch_waits_for_an_answer_and_a_fifth_is_refused() -> None:
+    """A new server knows nothing of the orphans; a server that sends ever more is not kept for."""
+    session, executor = greeted()
+    for batch in range(1, 6):
+        session.accept(execute(batch), 1.0)
+    assert 2 == len(executor.started)
+    assert [(5, "internal")] == refused(session.outgoing)
+    session.reported([ran(executor.started[0])], 2.0)
+    session.accept(execute(6), 2.0)
+    session.reported([ran(executor.started[1])], 3.0)
+    session.reported([ran(batch) for batch in executor.started[2:4]], 4.0)
+    session.reported([ran(executor.started[4])], 5.0)
+    done = [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
+    assert [1, 2, 3, 4, 6] == done
+
+
+def refused(entries: list[Entry]) -> list[tuple[int, str]]:
+    """Batch and code of each that failed."""
+    return [(entry.batch, entry.code) for entry in entries if isinstance(entry, BatchFailed)]
+
+
+def test_a_recall_reaches_the_slot_that_has_the_batch() -> None:
+    """It alone can tell whether the batch has begun; its report is the answer, whichever it is."""
+    session, executor = greeted()
+    session.accept(execute(70), 1.0)
+    session.accept(execute(71), 1.1)
+    session.accept(RecallBatch(batch=71), 1.2)
+    session.accept(RecallBatch(batch=999), 1.2)
+    first, second = executor.started
+    assert ([second.batch], []) == (executor.recalled, session.outgoing)
+    report = BatchReport(
+        batch=second.batch,
+        outputs=None,
+        run_s=0.0,
+        busy_s=0.0,
+        reallocations=0,
+        preparations=0,
+        code="recalled",
+        message="taken back",
+    )
+    session.reported([report, ran(first)], 2.0)
+    assert [(71, "recalled")] == refused(session.outgoing)
+    assert [70] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
 
 
 def test_several_unknowns_cause_one_greeting() -> None:
@@ -195,30 +261,39 @@ def test_several_unknowns_cause_one_greeting() -> None:
     assert [WorkerHello] == [type(entry) for entry in session.outgoing]
 
 
-def test_a_batch_that_waits_for_its_slot_loses_that_time() -> None:
-    """Half a second behind an orphan is half a second less until the deadline; cancelling it answers at once."""
-    session, executor = greeted()
-    session.accept(execute(1), 1.0)
-    session.greet(2.0)
-    session.outgoing.clear()
+def test_a_batch_that_waits_here_loses_that_time() -> None:
+    """Half a second behind two orphans is half a second less until the deadline."""
+    session, executor = behind_two_orphans()
     session.accept(execute(1, remaining_ms=2000), 3.0)
+    assert 2 == len(executor.started)
     session.reported([ran(executor.started[0])], 3.5)
-    within_s = executor.started[1].start_within_s
+    within_s = executor.started[2].start_within_s
     assert within_s is not None
     assert 1500 == round((within_s[0] or 0.0) * 1000)
 
 
-def test_cancelling_a_batch_that_waits_for_its_slot_answers_at_once() -> None:
-    """It never starts."""
+def behind_two_orphans() -> tuple[WorkerSession, RecordingExecutor]:
+    """A session whose first slot has no room, for what an earlier one left there."""
     session, executor = greeted()
     session.accept(execute(1), 1.0)
+    session.accept(execute(2), 1.0)
     session.greet(2.0)
+    session.accept(WorkerWelcome(epoch=b"e" * 16, heartbeat_ms=1000), 2.0)
     session.outgoing.clear()
+    assert [batch.batch for batch in executor.started] == executor.cancelled
+    return session, executor
+
+
+def test_a_batch_that_waits_here_can_be_cancelled_or_recalled() -> None:
+    """Either is answered at once, and it never starts."""
+    session, executor = behind_two_orphans()
     session.accept(execute(5), 3.0)
+    session.accept(execute(6), 3.0)
     session.accept(CancelBatch(batch=5), 3.1)
-    assert [BatchFailed(batch=5, code="cancelled", message="cancelled before its start")] == session.outgoing
-    session.reported([ran(executor.started[0])], 4.0)
-    assert 1 == len(executor.started)
+    session.accept(RecallBatch(batch=6), 3.1)
+    assert [(5, "cancelled"), (6, "recalled")] == refused(session.outgoing)
+    session.reported([ran(batch) for batch in executor.started], 4.0)
+    assert 2 == len(executor.started)
 
 
 def test_draining_answers_also_what_was_on_its_way() -> None:

@@ -54,6 +54,7 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
                 max_batch=model.batching.max_batch,
                 max_delay_s=model.batching.max_delay_ms / 1000,
                 max_padding_ratio=model.batching.max_padding_ratio,
+                max_batch_bytes=model.batching.max_batch_bytes,
             )
             for model in settings.models
         },
@@ -62,6 +63,7 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
         window_requests=server.window_requests,
         window_bytes=server.window_bytes,
         max_sessions=server.max_clients,
+        prefetch=server.prefetch,
         heartbeat_s=server.heartbeat_s,
         client_silence_s=server.client_silence_s,
         worker_silence_s=server.worker_silence_s,

@@ -3,14 +3,19 @@
 A worker *drains* by saying so: it runs what the server sends before it has heard that, and leaves when the server,
 which then has all answers, says goodbye. So nothing is lost on the way, and nothing has to run twice.
 
+A batch goes to its slot as soon as it is here, also while the one before it runs there: the slot's thread takes it
+up by itself.
+
 A *session* begins with each greeting. The server forgets what ran before it, so batches of an earlier session
-are orphans: they are cancelled, their reports are swallowed (a new server counts batches from the start, and
-would take them for its own), and a slot that is still busy with one holds back its next batch until it is free.
+are orphans: they are cancelled, and their reports are swallowed (a new server counts batches from the start, and
+would take them for its own). One that cannot be interrupted still has its slot: what the new server sends waits behind
+it, there as far as the slot takes it, the rest here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 
@@ -23,22 +28,26 @@ from shapestream.wire.messages import (
     Execute,
     Goodbye,
     Heartbeat,
+    RecallBatch,
     Unknown,
     WorkerDraining,
     WorkerHello,
     WorkerWelcome,
 )
 from shapestream_engine.errors import EngineError
+from shapestream_engine.slot import MAX_WAITING
 
 __all__ = ["WorkerSession"]
 
 # The way from the server, at most: what a greeting took longer was the server's own start, not the way.
 MAX_TRANSIT_S = 0.05
+# Batches that a slot takes: one that runs, and those behind it. A server sends no more before it has an answer.
+_MOST_AT_SLOT = MAX_WAITING + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """A batch that waits for its slot. At most one per slot: the server runs one batch at a time on each."""
+    """A batch that waits for room at its slot."""
 
     execute: Execute
     received_at: float
@@ -46,7 +55,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
-    """A batch that a slot has. `batch` is the server's number, None for an orphan."""
+    """A batch that a slot has, running or behind another. `batch` is the server's number, None for an orphan."""
 
     batch: int | None
     slot: int
@@ -66,8 +75,10 @@ class WorkerSession:
         self._numbers = count(1)
         self._running: dict[int, _Running] = {}
         """By our own number, which is never used twice."""
-        self._held: dict[int, _Held] = {}
-        """By slot."""
+        self._held: list[deque[_Held]] = [deque() for _ in range(executor.slots)]
+        """By slot. Each is bounded by what a server may send; what exceeds that is refused."""
+        self._at_slot = [0] * executor.slots
+        """Batches that each slot has, as far as is reported."""
         self._greeted_at = 0.0
         self._transit_s = MAX_TRANSIT_S
         self._draining = False
@@ -91,9 +102,11 @@ class WorkerSession:
         """Takes one entry from the server."""
         match entry:
             case Execute():
-                self._execute(_Held(execute=entry, received_at=now), now)
+                self._execute(entry, now)
             case CancelBatch():
-                self._cancel(entry.batch)
+                self._take_back(entry.batch, "cancelled", self._executor.cancel_nowait)
+            case RecallBatch():
+                self._take_back(entry.batch, "recalled", self._executor.recall_nowait)
             case WorkerWelcome():
                 self.welcome = entry
                 self._transit_s = min(self._transit_s, max(0.0, now - self._greeted_at) / 2)
@@ -115,11 +128,10 @@ class WorkerSession:
         """Takes what the slots report."""
         for report in reports:
             running = self._running.pop(report.batch)
+            self._at_slot[running.slot] -= 1
             if running.batch is not None:
                 self.outgoing.append(_answer(running.batch, report))
-            held = self._held.pop(running.slot, None)
-            if held is not None:
-                self._execute(held, now)
+            self._fill(running.slot, now)
 
     def drain(self) -> None:
         """Asks for no more batches; the session ends with the server's goodbye, when it has been given all answers."""
@@ -131,26 +143,36 @@ class WorkerSession:
         elif self.ended is None:
             self._leave()
 
-    def _execute(self, held: _Held, now: float) -> None:
-        execute = held.execute
-        busy = any(running.slot == execute.slot for running in self._running.values())
-        if busy:
-            self._held[execute.slot] = held
-            return
-        try:
-            batch = self._batch(execute, now - held.received_at + self._transit_s)
-        except (EngineError, LookupError) as error:
-            message = f"the server asked for what this worker cannot do: {error}"
-            self.outgoing.append(BatchFailed(batch=execute.batch, code="internal", message=message))
-            return
-        self._running[batch.batch] = _Running(batch=execute.batch, slot=execute.slot)
-        self._executor.start_nowait(batch)
+    def _execute(self, execute: Execute, now: float) -> None:
+        if not 0 <= execute.slot < len(self._held):
+            self._refuse(execute, f"there is no slot {execute.slot}")
+        elif len(self._held[execute.slot]) >= _MOST_AT_SLOT:
+            self._refuse(execute, f"slot {execute.slot} has {_MOST_AT_SLOT} batches already")
+        else:
+            self._held[execute.slot].append(_Held(execute=execute, received_at=now))
+            self._fill(execute.slot, now)
+
+    def _fill(self, slot: int, now: float) -> None:
+        """Gives a slot what it has room for."""
+        waiting = self._held[slot]
+        while waiting and self._at_slot[slot] < _MOST_AT_SLOT:
+            held = waiting.popleft()
+            try:
+                batch = self._batch(held.execute, now - held.received_at + self._transit_s)
+            except (EngineError, LookupError) as error:
+                self._refuse(held.execute, str(error))
+                continue
+            self._running[batch.batch] = _Running(batch=held.execute.batch, slot=slot)
+            self._at_slot[slot] += 1
+            self._executor.start_nowait(batch)
+
+    def _refuse(self, execute: Execute, why: str) -> None:
+        message = f"the server asked for what this worker cannot do: {why}"
+        self.outgoing.append(BatchFailed(batch=execute.batch, code="internal", message=message))
 
     def _batch(self, execute: Execute, elapsed_s: float) -> Batch:
         """The batch as slots take it; deadlines count from when the server sent it."""
         signature = self._executor.models[execute.model]
-        if not 0 <= execute.slot < self._executor.slots:
-            raise LookupError(f"there is no slot {execute.slot}")
         within_s = tuple(
             [
                 None if member.remaining_ms is None else member.remaining_ms / 1000 - elapsed_s
@@ -167,19 +189,22 @@ class WorkerSession:
             start_within_s=None if within_s.count(None) == len(within_s) else within_s,
         )
 
-    def _cancel(self, batch: int) -> None:
-        for number, running in self._running.items():
+    def _take_back(self, batch: int, code: str, ask: Callable[[int], None]) -> None:
+        """Asks the slot that has this batch; what has no place at a slot yet is answered here."""
+        for number, running in list(self._running.items()):
             if running.batch == batch:
-                self._executor.cancel_nowait(number)
-        for slot, held in list(self._held.items()):
-            if held.execute.batch == batch:
-                del self._held[slot]
-                message = "cancelled before its start"
-                self.outgoing.append(BatchFailed(batch=batch, code="cancelled", message=message))
+                ask(number)
+        for waiting in self._held:
+            for held in [held for held in waiting if held.execute.batch == batch]:
+                waiting.remove(held)
+                self.outgoing.append(
+                    BatchFailed(batch=batch, code=code, message="taken back before it began")
+                )
 
     def _orphan_all(self) -> None:
-        self._held.clear()
-        for number, running in self._running.items():
+        for waiting in self._held:
+            waiting.clear()
+        for number, running in list(self._running.items()):
             self._running[number] = _Running(batch=None, slot=running.slot)
             self._executor.cancel_nowait(number)
 
@@ -195,6 +220,7 @@ def _answer(batch: int, report: BatchReport) -> BatchDone | BatchFailed:
     return BatchDone(
         batch=batch,
         run_us=round(report.run_s * 1e6),
+        busy_us=round(report.busy_s * 1e6),
         reallocations=report.reallocations,
         preparations=report.preparations,
         calls=report.calls,

@@ -14,7 +14,7 @@ from shapestream_engine.signature import ModelSignature, RequestShape
 
 __all__ = ["Batch", "BatchReport", "Executor", "ReportCode"]
 
-ReportCode: TypeAlias = Literal["model_error", "unavailable", "cancelled", "internal"]
+ReportCode: TypeAlias = Literal["model_error", "unavailable", "cancelled", "recalled", "internal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,9 @@ class BatchReport:
     outputs: tuple[Tensors | None, ...] | None
     """Parallel to the members, None for one whose deadline had passed before the start; None on failure."""
     run_s: float
+    """Seconds in the inference calls."""
+    busy_s: float
+    """Seconds of the slot's time: gathering, the calls, copying the results out."""
     reallocations: int
     preparations: int
     """Calls whose shape was new, and had to be prepared for."""
@@ -67,8 +70,15 @@ class Executor(Protocol):
     def models(self) -> Mapping[str, ModelSignature]:
         """What every one of its slots can run."""
 
+    @property
+    def prefetch_s(self) -> float:
+        """How long a batch takes from the decision to the slot: so much earlier the next one is worth sending."""
+
     def start_nowait(self, batch: Batch) -> None:
-        """Starts a batch on a free slot."""
+        """Starts a batch on a free slot, or lets it wait behind the one that runs there: one at most."""
+
+    def recall_nowait(self, batch: int) -> None:
+        """Takes a batch back that has not begun; its report still comes, `recalled` or not. Unknown ones are ignored."""
 
     def cancel_nowait(self, batch: int) -> None:
         """Nobody waits for it any more; its report still comes. Unknown batches are ignored."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from time import perf_counter
 from typing import assert_never
 
 import trio
@@ -48,13 +49,15 @@ class Dispatcher:
         *,
         clock: Callable[[], float],
         flush: Callable[[], None],
+        prefetch: bool = True,
     ) -> None:
-        """`flush` makes the ports send what became ready."""
+        """`flush` makes the ports send what became ready. `prefetch`: may batches be sent to slots that are busy?"""
         self._scheduler = scheduler
         self._flush = flush
         self._egress = egress
         self._journal = journal
         self._clock = clock
+        self._prefetch = prefetch
         self._ids = count(1)
         self._slot_numbers = count()
         self._records: dict[int, RequestRecord] = {}
@@ -91,6 +94,7 @@ class Dispatcher:
                 )
             )
         self._journal.arrived(records)
+        self._journal.statistics.scheduled_requests += len(records)
         self._handle(events.RequestsArrived(requests=tuple(arrivals)), now)
 
     def cancel(self, request: int, now: float) -> None:
@@ -111,8 +115,12 @@ class Dispatcher:
         models = frozenset(executor.models)
         for slot in joined:
             self.slots[slot.number] = slot
+        prefetch_s = executor.prefetch_s if self._prefetch else None
         for slot in joined:
-            self._handle(events.SlotJoined(slot=slot.number, models=models), now)
+            event = events.SlotJoined(
+                slot=slot.number, models=models, worker=executor.name, prefetch_s=prefetch_s
+            )
+            self._handle(event, now)
         return joined
 
     def executor_closing(self, executor: Executor, now: float) -> None:
@@ -140,6 +148,12 @@ class Dispatcher:
             running = self._batches.get(report.batch)
             if running is None:
                 continue  # its slot was lost, or the server has handed its requests back
+            behind = running.slot.behind
+            if behind is running:
+                running.slot.behind = None
+            elif behind is not None:
+                behind.slot_free = now
+                running.slot.behind = None
             if report.code is None and report.outputs is not None:
                 self._batch_ran(running, report, report.outputs, now)
             else:
@@ -162,13 +176,17 @@ class Dispatcher:
         action = running.action
         running.outputs = outputs
         running.run_us = round(report.run_s * 1e6)
+        running.ran_for(report.busy_s, now)
         expired: frozenset[int] = frozenset()
         if running.has_deadlines and None in outputs:
             expired = frozenset(
                 request for request, output in zip(action.requests, outputs, strict=True) if output is None
             )
         self._journal.ran(running, report, expired)
-        self._handle(events.BatchFinished(batch=report.batch, busy_s=report.run_s, expired=expired), now)
+        event = events.BatchFinished(
+            batch=report.batch, busy_s=report.busy_s, expired=expired, preparations=report.preparations
+        )
+        self._handle(event, now)
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         self._journal.failed(running, report)
@@ -184,10 +202,17 @@ class Dispatcher:
         self._handling = True
         try:
             while self._events:
-                for action in self._scheduler.handle(self._events.popleft(), now):
+                for action in self._decide(self._events.popleft(), now):
                     self._act(action, now)
         finally:
             self._handling = False
+
+    def _decide(self, event: events.Event, now: float) -> list[Action]:
+        """The scheduler's decision, which is timed here, since it knows no clock."""
+        began = perf_counter()
+        actions = self._scheduler.handle(event, now)
+        self._journal.statistics.scheduling_s += perf_counter() - began
+        return actions
 
     def _act(self, action: Action, now: float) -> None:
         match action:
@@ -199,10 +224,15 @@ class Dispatcher:
                 self._fail(action)
             case ForgetRequest():
                 self._end(action.id)
-            case CancelBatch() | RecallBatch():
+            case CancelBatch():
                 running = self._batches.get(action.batch)
                 if running is not None:
                     running.slot.executor.cancel_nowait(action.batch)
+            case RecallBatch():
+                running = self._batches.get(action.batch)
+                if running is not None:
+                    self._journal.recalled(running)
+                    running.slot.executor.recall_nowait(action.batch)
             case _:
                 assert_never(action)
 
@@ -214,15 +244,17 @@ class Dispatcher:
         start_within_s = None
         if deadlines.count(None) != len(deadlines):
             start_within_s = tuple([None if at is None else at - now for at in deadlines])
-        rows = action.sizes[0] if records[0].model.profile.has_batch else 1
         running = self._batches[action.batch] = RunningBatch(
             action,
             slot,
             now,
-            rows=rows,
+            rows=action.sizes[0] if records[0].model.profile.has_batch else 1,
+            member_rows=sum([record.shape.rows for record in records]),
             elements=[record.shape.elements for record in records],
             has_deadlines=start_within_s is not None,
         )
+        if action.behind is not None:
+            slot.behind = running
         self._journal.started(running)
         slot.executor.start_nowait(
             Batch(

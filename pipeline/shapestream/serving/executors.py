@@ -18,7 +18,7 @@ import trio
 from shapestream.serving.batches import Batch, BatchReport, Executor
 from shapestream.serving.links import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck
-from shapestream.wire.messages import CancelBatch, Execute, ExecuteMember
+from shapestream.wire.messages import CancelBatch, Execute, ExecuteMember, RecallBatch
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
@@ -28,6 +28,12 @@ __all__ = ["InProcessExecutor", "LocalExecutor", "LocalSlots", "RemoteExecutor",
 
 # How long the threads of local slots may take to end.
 CLOSE_GRACE_S = 5.0
+# How long before a slot becomes free its next batch is sent, if it is to be there in time. In this process: the
+# event loop's turn and the thread's wake-up, on a machine that has other things to do. To a worker: encoding, the
+# socket, its event loop and the same; measured over ipc, with tensors of some KiB. What comes late costs the slot
+# that much idle time, what comes early is decided without the requests that arrive in between.
+LOCAL_PREFETCH_S = 0.0005
+REMOTE_PREFETCH_S = 0.002
 
 Reports: TypeAlias = Callable[[Sequence[BatchReport]], None]
 
@@ -65,6 +71,8 @@ class LocalExecutor:
     wake-up serves all slots that finished together.
     """
 
+    prefetch_s = LOCAL_PREFETCH_S
+
     def __init__(
         self,
         models: Mapping[str, CompiledModel],
@@ -78,14 +86,15 @@ class LocalExecutor:
         self.models: Mapping[str, ModelSignature] = {key: model.signature for key, model in models.items()}
         self._report = report
         self._token = trio.lowlevel.current_trio_token()
-        self._reports: deque[Report] = deque()  # at most one per slot: each runs one batch at a time
+        # Bounded by what the slots take: each runs one batch, and one may wait behind it.
+        self._reports: deque[Report] = deque()
         self._running: dict[int, Slot] = {}
         self._closing = False
         pools = {key: RequestPool(model, slots) for key, model in models.items()}
         self._slots = [Slot(f"{name}/{number}", pools, self._take) for number in range(slots)]
 
     def start_nowait(self, batch: Batch) -> None:
-        """Hands the batch to its slot's thread."""
+        """Hands the batch to its slot's thread, which may still run the one before."""
         slot = self._slots[batch.slot]
         self._running[batch.batch] = slot
         within_s = batch.start_within_s
@@ -103,7 +112,7 @@ class LocalExecutor:
         )
         try:
             slot.start(work)
-        except RuntimeError as error:  # its thread has ended, or is still busy
+        except RuntimeError as error:  # its thread has ended, or another batch waits there already
             self._take(_not_started(batch.batch, str(error)))
 
     def cancel_nowait(self, batch: int) -> None:
@@ -111,6 +120,12 @@ class LocalExecutor:
         slot = self._running.get(batch)
         if slot is not None:
             slot.cancel(batch)
+
+    def recall_nowait(self, batch: int) -> None:
+        """Takes it back if its slot has not begun it; the report comes either way."""
+        slot = self._running.get(batch)
+        if slot is not None:
+            slot.recall(batch)
 
     def close(self) -> None:
         """Ends the slots' threads; a running inference is cancelled first. Blocks until they have ended.
@@ -130,7 +145,7 @@ class LocalExecutor:
             await trio.to_thread.run_sync(self.close, abandon_on_cancel=True)
 
     def _take(self, report: Report) -> None:
-        """Called by a slot's thread: the one hand-over per batch."""
+        """Called by a slot's thread, or for a batch that was taken back: the one hand-over per batch."""
         self._reports.append(report)
         try:
             self._token.run_sync_soon(self._hand_over, idempotent=True)
@@ -150,6 +165,7 @@ class LocalExecutor:
                     batch=report.batch,
                     outputs=report.outputs,
                     run_s=report.run_s,
+                    busy_s=report.busy_s,
                     reallocations=report.reallocations,
                     preparations=report.preparations,
                     calls=report.calls,
@@ -162,21 +178,15 @@ class LocalExecutor:
 
 
 def _not_started(batch: int, why: str) -> Report:
-    return Report(
-        batch=batch,
-        outputs=None,
-        run_s=0.0,
-        gather_s=0.0,
-        reallocations=0,
-        error_code="unavailable",
-        message=why,
-    )
+    return Report(batch=batch, outputs=None, error_code="unavailable", message=why)
 
 
 class RemoteExecutor(Link):
     """Slots of one worker. What it is told to run leaves through the worker port at the end of the turn."""
 
-    __slots__ = ("_outgoing", "checks", "draining", "models", "name", "pid", "running", "slots")
+    __slots__ = ("_outgoing", "checks", "draining", "models", "name", "pid", "recalled", "running", "slots")
+
+    prefetch_s = REMOTE_PREFETCH_S
 
     def __init__(
         self,
@@ -196,7 +206,9 @@ class RemoteExecutor(Link):
         self.checks = {key: ReportCheck(signature) for key, signature in models.items()}
         self._outgoing = outgoing
         self.running: dict[int, Batch] = {}
-        """Batches that it has not reported yet."""
+        """Batches that it has not reported yet: those that run, and one that waits behind each."""
+        self.recalled: set[int] = set()
+        """Those of them that were asked back."""
         self.draining = False
         """It wants to leave, and gets no more."""
 
@@ -220,6 +232,17 @@ class RemoteExecutor(Link):
                 members=tuple(members),
             ),
         )
+
+    def recall_nowait(self, batch: int) -> None:
+        """Asks the worker for a batch back; whether it had begun there is in its report."""
+        if batch in self.running:
+            self.recalled.add(batch)
+            self._outgoing.say(self, RecallBatch(batch=batch))
+
+    def answered(self, batch: int) -> Batch | None:
+        """The batch that this report is about; None if it was given up before."""
+        self.recalled.discard(batch)
+        return self.running.pop(batch, None)
 
     def cancel_nowait(self, batch: int) -> None:
         """Tells the worker that nobody waits any more."""

@@ -33,7 +33,7 @@ class Journal:
         trace: TraceRecorder | None = None,
     ) -> None:
         """`trace` records the sizes of all requests; the journal closes it."""
-        self._statistics = statistics
+        self.statistics = statistics
         self._trace = trace
         self._clock = clock
         self._limit = RateLimit()
@@ -74,6 +74,8 @@ class Journal:
 
     def started(self, running: RunningBatch) -> None:
         """A batch that goes to its slot."""
+        if running.action.behind is not None:
+            self.statistics.batches_prefetched += 1
         if self._debug:
             action = running.action
             log.debug(
@@ -83,18 +85,24 @@ class Journal:
                 model=action.model,
                 sizes=action.sizes,
                 requests=action.requests,
+                behind=action.behind,
             )
+
+    def recalled(self, running: RunningBatch) -> None:
+        """A batch that is asked back from its slot, where it waits."""
+        if self._debug:
+            log.debug("batch recalled", batch=running.action.batch, slot=running.slot.label)
 
     def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int]) -> None:
         """A batch that came back with results."""
         action, slot = running.action, running.slot
         slot.batches += 1
-        slot.busy_s += report.run_s
-        self._statistics.count_batch(
+        slot.busy_s += report.busy_s
+        self.statistics.count_batch(
             action.model,
             report.calls or ((1, action.sizes),),
             requests=len(action.requests) - len(expired),
-            rows=running.rows,
+            rows=running.member_rows,
             elements=_elements(running, expired),
             run_us=running.run_us,
             reallocations=report.reallocations,
@@ -106,6 +114,7 @@ class Journal:
                 batch=report.batch,
                 slot=slot.label,
                 run_us=running.run_us,
+                busy_us=round(report.busy_s * 1e6),
                 reallocations=report.reallocations,
                 preparations=report.preparations,
                 calls=report.calls,
@@ -114,7 +123,12 @@ class Journal:
 
     def failed(self, running: RunningBatch, report: BatchReport) -> None:
         """A batch that came back without; which clients may cause at will, so the rate of lines is limited."""
-        self._statistics.batches_failed += 1
+        if report.code == "recalled":
+            self.statistics.batches_recalled += 1
+            if self._debug:
+                log.debug("batch given back", batch=report.batch, slot=running.slot.label)
+            return
+        self.statistics.batches_failed += 1
         action = running.action
         if report.code == "cancelled":  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)

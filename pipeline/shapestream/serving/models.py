@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.scheduling.events import ModelProfile
+from shapestream.serving.message_room import most_rows
 from shapestream.wire.limits import MAX_TENSORS
 from shapestream_engine.batching.native import Native, NativePlanner
 from shapestream_engine.batching.strategy import SizesPlanner
@@ -15,6 +18,8 @@ from shapestream_engine.layout import Layout
 from shapestream_engine.signature import ModelSignature, RequestShape
 
 __all__ = ["DEFAULT_MAX_BATCH", "ModelOptions", "ServedModel", "ServedModels"]
+
+log = structlog.get_logger()
 
 # Rows in one call where neither the configuration nor the signature's bound says anything.
 DEFAULT_MAX_BATCH = 64
@@ -30,6 +35,8 @@ class ModelOptions:
     """Rows in one call; None: the upper bound of the batch dimension, or `DEFAULT_MAX_BATCH`."""
     max_delay_s: float = 0.0
     max_padding_ratio: float | None = None
+    max_batch_bytes: int | None = None
+    """Bytes of the requests in one call; None: any."""
 
 
 class ServedModel:
@@ -84,12 +91,7 @@ class ServedModel:
 
 
 def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> ModelProfile:
-    max_batch = options.max_batch
-    if max_batch is None and signature.has_batch:
-        # More rows than the largest call that is allowed would run one call after the other, beside idle slots.
-        allowed = signature.strategy.sizes.get(signature.dimensions[0])
-        max_batch = allowed[-1] if allowed else signature.bounds[0].maximum
-    max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
+    max_batch = _max_batch(signature, options)
     strategy, planner = signature.strategy, signature.planner
     return ModelProfile(
         name=name,
@@ -99,11 +101,30 @@ def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> Mod
         max_batch=max_batch,
         max_delay_s=options.max_delay_s,
         max_padding_ratio=options.max_padding_ratio,
+        max_batch_bytes=options.max_batch_bytes,
         bounds=tuple([bounds.maximum for bounds in signature.bounds]),
         row_calls=_row_calls(signature, max_batch),
         max_shapes=strategy.chosen_shapes if isinstance(strategy, Native) else None,
         static_shapes=planner.static_shapes if isinstance(planner, NativePlanner) else (),
     )
+
+
+def _max_batch(signature: ModelSignature, options: ModelOptions) -> int:
+    """Rows in one call: as configured, or as the model takes, and never more than fit a message to a worker."""
+    max_batch = options.max_batch
+    if max_batch is None and signature.has_batch:
+        # More rows than the largest call that is allowed would run one call after the other, beside idle slots.
+        allowed = signature.strategy.sizes.get(signature.dimensions[0])
+        max_batch = allowed[-1] if allowed else signature.bounds[0].maximum
+    max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
+    most = most_rows(signature)
+    if max_batch > most and signature.has_batch:
+        why = (
+            f"{len(signature.inputs)} inputs and {len(signature.outputs)} outputs per request, in one message"
+        )
+        log.warning("batches are smaller", model=signature.name, wanted=max_batch, max_batch=most, why=why)
+        return most
+    return max_batch
 
 
 def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ...], ...] | None:

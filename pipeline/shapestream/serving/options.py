@@ -37,6 +37,8 @@ class ServerOptions:
     heartbeat_s: float = 1.0
     client_silence_s: float = 10.0
     """A client that says nothing for so long is gone, and what it had queued is dropped."""
+    prefetch: bool = True
+    """While all slots are busy, may the next batch be sent to one a moment before it becomes free?"""
     worker_silence_s: float = 3.0
     """A worker that says nothing for so long is gone, and what it ran is run again elsewhere."""
     grace_s: float = 25.0

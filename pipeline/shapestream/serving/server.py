@@ -71,6 +71,7 @@ class Server:
             self._journal,
             clock=trio.current_time,
             flush=self._flush,
+            prefetch=options.prefetch,
         )
         self._reception = Reception(
             clients,
@@ -249,7 +250,13 @@ class Server:
             for worker in self._worker_port.workers.values():
                 self._to_workers.say(worker, Goodbye())
         self._dispatcher.end_turn()
-        log.info("server stopped", results=self._statistics.results, failures=dict(self._statistics.failures))
+        log.info(
+            "server stopped",
+            results=self._statistics.results,
+            failures=dict(self._statistics.failures),
+            scheduling_s=round(self._statistics.scheduling_s, 3),
+            scheduling_us_per_request=self._statistics.scheduling_us_per_request,
+        )
 
 
 async def serve(

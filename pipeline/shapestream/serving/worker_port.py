@@ -189,6 +189,7 @@ class WorkerPort:
         self.workers.pop(peer, None)
         worker.peer = None
         worker.running.clear()
+        worker.recalled.clear()
         self._dispatcher.executor_left(worker, now)
 
     def lost(self, link: Link, why: str, now: float) -> None:
@@ -218,7 +219,7 @@ class WorkerPort:
     # ---------------------------------------------------------------- what they report
 
     def _batch_done(self, worker: RemoteExecutor, done: BatchDone, now: float) -> RemoteExecutor | None:
-        batch = worker.running.pop(done.batch, None)
+        batch = worker.answered(done.batch)
         if batch is None:
             return worker  # of an attempt that was given up
         try:
@@ -232,6 +233,7 @@ class WorkerPort:
                 batch=done.batch,
                 outputs=done.outputs,
                 run_s=done.run_us * 1e-6,
+                busy_s=done.busy_us * 1e-6,
                 reallocations=done.reallocations,
                 preparations=done.preparations,
                 calls=done.calls,
@@ -242,14 +244,19 @@ class WorkerPort:
         return self._dismiss_if_idle(worker, now)
 
     def _batch_failed(self, worker: RemoteExecutor, failed: BatchFailed, now: float) -> RemoteExecutor | None:
-        if worker.running.pop(failed.batch, None) is None:
+        asked_back = failed.batch in worker.recalled
+        if worker.answered(failed.batch) is None:
             return worker
-        known = failed.code in ("model_error", "unavailable", "cancelled", "internal")
+        known = failed.code in ("model_error", "unavailable", "cancelled", "internal") or (
+            # Only what was asked for: it runs again without counting as an attempt.
+            failed.code == "recalled" and asked_back
+        )
         self._reports.append(
             BatchReport(
                 batch=failed.batch,
                 outputs=None,
                 run_s=0.0,
+                busy_s=0.0,
                 reallocations=0,
                 preparations=0,
                 code=failed.code if known else "internal",  # type: ignore[arg-type] # just checked

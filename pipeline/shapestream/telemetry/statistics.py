@@ -90,6 +90,14 @@ class ServerStatistics:
         """Clients and workers that vanished or were cut off, by why."""
         self.batches = 0
         self.batches_failed = 0
+        self.batches_prefetched = 0
+        """Batches that were sent to a slot while it ran another one."""
+        self.batches_recalled = 0
+        """Of these, those that were taken back before they began; their requests went elsewhere."""
+        self.scheduling_s = 0.0
+        """Seconds that the scheduler took for all its decisions."""
+        self.scheduled_requests = 0
+        """Requests that it was given."""
         self.batched_requests = 0
         self.rows = 0
         self.reallocations = 0
@@ -143,6 +151,13 @@ class ServerStatistics:
         """Elements computed only as padding / elements computed, by the requests' real sizes."""
         return self.elements_padding / self.elements_computed if self.elements_computed else 0.0
 
+    @property
+    def scheduling_us_per_request(self) -> float:
+        """Microseconds of deciding per request, over everything that the scheduler was told of."""
+        if not self.scheduled_requests:
+            return 0.0
+        return round(self.scheduling_s / self.scheduled_requests * 1e6, 2)
+
     def to_dict(self) -> dict[str, Any]:
         """The counters as plain data: what goes into the `Statistics` entry."""
         return {
@@ -155,6 +170,8 @@ class ServerStatistics:
             "peers_lost": dict(self.peers_lost),
             "batches": self.batches,
             "batches_failed": self.batches_failed,
+            "batches_prefetched": self.batches_prefetched,
+            "batches_recalled": self.batches_recalled,
             "mean_batch_requests": round(self.batched_requests / self.batches, 2) if self.batches else 0.0,
             "rows": self.rows,
             "distinct_shapes": self.distinct_shapes,
@@ -163,6 +180,8 @@ class ServerStatistics:
             "prepared_hits": max(0, self.calls - self.preparations),
             "padding_ratio": round(self.padding_ratio, 4),
             "reallocations": self.reallocations,
+            "scheduling_s": round(self.scheduling_s, 6),
+            "scheduling_us_per_request": self.scheduling_us_per_request,
             "queue_us": self.queue_us.to_dict(),
             "run_us": self.run_us.to_dict(),
             "total_us": self.total_us.to_dict(),

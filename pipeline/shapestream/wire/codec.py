@@ -37,6 +37,7 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
+    RecallBatch,
     Request,
     Result,
     Statistics,
@@ -76,12 +77,13 @@ _ACCEPTED: dict[Role, tuple[type[Any], ...]] = {
         Statistics,
     ),
     Role.SERVER_OF_WORKERS: (Heartbeat, Goodbye, WorkerHello, BatchDone, BatchFailed, WorkerDraining),
-    Role.WORKER: (Heartbeat, Goodbye, Unknown, WorkerWelcome, Execute, CancelBatch),
+    Role.WORKER: (Heartbeat, Goodbye, Unknown, WorkerWelcome, Execute, CancelBatch, RecallBatch),
 }
 _READERS: dict[Role, dict[int, Reader]] = {
     role: {kind.KIND: READERS[kind] for kind in kinds} for role, kinds in _ACCEPTED.items()
 }
 _BULK = frozenset({Request, Result, Failure, Execute, BatchDone, BatchFailed})
+_WITHDRAW = frozenset({CancelBatch, RecallBatch})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +254,8 @@ def _in_order(entries: Sequence[Entry]) -> list[Entry]:
     if kinds <= _BULK or len(entries) == 1:
         return list(entries)
     requests = {entry.sequence for entry in entries if isinstance(entry, Request)} if Cancel in kinds else ()
-    batches = {entry.batch for entry in entries if isinstance(entry, Execute)} if CancelBatch in kinds else ()
+    withdraws = not kinds.isdisjoint(_WITHDRAW)
+    batches = {entry.batch for entry in entries if isinstance(entry, Execute)} if withdraws else ()
     control: list[Entry] = []
     bulk: list[Entry] = []
     farewell: list[Entry] = []
@@ -262,7 +265,7 @@ def _in_order(entries: Sequence[Entry]) -> list[Entry]:
         elif (
             type(entry) in _BULK
             or (isinstance(entry, Cancel) and entry.sequence in requests)
-            or (isinstance(entry, CancelBatch) and entry.batch in batches)
+            or (isinstance(entry, CancelBatch | RecallBatch) and entry.batch in batches)
         ):
             bulk.append(entry)
         else:

@@ -38,6 +38,7 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
+    RecallBatch,
     Request,
     Result,
     Statistics,
@@ -86,6 +87,7 @@ _COLD: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     WorkerDraining: {},
     WorkerWelcome: {"epoch": uuid, "heartbeat_ms": integer},
     CancelBatch: {"batch": integer},
+    RecallBatch: {"batch": integer},
 }
 
 
@@ -115,7 +117,8 @@ READERS: dict[type[Any], Reader] = {
 """How each kind is read."""
 
 _KINDS_WITH_ID = {
-    kind.KIND for kind in (Request, Cancel, Result, Failure, BatchDone, BatchFailed, Execute, CancelBatch)
+    kind.KIND
+    for kind in (Request, Cancel, Result, Failure, BatchDone, BatchFailed, Execute, CancelBatch, RecallBatch)
 }
 
 

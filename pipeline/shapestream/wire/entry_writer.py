@@ -29,6 +29,7 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
+    RecallBatch,
     Request,
     Result,
     Statistics,
@@ -132,6 +133,7 @@ def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
             len(frames) - before,
             entry.batch,
             entry.run_us,
+            entry.busy_us,
             entry.reallocations,
             entry.preparations,
             entry.calls,
@@ -187,5 +189,6 @@ WRITERS: dict[type[Any], Writer] = {
     WorkerWelcome: _fields_writer(WorkerWelcome, "epoch", "heartbeat_ms"),
     Execute: _write_execute,
     CancelBatch: _fields_writer(CancelBatch, "batch"),
+    RecallBatch: _fields_writer(RecallBatch, "batch"),
 }
 """How each kind is written."""

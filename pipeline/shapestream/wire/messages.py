@@ -210,6 +210,9 @@ class BatchDone:
     KIND: ClassVar[int] = 41
     batch: int
     run_us: int
+    """Of the inference calls alone."""
+    busy_us: int
+    """Of the slot: from the beginning of its work on this batch until the results were copied out."""
     reallocations: int
     """Input tensors that had to grow for this batch."""
     preparations: int
@@ -221,7 +224,9 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """A batch did not run: `model_error` blames the data, `unavailable` the device; `cancelled` was asked."""
+    """A batch did not run: `model_error` blames the data, `unavailable` the device; `cancelled` and `recalled` were
+    asked for.
+    """
 
     KIND: ClassVar[int] = 42
     batch: int
@@ -258,7 +263,10 @@ class ExecuteMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute:
-    """Run these requests in one inference call of this shape, on this slot."""
+    """Run these requests in one inference call of this shape, on this slot.
+
+    One may be sent while the slot runs another batch: it waits there.
+    """
 
     KIND: ClassVar[int] = 51
     batch: int
@@ -274,6 +282,14 @@ class CancelBatch:
     """Nobody waits for this batch any more; it may stop early. It is still answered."""
 
     KIND: ClassVar[int] = 52
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallBatch:
+    """Give this batch back if it has not begun: `BatchFailed` with `recalled`. If it has, it just goes on."""
+
+    KIND: ClassVar[int] = 53
     batch: int
 
 
@@ -300,4 +316,5 @@ Entry: TypeAlias = (
     | WorkerWelcome
     | Execute
     | CancelBatch
+    | RecallBatch
 )

@@ -158,9 +158,9 @@ def read_batch_done(
     fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
 ) -> BatchDone:
     """A `BatchDone`; one bad output makes the whole answer bad."""
-    if len(fields) != 8:
-        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 8")
-    _, _, batch, run_us, reallocations, preparations, calls, rows = fields
+    if len(fields) != 9:
+        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 9")
+    _, _, batch, run_us, busy_us, reallocations, preparations, calls, rows = fields
     if type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
         raise BadEntryError(f"BatchDone needs an array of 1 to {limits.max_members} outputs")
     outputs: list[Tensors | None] = []
@@ -176,6 +176,7 @@ def read_batch_done(
     return BatchDone(
         batch=checked("BatchDone.batch", integer, batch),
         run_us=checked("BatchDone.run_us", integer, run_us),
+        busy_us=checked("BatchDone.busy_us", integer, busy_us),
         reallocations=checked("BatchDone.reallocations", integer, reallocations),
         preparations=checked("BatchDone.preparations", integer, preparations),
         calls=_calls(calls, limits),

@@ -114,12 +114,14 @@ class ScriptedSlots(SlotSource):
     """Slots without threads: the test sees what was started and says when, and how, it ends."""
 
     name = "scripted"
+    prefetch_s = 0.0005
 
     def __init__(self, signature: ModelSignature = SIGNATURE, slots: int = 1) -> None:
         self.slots = slots
         self.models: Mapping[str, ModelSignature] = {signature.name: signature}
         self.started: list[Batch] = []
         self.cancelled: list[int] = []
+        self.recalled: list[int] = []
         self.closed = False
         self._report: Reports = lambda reports: None
         self._arrival = trio.Event()
@@ -139,6 +141,10 @@ class ScriptedSlots(SlotSource):
         """Notes the cancellation."""
         self.cancelled.append(batch)
 
+    def recall_nowait(self, batch: int) -> None:
+        """Notes that it is wanted back."""
+        self.recalled.append(batch)
+
     async def aclose(self) -> None:
         """Notes the end."""
         self.closed = True
@@ -152,7 +158,7 @@ class ScriptedSlots(SlotSource):
     def finish(self, batch: Batch, outputs: Sequence[Tensors | None] | None = None) -> None:
         """The batch ran; each member gets its first input back unless `outputs` says otherwise."""
         given = tuple(echoed(member) for member in batch.members) if outputs is None else tuple(outputs)
-        self.report(_report(batch, outputs=given, run_s=0.001))
+        self.report(_report(batch, outputs=given, run_s=0.001, busy_s=0.002))
 
     def fail(self, batch: Batch, code: str = "model_error", message: str = "no") -> None:
         """The batch failed."""
@@ -164,7 +170,14 @@ class ScriptedSlots(SlotSource):
 
 
 def _report(batch: Batch, **fields: Any) -> BatchReport:
-    values: dict[str, Any] = {"outputs": None, "run_s": 0.0, "code": None, "message": "", **fields}
+    values: dict[str, Any] = {
+        "outputs": None,
+        "run_s": 0.0,
+        "busy_s": 0.0,
+        "code": None,
+        "message": "",
+        **fields,
+    }
     return BatchReport(batch=batch.batch, **{"reallocations": 0, "preparations": 0, **values})
 
 

@@ -52,7 +52,7 @@ def done(execute: Execute, outputs: tuple[Tensors | None, ...] | None = None) ->
     """The honest report of the echo model, or one with other outputs."""
     given = tuple(echoed(member.tensors) for member in execute.members) if outputs is None else outputs
     return BatchDone(
-        batch=execute.batch, run_us=500, reallocations=1, preparations=1, calls=(), outputs=given
+        batch=execute.batch, run_us=500, busy_us=600, reallocations=1, preparations=1, calls=(), outputs=given
     )
 
 

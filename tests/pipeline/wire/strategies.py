@@ -24,6 +24,7 @@ from shapestream.wire.messages import (
     ModelOpened,
     ModelRefused,
     OpenModel,
+    RecallBatch,
     Request,
     Result,
     Statistics,
@@ -133,6 +134,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             BatchDone,
             batch=integers,
             run_us=integers,
+            busy_us=integers,
             reallocations=integers,
             preparations=integers,
             calls=st.lists(st.tuples(integers, st.lists(integers, max_size=3).map(tuple)), max_size=2).map(
@@ -157,6 +159,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             members=st.lists(members, min_size=1, max_size=3).map(tuple),
         ),
         st.builds(CancelBatch, batch=integers),
+        st.builds(RecallBatch, batch=integers),
     ],
 }
 

@@ -23,6 +23,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     OpenModel,
+    RecallBatch,
     Request,
 )
 from shapestream_engine.layout import Buffer, Tensors
@@ -217,8 +218,13 @@ def test_a_cancellation_stays_behind_what_it_cancels() -> None:
     assert [Cancel(sequence=4), *entries[:3]] == decoded(pack_messages(entries), Role.SERVER_OF_CLIENTS)
     member = ExecuteMember(remaining_ms=None, tensors=Tensors(layout=(), buffers=()))
     execute = Execute(batch=7, slot=0, model="m", sizes=(), members=(member,))
-    batches: list[Entry] = [execute, CancelBatch(batch=7)]
-    assert batches == decoded(pack_messages(batches, limits=WORKER_LIMITS), Role.WORKER, WORKER_LIMITS)
+    for kind in (CancelBatch, RecallBatch):
+        batches: list[Entry] = [execute, kind(batch=7)]
+        assert batches == decoded(pack_messages(batches, limits=WORKER_LIMITS), Role.WORKER, WORKER_LIMITS)
+        earlier: list[Entry] = [execute, kind(batch=6)]
+        assert earlier[::-1] == decoded(
+            pack_messages(earlier, limits=WORKER_LIMITS), Role.WORKER, WORKER_LIMITS
+        )
 
 
 def test_bulk_alone_keeps_its_order() -> None:
