@@ -8,21 +8,18 @@ to stdout, everything else to stderr. Engines and servers are imported by the co
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from shapestream.errors import ConfigurationError, ShapestreamError
+from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
+from shapestream_workers.exit_status import reported
+from shapestream_workers.tune.command import tune
 
 __all__ = ["app", "main"]
-
-EXIT_RUNTIME, EXIT_CONFIGURATION = 1, 3
 
 app = typer.Typer(
     help="Serves models whose tensor shapes change with every request.",
@@ -61,7 +58,7 @@ def serve(
     ] = None,
 ) -> None:
     """Start the server and the workers that CONFIG names; SIGTERM drains, a second one stops at once."""
-    with _reported():
+    with reported():
         loaded = _configured(config)
         if record_trace is not None:
             if not record_trace.absolute().parent.is_dir():
@@ -94,7 +91,7 @@ def worker(
 
         end_with_parent()
         channel = claim_stdout()
-    with _reported():
+    with reported():
         loaded = _configured(config)
         from shapestream_workers.worker_process import run_worker, server_address
 
@@ -114,7 +111,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Validate CONFIG, compile its models, prove that batching and padding are safe, run them; nothing is served."""
-    with _reported(as_json=as_json):
+    with reported(as_json=as_json):
         loaded = load_settings(config)
         configure("warning", "auto")
         from shapestream_workers.check import check_configuration
@@ -151,7 +148,7 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Send one request and print the answer."""
-    with _reported(as_json=as_json):
+    with reported(as_json=as_json):
         from shapestream_workers.inference import format_result, read_inputs, run_one, save_outputs
 
         arrays = read_inputs(inputs or [])
@@ -164,7 +161,7 @@ def infer(
 @app.command()
 def models(target: Target, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """List the models of a running server, or of CONFIG as it stands: what they take and give, and at which shapes."""
-    with _reported(as_json=as_json):
+    with reported(as_json=as_json):
         if "://" in target:
             from shapestream_workers.inference import signatures_of
 
@@ -178,6 +175,9 @@ def models(target: Target, timeout: Timeout = 10.0, as_json: Json = False) -> No
         else:
             for signature in signatures:
                 typer.echo("\n".join(signature.describe()))
+
+
+app.command()(tune)
 
 
 @app.command()
@@ -224,37 +224,3 @@ def _address_of(target: str) -> str:
             return address
     message = "every port is chosen when the server starts (name the address that it logged)"
     raise ConfigurationError([loaded.problem(("server", "listen"), message)])
-
-
-@contextmanager
-def _reported(*, as_json: bool = False) -> Iterator[None]:
-    """Turns errors into messages and exit statuses. What is nobody's mistake but ours keeps its traceback."""
-    try:
-        yield
-    except (ShapestreamError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
-        leaves = list(_leaves(error))
-        if all(isinstance(leaf, ConfigurationError) for leaf in leaves):
-            _fail([problem for leaf in leaves for problem in leaf.problems], EXIT_CONFIGURATION, as_json)
-        elif all(isinstance(leaf, (ShapestreamError, OSError)) for leaf in leaves):
-            _fail([str(leaf) for leaf in leaves], EXIT_RUNTIME, as_json)
-        elif all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
-            _fail(["interrupted"], EXIT_RUNTIME, as_json)
-        else:
-            raise
-
-
-def _leaves(error: BaseException) -> Iterator[Any]:
-    """The errors in a group of a nursery's, and in its groups; an error that is no group is its own leaf."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
-
-
-def _fail(messages: list[str], status: int, as_json: bool) -> None:
-    if as_json and messages:
-        typer.echo(json.dumps({"errors": messages}, indent=2))
-    for message in messages:
-        typer.echo(message, err=True)
-    sys.exit(status)

@@ -1,0 +1,54 @@
+"""How a command ends: errors become messages on stderr and an exit status, as the command line promises.
+
+0 ok, 1 something went wrong while running, 2 wrong usage (typer's own), 3 the configuration cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from shapestream.errors import ConfigurationError, ShapestreamError
+
+__all__ = ["EXIT_CONFIGURATION", "EXIT_RUNTIME", "reported"]
+
+EXIT_RUNTIME, EXIT_CONFIGURATION = 1, 3
+
+
+@contextmanager
+def reported(*, as_json: bool = False) -> Iterator[None]:
+    """Turns errors into messages and exit statuses. What is nobody's mistake but ours keeps its traceback."""
+    try:
+        yield
+    except (ShapestreamError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
+        leaves = list(_leaves(error))
+        if all(isinstance(leaf, ConfigurationError) for leaf in leaves):
+            _fail([problem for leaf in leaves for problem in leaf.problems], EXIT_CONFIGURATION, as_json)
+        elif all(isinstance(leaf, (ShapestreamError, OSError)) for leaf in leaves):
+            _fail([str(leaf) for leaf in leaves], EXIT_RUNTIME, as_json)
+        elif all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+            _fail(["interrupted"], EXIT_RUNTIME, as_json)
+        else:
+            raise
+
+
+def _leaves(error: BaseException) -> Iterator[Any]:
+    """The errors in a group of a nursery's, and in its groups; an error that is no group is its own leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _fail(messages: list[str], status: int, as_json: bool) -> None:
+    if as_json and messages:
+        typer.echo(json.dumps({"errors": messages}, indent=2))
+    for message in messages:
+        typer.echo(message, err=True)
+    sys.exit(status)

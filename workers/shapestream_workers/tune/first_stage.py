@@ -1,0 +1,150 @@
+"""The first stage: every candidate is measured call by call in a process of its own, and what it should reach predicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from shapestream.errors import ConfigurationError
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.serve import server_options
+from shapestream_workers.tune.bench_file import Subject
+from shapestream_workers.tune.candidates import Candidate
+from shapestream_workers.tune.children import ChildEnded, running
+from shapestream_workers.tune.measuring import Wishes
+from shapestream_workers.tune.prediction import predict
+from shapestream_workers.tune.proposals import calls_to_measure
+from shapestream_workers.tune.trials import Budget, Calibration, Trial
+from shapestream_workers.tune.workload import Workload
+
+__all__ = ["Calibrator", "Say"]
+
+Say: TypeAlias = Callable[[str], None]
+"""Takes a line about the progress, for a person."""
+
+CALLS_SHARE = 0.03
+"""Of the budget, for the calls of one candidate: some ten of them take their turn."""
+LEAST_CALLS_S = 0.5
+_Key: TypeAlias = tuple[Any, ...]
+
+
+class Calibrator:
+    """Calibrates candidates; those that make the same calls on as many slots and threads share what was measured."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        workload: Workload,
+        signature: ModelSignature,
+        budget: Budget,
+        folder: Path,
+        *,
+        max_batch: int,
+        in_flight: int,
+        say: Say,
+    ) -> None:
+        self._subject = subject
+        self._workload = workload
+        self._signature = signature
+        self._budget = budget
+        self._folder = folder
+        self._max_batch = max_batch
+        self._in_flight = in_flight
+        self._say = say
+        self._known: dict[_Key, Calibration | str] = {}
+
+    async def calibrate(self, candidate: Candidate, *, until_left_s: float) -> Trial:
+        """Measures and predicts, as long as the budget does not fall below `until_left_s`."""
+        trial = Trial(candidate=candidate)
+        key = _key(candidate)
+        if key not in self._known:
+            left = self._budget.left() - until_left_s
+            if left <= 0:
+                trial.skipped = "not measured: no time left"
+                return trial
+            self._known[key] = await self._measured(candidate, left)
+        match self._known[key]:
+            case str() as problem:
+                trial.problem = problem
+            case calibration:
+                trial.calibration = calibration
+                trial.memory_bytes = calibration.memory_bytes
+                trial.startup_s = calibration.startup_s
+                self._predict(trial, calibration)
+        return trial
+
+    async def _measured(self, candidate: Candidate, left_s: float) -> Calibration | str:
+        folder = self._folder / f"c{len(self._known)}"
+        folder.mkdir()
+        config = self._subject.write(candidate, folder)
+        wishes = Wishes(
+            slots=candidate.placement.all_slots,
+            threads=candidate.placement.all_threads,
+            calls=calls_to_measure(
+                self._workload, self._signature, candidate.shapes, max_batch=self._max_batch
+            ),
+            budget_s=max(LEAST_CALLS_S, CALLS_SHARE * self._budget.seconds),
+        )
+        self._say(f"measuring calls: {candidate.label}")
+        arguments = ["shapestream_workers.tune.measuring", str(config), wishes.to_json()]
+        try:
+            with running(arguments, folder / "child.log") as child:
+                said = await child.output(left_s)
+                plain = _parsed(said)
+                if plain is None:
+                    return child.last_words()
+        except ChildEnded as error:
+            return str(error)
+        if "error" in plain:
+            return "; ".join(plain["error"]).replace(f"{config}:", "")
+        return Calibration(
+            table=CostTable.from_dict(plain["table"]),
+            signature=plain["signature"],
+            startup_s=plain["startup_s"],
+            memory_bytes=plain["resident_bytes"],
+        )
+
+    def _predict(self, trial: Trial, calibration: Calibration) -> None:
+        options = server_options(self._subject.loaded.settings, None).models[self._signature.name]
+        # A cap on prepared shapes changes the planning, not the calls: the file says it, the measured child need not.
+        signature = ModelSignature.from_dict(
+            {**calibration.signature, **_strategy_of(trial.candidate, self._signature)}
+        )
+        try:
+            trial.prediction = predict(
+                signature,
+                options,
+                calibration.table,
+                self._workload.requests,
+                slots=trial.candidate.placement.all_slots,
+                in_flight=self._in_flight,
+            )
+        except ConfigurationError as error:
+            trial.problem = str(error)
+
+
+def _strategy_of(candidate: Candidate, signature: ModelSignature) -> dict[str, Any]:
+    shapes = candidate.shapes
+    if shapes.strategy != "native" or shapes.max_prepared is None:
+        return {}
+    static = [dict(zip(signature.dimensions, sizes, strict=True)) for sizes in shapes.static]
+    cap = {"strategy": "native", "max_prepared": shapes.max_prepared}
+    return {"strategy": {**cap, "static": static} if static else cap}
+
+
+def _key(candidate: Candidate) -> _Key:
+    """What the seconds of calls depend on."""
+    place, shapes = candidate.placement, candidate.shapes
+    sizes = tuple(sorted((name, tuple(allowed)) for name, allowed in shapes.sizes.items()))
+    return (place.all_slots, place.all_threads, shapes.strategy, sizes, shapes.static)
+
+
+def _parsed(said: bytes) -> dict[str, Any] | None:
+    try:
+        plain = json.loads(said)
+    except ValueError:
+        return None
+    return plain if isinstance(plain, dict) else None

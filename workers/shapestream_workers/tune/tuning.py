@@ -1,0 +1,204 @@
+"""A tuning run from its beginning to its end, within its budget.
+
+1. Placements (slots, threads, processes) are calibrated with the shapes of the user's file, choices of shapes at the
+   best of them, and all are predicted. Half of the budget at most.
+2. The user's file as it is and the best few are served for real, and the trace replayed.
+3. The best by what was measured is chosen.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+import trio
+
+from shapestream.errors import ShapestreamError
+from shapestream.serving.models import ServedModel
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.serve import server_options
+from shapestream_workers.tune.bench_file import Subject
+from shapestream_workers.tune.candidates import Candidate, Placement, placements
+from shapestream_workers.tune.choice import Objective, choose, noise_of
+from shapestream_workers.tune.first_stage import Calibrator, Say
+from shapestream_workers.tune.proposals import propose
+from shapestream_workers.tune.second_stage import Contest, plan_rounds
+from shapestream_workers.tune.trials import Budget, Trial, scored
+from shapestream_workers.tune.workload import Workload
+
+__all__ = ["Options", "Outcome", "TuningFailed", "run_tuning"]
+
+FIRST_STAGE_SHARE = 0.5
+"""Of the budget, at most: predictions choose who runs, but only runs decide."""
+
+
+class TuningFailed(ShapestreamError):
+    """Nothing could be measured; the message says what happened to each candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to tune."""
+
+    objective: Objective = "throughput"
+    budget_s: float = 120.0
+    in_flight: int = 64
+    """Requests under way at a time, where throughput is measured."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What was found."""
+
+    subject: Subject
+    workload: Workload
+    options: Options
+    trials: list[Trial]
+    chosen: Trial
+    noise: float
+    """Relative: smaller differences decided nothing."""
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and why."""
+
+    @property
+    def baseline(self) -> Trial:
+        """The user's file as it is."""
+        return self.trials[0]
+
+
+def run_tuning(
+    subject: Subject, workload: Workload, signature: ModelSignature, options: Options, say: Say
+) -> Outcome:
+    """Raises `TuningFailed`, and KeyboardInterrupt for SIGINT and SIGTERM; no process is left behind."""
+    # Short, since the path of a socket is: not below the user's TMPDIR.
+    folder = Path(tempfile.mkdtemp(prefix="shapestream-tune-", dir="/tmp"))
+    try:
+        run = _Run(subject, workload, signature, options, folder, say)
+        return trio.run(run.to_the_end, strict_exception_groups=False)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Run:
+    def __init__(
+        self,
+        subject: Subject,
+        workload: Workload,
+        signature: ModelSignature,
+        options: Options,
+        folder: Path,
+        say: Say,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._subject = subject
+        self._workload = workload
+        self._signature = signature
+        self._options = options
+        self._budget = Budget(options.budget_s, clock)
+        self._notes: list[str] = []
+        self._trials: list[Trial] = []
+        model_options = server_options(subject.loaded.settings, None).models[signature.name]
+        self._max_batch = ServedModel(0, signature.name, signature, model_options).profile.max_batch
+        self._calibrator = Calibrator(
+            subject,
+            workload,
+            signature,
+            self._budget,
+            folder,
+            max_batch=self._max_batch,
+            in_flight=options.in_flight,
+            say=say,
+        )
+        self._contest = Contest(
+            subject,
+            workload,
+            signature,
+            self._budget,
+            folder,
+            objective=options.objective,
+            in_flight=options.in_flight,
+            say=say,
+        )
+
+    async def to_the_end(self) -> Outcome:
+        """All stages, unless somebody ends the process before."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_obey_sigterm)
+            await self._first_stage()
+            await self._second_stage()
+            nursery.cancel_scope.cancel()
+        return self._outcome()
+
+    async def _first_stage(self) -> None:
+        subject, objective = self._subject, self._options.objective
+        baseline = subject.baseline()
+        reserve_s = (1 - FIRST_STAGE_SHARE) * self._budget.seconds
+        # The user's file is measured whatever it takes: all others are compared with it.
+        self._trials.append(await self._calibrator.calibrate(baseline, until_left_s=0.0))
+        for place in self._placements():
+            candidate = Candidate(placement=place, shapes=baseline.shapes)
+            if place != baseline.placement:
+                self._trials.append(await self._calibrator.calibrate(candidate, until_left_s=reserve_s))
+        best = min(self._trials, key=lambda trial: trial.rank(objective))
+        proposals = propose(self._workload, self._signature, baseline.shapes, max_batch=self._max_batch)
+        self._notes += [f"not tried: {what}" for what in proposals.left_out]
+        for shapes in proposals.choices:
+            candidate = best.candidate.with_shapes(shapes)
+            self._trials.append(await self._calibrator.calibrate(candidate, until_left_s=reserve_s))
+
+    def _placements(self) -> list[Placement]:
+        subject = self._subject
+        if not subject.is_alone:
+            self._notes.append("slots and threads are kept: other models or workers share the CPUs")
+            return []
+        if subject.settings.device != "CPU":
+            self._notes.append(f"slots and threads are kept: the device is {subject.settings.device}")
+            return []
+        return placements(subject.cpus, workers=not subject.in_process)
+
+    async def _second_stage(self) -> None:
+        objective = self._options.objective
+        baseline, *others = self._trials
+        able = sorted(
+            (trial for trial in others if trial.prediction and trial.problem is None),
+            key=lambda trial: trial.rank(objective),
+        )
+        entrants = [trial for trial in (baseline, *able) if trial.problem is None]
+        plan = plan_rounds(self._budget.left(), [trial.startup_s for trial in entrants])
+        if plan is None:
+            self._notes.append("nothing was served for real: no time left (give more by --budget)")
+            return
+        for trial in entrants[plan.finalists :]:
+            trial.skipped = "not served: others promised more"
+        await self._contest.run(entrants[: plan.finalists], plan)
+
+    def _outcome(self) -> Outcome:
+        """What was measured decides; without any real run, nothing does, and the file stays as it is."""
+        objective = self._options.objective
+        entries = scored(self._trials, objective)
+        if not entries:
+            said = [f"{trial.candidate.label}: {trial.problem}" for trial in self._trials if trial.problem]
+            raise TuningFailed("\n".join(["nothing could be served", *said, *self._notes]))
+        chosen = choose(entries, objective)
+        return Outcome(
+            subject=self._subject,
+            workload=self._workload,
+            options=self._options,
+            trials=self._trials,
+            chosen=self._trials[chosen.number],
+            noise=noise_of(entries),
+            seconds=self._budget.spent(),
+            notes=self._notes,
+        )
+
+
+async def _obey_sigterm() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            raise KeyboardInterrupt
