@@ -19,7 +19,7 @@ __all__ = ["most_rows"]
 _TENSOR_BYTES = 64
 _SIZE_BYTES = 9
 _MEMBER_BYTES = 32
-_BATCH_BYTES = 1024 * 1024
+_BATCH_BYTES = 64 * 1024
 
 
 def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
