@@ -27,7 +27,7 @@ from shapestream_engine.probing.report import ProbeReport
 from shapestream_engine.probing.values import Samples
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["ENVIRONMENT", "Entry", "ProofCache"]
+__all__ = ["ENVIRONMENT", "Entry", "ProofCache", "identity"]
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
 _FORMAT = 1
@@ -103,13 +103,12 @@ class ProofCache:
             os.close(lock)
 
 
-def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None) -> str:
-    """Changes with everything that the verdict may depend on, as far as can be known."""
+def identity(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None) -> dict[str, Any]:
+    """Plain data that changes with the model, its settings, its realistic inputs, and the versions that run it."""
     settled = asdict(spec)
     for ignored in ("name", "path", "model"):
         settled.pop(ignored)
-    plain = {
-        "format": _FORMAT,
+    return {
         "spec": settled,
         "signature": None if signature is None else {**signature.to_dict(), "name": ""},
         "values": {name: _values(values) for name, values in options.values.items()},
@@ -118,6 +117,11 @@ def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | Non
         "model": _model_digest(spec),
         "versions": _versions(spec.effective_engine),
     }
+
+
+def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None) -> str:
+    """Changes with everything that the verdict may depend on, as far as can be known."""
+    plain = {"format": _FORMAT, **identity(spec, options, signature)}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:40]
 
 

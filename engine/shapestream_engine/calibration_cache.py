@@ -1,0 +1,139 @@
+"""Cost tables on disk, so that a restart need not measure again what has not changed.
+
+A file per model, settings, versions and machine, in the folder that `SHAPESTREAM_COST_CACHE` names, else in
+`$XDG_CACHE_HOME/shapestream/costs` (`~/.cache/shapestream/costs`); `SHAPESTREAM_COST_CACHE=off` switches it off.
+Processes that want the same table at the same time wait for the first, which holds a lock on the entry: measured
+together they would slow each other down.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.errors import EngineError
+from shapestream_engine.model import ModelSpec
+from shapestream_engine.probing.cache import identity
+from shapestream_engine.probing.examination import ProbeOptions
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["ENVIRONMENT", "CostCache", "CostEntry", "cost_key"]
+
+ENVIRONMENT = "SHAPESTREAM_COST_CACHE"
+_FORMAT = 1
+"""Of the entries, and of what is measured: raised when either changes, so that old tables are not taken for new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostEntry:
+    """The place of one table; None: there is no cache."""
+
+    path: Path | None
+
+    def read(self) -> CostTable | None:
+        """The table, if there is one that can be read."""
+        if self.path is None:
+            return None
+        try:
+            return CostTable.from_dict(json.loads(self.path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, EngineError):
+            return None  # none yet, or cut short: it is measured again, and written anew
+
+    def write(self, table: CostTable) -> None:
+        """Keeps a table; a disk that is full or read-only costs time at the next start, and nothing else."""
+        if self.path is None:
+            return
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, delete=False, encoding="utf-8"
+            ) as file:
+                json.dump(table.to_dict(), file)
+            os.replace(file.name, self.path)
+        except OSError:
+            return
+
+
+class CostCache:
+    """A folder of tables; None: none are kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of_environment(cls) -> CostCache:
+        """Where the environment says."""
+        chosen = os.environ.get(ENVIRONMENT, "")
+        if chosen == "off":
+            return cls(None)
+        if chosen:
+            return cls(Path(chosen))
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return cls(Path(home).expanduser() / "shapestream" / "costs")
+
+    @contextmanager
+    def entry(self, key: str) -> Iterator[CostEntry]:
+        """The entry for this table, which nobody else has meanwhile."""
+        if self.folder is None:
+            yield CostEntry(None)
+            return
+        path = self.folder / f"{key}.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield CostEntry(None)
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield CostEntry(path)
+        finally:
+            os.close(lock)
+
+
+def cost_key(
+    spec: ModelSpec,
+    signature: ModelSignature,
+    options: ProbeOptions,
+    *,
+    slots: int,
+    threads: int | None,
+    budget_s: float,
+) -> str:
+    """Names a table: changes with all that seconds depend on, as far as can be known, and with how long was measured.
+
+    Of the machine that is its kind of CPU and how many of them this process may use: alike machines share a key.
+    """
+    plain = {
+        "format": _FORMAT,
+        **identity(spec, options, signature),
+        "device": spec.device,
+        "slots": slots,
+        "threads": threads,
+        "budget_s": budget_s,
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:40]
+
+
+@cache
+def cpu_name() -> str:
+    """The model of the processor as its maker calls it, where the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model", "Processor"):
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,103 @@
+"""Which call shapes a calibration measures: a coarse grid first, finer points after it, small calls before large ones.
+
+Calls cost a fixed part and something per element, so sizes are spread geometrically: equal factors tell equally much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, product
+from math import prod
+
+from shapestream_engine.batching.native import Native, NativePlanner
+from shapestream_engine.batching.strategy import SizesPlanner
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.shapes import Dimension
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["call_nbytes", "most_rows", "stages"]
+
+Sizes = tuple[int, ...]
+
+DEFAULT_MAX_BATCH = 64
+"""Rows in one call where nobody says how many."""
+FIRST = 8
+"""Where the geometric part of a ladder starts: below, the fixed part of a call is nearly all that it costs."""
+COARSE = 4
+"""Factor between neighbours of the coarse grid; the finer points lie halfway between."""
+UNBOUNDED = 1 << 14
+"""As far as a ladder goes where the model says no bound; time and bytes usually end it before."""
+MOST_POINTS = 256
+"""Of one stage. With many dimensions the largest calls are left out: the budget would not reach them either."""
+MOST_NBYTES = 256 << 20
+"""Of a call's inputs. Larger ones are not measured: the memory would be taken for nothing."""
+
+
+def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
+    """Rows of the largest call that is worth measuring; 1 without a batch axis."""
+    if not signature.has_batch:
+        return 1
+    allowed = signature.strategy.sizes.get(signature.dimensions[0])
+    bound = signature.bounds[0].maximum
+    wanted = max_batch or (allowed[-1] if allowed else bound or DEFAULT_MAX_BATCH)
+    return wanted if bound is None else min(wanted, bound)
+
+
+def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]]:
+    """Call shapes: static ones, a coarse grid, and what lies halfway between. Each ascends by elements; no shape twice.
+
+    Where a strategy allows certain sizes only, these are the grid. Under a cap on shapes only a few are measured, since
+    each costs memory for good.
+    """
+    planner = signature.planner
+    static = list(planner.static_shapes) if isinstance(planner, NativePlanner) else []
+    allowed = planner.allowed if isinstance(planner, SizesPlanner) else (None,) * len(signature.dimensions)
+    coarse, fine = [], []
+    for number, (bounds, sizes) in enumerate(zip(signature.bounds, allowed, strict=True)):
+        if signature.has_batch and number == 0:
+            own = _ladder(bounds, first=1, last=most_rows(signature, max_batch))
+        else:
+            own = _ladder(bounds, first=FIRST, last=bounds.maximum or UNBOUNDED)
+        coarse.append(list(sizes) if sizes is not None else own)
+        fine.append(list(sizes) if sizes is not None else _halfway(own))
+    first = _affordable(signature, product(*coarse), ())
+    second = _affordable(signature, product(*fine), first)
+    cap = signature.strategy.max_prepared if isinstance(signature.strategy, Native) else None
+    if cap is not None:
+        most = max(4, cap // 4)
+        first, second = first[:: -(-len(first) // most)] if first else [], []
+    return [list(dict.fromkeys([*sorted(static, key=prod), *first])), second]
+
+
+def call_nbytes(signature: ModelSignature, sizes: Sizes) -> int:
+    """Bytes of all inputs of a call of these sizes."""
+    shapes = zip(signature.inputs, signature.input_shapes(sizes), strict=True)
+    return sum(prod(shape) * dtype_of(port.element_type).itemsize for port, shape in shapes)
+
+
+def _affordable(signature: ModelSignature, shapes: Iterable[Sizes], known: Sequence[Sizes]) -> list[Sizes]:
+    taken = set(known)
+    within = [
+        sizes for sizes in shapes if sizes not in taken and call_nbytes(signature, sizes) <= MOST_NBYTES
+    ]
+    return sorted(within, key=prod)[:MOST_POINTS]
+
+
+def _ladder(bounds: Dimension, *, first: int, last: int) -> list[int]:
+    """The smallest size, then `first` times powers of `COARSE`, then the largest."""
+    smallest = max(1, bounds.minimum)
+    sizes = [smallest]
+    size = first
+    while size < last:
+        if size > smallest:
+            sizes.append(size)
+        size *= COARSE
+    if len(sizes) > 1 and last < 1.5 * sizes[-1]:
+        sizes.pop()  # too near to the end to tell anything of its own
+    return list(dict.fromkeys([*sizes, max(smallest, last)]))
+
+
+def _halfway(sizes: Sequence[int]) -> list[int]:
+    """With those that lie geometrically halfway between neighbours."""
+    between = [round((low * high) ** 0.5) for low, high in pairwise(sizes)]
+    return sorted({*sizes, *between})

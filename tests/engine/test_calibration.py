@@ -1,0 +1,220 @@
+"""Calibration: which calls are measured, how, and what is left out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapestream_engine import (
+    Bucketed,
+    CompiledModel,
+    InputSpec,
+    ModelSpec,
+    Native,
+    OutputSpec,
+    Partitioned,
+    Strategy,
+    compile_model,
+)
+from shapestream_engine.calibration import MOST_FAILURES, Calibration, calibrate
+from shapestream_engine.calibration_shapes import COARSE, MOST_NBYTES, call_nbytes, stages
+from shapestream_engine.probing.values import Integers
+
+Array = np.ndarray[Any, Any]
+PLENTY_S = 60.0
+
+
+def model(
+    function: Callable[[Array], Any] = lambda x: x,
+    strategy: Strategy = Native(),  # noqa: B008 - frozen
+    shape: str = "batch:1..16, seq:1..64",
+) -> CompiledModel:
+    """A function over `x`, of which every row is a request's own."""
+    names = ", ".join(part.split(":")[0] for part in shape.split(", "))
+    padded = {} if "seq" not in names else {"seq": 0}
+    return compile_model(
+        ModelSpec(
+            name="m",
+            model=function,
+            strategy=strategy,
+            inputs={"x": InputSpec(shape=shape, element_type="i64", pad=padded)},
+            outputs={"y": OutputSpec(shape=names, element_type="i64")},
+        )
+    )
+
+
+def calibrated(
+    compiled: CompiledModel, *, slots: int = 1, max_batch: int | None = None, budget_s: float = PLENTY_S
+) -> Calibration:
+    """With values that only this test uses."""
+    values = {"x": Integers(5, 9)}
+    return calibrate(compiled, slots=slots, max_batch=max_batch, budget_s=budget_s, values=values, key="k")
+
+
+def sizes_of(calibration: Calibration) -> list[tuple[int, ...]]:
+    """What was measured, in order."""
+    return [point.sizes for point in calibration.table.points]
+
+
+def test_a_grid_within_bounds_is_measured():
+    """Rows and sizes are spread geometrically, from the smallest call to the largest that batching makes."""
+    calibration = calibrated(model(), max_batch=8)
+    assert ("k", ("batch", "seq"), ()) == (
+        calibration.table.key, calibration.table.dimensions, calibration.findings,
+    )  # fmt: skip
+    measured = set(sizes_of(calibration))
+    assert {(1, 1), (1, 64), (8, 1), (8, 64), (4, 8)} <= measured
+    assert all(1 <= rows <= 8 and 1 <= seq <= 64 for rows, seq in measured)
+    assert not calibration.from_cache
+
+
+def test_small_calls_come_first():
+    """When time is up, what is missing are the largest calls of the finer points."""
+    for stage in stages(model().signature, None):
+        elements = [rows * seq for rows, seq in stage]
+        assert elements == sorted(elements)
+
+
+def test_every_call_is_one_call_of_real_inputs():
+    """What the function is given has the shape that the point names, and the values that the probe says."""
+    seen: Counter[tuple[int, ...]] = Counter()
+
+    def function(x: Array) -> Array:
+        assert x.min() >= 5
+        assert x.max() <= 9
+        seen[x.shape] += 1
+        return x
+
+    calibration = calibrated(model(function))
+    assert set(sizes_of(calibration)) == set(seen)
+    # The first call of a shape, and at least two more.
+    assert min(seen.values()) >= 3
+
+
+def test_all_slots_are_busy_with_the_same_at_the_same_time():
+    """Each call waits until there are as many as slots: measured one after the other they would wait for ever."""
+    together = threading.Barrier(3, timeout=30)
+
+    def function(x: Array) -> Array:
+        together.wait()
+        return x
+
+    calibration = calibrated(model(function), slots=3, max_batch=2)
+    assert (2, 8) in sizes_of(calibration)
+    assert not calibration.findings
+
+
+def test_first_times_are_kept_apart():
+    """The very first call of the process counts for nothing; later shapes have a time for their first call."""
+    first, *others = calibrated(model()).table.points
+    assert first.first_seconds is None
+    assert all(point.first_seconds is not None and point.seconds > 0.0 for point in others)
+
+
+def test_time_that_is_used_up_ends_it():
+    """With next to no time there is no grid, and with none at all nothing is even tried."""
+    assert len(sizes_of(calibrated(model(), budget_s=1e-6))) <= 1
+    assert () == calibrated(model(), budget_s=0.0).table.points
+
+
+def test_shapes_that_the_model_refuses_are_left_out_and_told():
+    """One bad shape does not spoil the others."""
+
+    def function(x: Array) -> Array:
+        if x.shape[1] == 8:
+            raise ValueError("eights are not for me")
+        return x
+
+    calibration = calibrated(model(function), max_batch=1)
+    assert (1, 64) in sizes_of(calibration)
+    assert (1, 8) not in sizes_of(calibration)
+    assert any("eights are not for me" in finding for finding in calibration.findings)
+
+
+def test_a_model_that_refuses_everything_is_soon_left_alone():
+    """Its table is empty, so its costs are learned from traffic."""
+
+    def function(x: Array) -> Array:
+        raise ValueError("never")
+
+    calibration = calibrated(model(function))
+    assert () == calibration.table.points
+    assert MOST_FAILURES == len(calibration.findings)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "allowed"),
+    [
+        (Bucketed({"seq": (16, 64)}), {(rows, seq) for rows in (1, 2, 4, 8, 16) for seq in (16, 64)}),
+        (Partitioned({"batch": (1, 5), "seq": (32,)}), {(1, 32), (5, 32)}),
+    ],
+)
+def test_only_allowed_call_shapes_are_measured(strategy, allowed):
+    """A strategy's sizes are the grid."""
+    assert allowed == set(sizes_of(calibrated(model(strategy=strategy))))
+
+
+def test_static_shapes_are_points_of_their_own():
+    """However odd their sizes, and before anything else."""
+    strategy = Native(static_shapes=((("batch", 3), ("seq", 7)), (("batch", 2), ("seq", 9))))
+    assert [(2, 9), (3, 7)] == sorted(sizes_of(calibrated(model(strategy=strategy)))[:2])
+
+
+def test_a_cap_on_shapes_leaves_room_for_traffic():
+    """Of 16 shapes a process may meet, a calibration takes four."""
+    measured = sizes_of(calibrated(model(strategy=Native(max_prepared=16))))
+    assert 2 <= len(measured) <= 4
+
+
+def test_without_a_batch_axis_sizes_alone_are_measured():
+    """Every request runs alone."""
+    calibration = calibrated(model(shape="length:1..100"))
+    assert (1,) == sizes_of(calibration)[0]
+    assert (100,) in sizes_of(calibration)
+
+
+def test_a_model_of_one_shape_has_one_point():
+    """Its cost is still worth knowing."""
+    assert [()] == sizes_of(calibrated(model(shape="4")))
+
+
+def test_an_unbounded_dimension_ends_somewhere():
+    """No call is measured whose inputs take more than 256 MiB."""
+    signature = model(shape="batch, seq, 1024").signature
+    shapes = [sizes for stage in stages(signature, 64) for sizes in stage]
+    assert max(call_nbytes(signature, sizes) for sizes in shapes) <= MOST_NBYTES
+    assert max(seq for _, seq in shapes) >= 8 * COARSE
+
+
+def test_a_batch_axis_from_two_is_respected():
+    """Requests of one row would be refused, so one request fills the call."""
+    calibration = calibrated(model(shape="batch:2..4, seq:1..8"))
+    assert {2, 4} <= {rows for rows, _ in sizes_of(calibration)}
+    assert not calibration.findings
+
+
+def test_openvino_is_calibrated_too():
+    """A real engine, on a tiny model: larger calls are in the table, with plausible times."""
+    openvino = pytest.importorskip("openvino")
+    ops = pytest.importorskip("openvino.opset13")
+    x = ops.parameter(openvino.PartialShape([-1, -1]), np.float32, name="x")
+    network = openvino.Model([ops.result(ops.relu(x))], [x], "tiny")
+    x.output(0).get_tensor().set_names({"x"})
+    compiled = compile_model(
+        ModelSpec(name="tiny", model=network, inputs={"x": InputSpec(shape="batch:1..4, seq:1..32")}),
+        slots=2,
+        threads=2,
+    )
+    try:
+        calibration = calibrate(
+            compiled, slots=2, max_batch=None, budget_s=PLENTY_S, values={}, key="openvino"
+        )
+    finally:
+        compiled.close()
+    assert {(1, 1), (1, 32), (4, 32)} <= set(sizes_of(calibration))
+    assert all(0.0 < point.seconds < PLENTY_S for point in calibration.table.points)

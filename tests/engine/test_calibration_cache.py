@@ -1,0 +1,165 @@
+"""Cost tables on disk: what is kept, what makes one void, and who waits for whom."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shapestream_engine import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.calibration import calibrate
+from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache, cost_key, cpu_name
+from shapestream_engine.cost_table import CostPoint, CostTable
+from shapestream_engine.probing.examination import ProbeOptions
+
+SPEC = ModelSpec(
+    name="m",
+    function="numpy:nan_to_num",
+    inputs={"x": InputSpec(shape="batch:1..4, seq:1..8", element_type="f32")},
+    outputs={"y": OutputSpec(shape="batch, seq", element_type="f32")},
+)
+TABLE = CostTable(
+    key="k", dimensions=("batch", "seq"), points=(CostPoint(sizes=(1, 8), seconds=0.25, first_seconds=1.0),)
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CostCache:
+    """A folder of one's own."""
+    return CostCache(tmp_path / "costs")
+
+
+def counting(calls: list[tuple[int, ...]]) -> CompiledModel:
+    """A model that writes down what it is called with."""
+
+    def function(x: np.ndarray) -> np.ndarray:
+        calls.append(x.shape)
+        return x
+
+    return compile_model(replace(SPEC, function=None, model=function))
+
+
+def key(**changes: object) -> str:
+    """The key of the model, with what is different."""
+    spec = replace(SPEC, **changes.pop("spec", {}))  # type: ignore[arg-type] # the test's own
+    arguments = {"slots": 1, "threads": 1, "budget_s": 5.0, **changes}
+    return cost_key(spec, compile_model(spec).signature, ProbeOptions(), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_table_is_read_back(cache):
+    """What was written is what is read, and nothing else is."""
+    with cache.entry("k") as entry:
+        assert entry.read() is None
+        entry.write(TABLE)
+    with cache.entry("k") as entry:
+        assert TABLE == entry.read()
+    with cache.entry("other") as entry:
+        assert entry.read() is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"key": "k", "dimensions": [], "points": [[[1], 1.0, null]]}']
+)
+def test_what_cannot_be_read_is_measured_again(cache, content):
+    """A file that was cut short, or is of somebody else's making, is replaced."""
+    with cache.entry("k") as entry:
+        entry.path.write_text(content)
+        assert entry.read() is None
+    calls: list[tuple[int, ...]] = []
+    calibration = calibrate(
+        counting(calls), slots=1, max_batch=None, budget_s=60.0, values={}, key="k", cache=cache
+    )
+    assert calls
+    with cache.entry("k") as entry:
+        assert calibration.table == entry.read()
+
+
+def test_the_second_start_measures_nothing(cache):
+    """The saved table is the first one's, and not one call is made for it."""
+    first = calibrate(counting([]), slots=1, max_batch=None, budget_s=60.0, values={}, key="k", cache=cache)
+    calls: list[tuple[int, ...]] = []
+    second = calibrate(
+        counting(calls), slots=1, max_batch=None, budget_s=60.0, values={}, key="k", cache=cache
+    )
+    assert (False, True) == (first.from_cache, second.from_cache)
+    assert first.table == second.table
+    assert [] == calls
+
+
+def test_a_saved_table_of_other_dimensions_is_not_used(cache):
+    """A key that somebody reused does not lend a model another one's costs."""
+    with cache.entry("k") as entry:
+        entry.write(replace(TABLE, dimensions=("batch", "width")))
+    calibration = calibrate(
+        counting([]), slots=1, max_batch=None, budget_s=60.0, values={}, key="k", cache=cache
+    )
+    assert not calibration.from_cache
+
+
+def test_of_two_processes_the_second_waits_and_reads(cache):
+    """While one measures, another that wants the same does not disturb it."""
+    started, go_on = threading.Event(), threading.Event()
+    found = []
+
+    def second() -> None:
+        started.set()
+        with cache.entry("k") as entry:
+            found.append((go_on.is_set(), entry.read()))
+
+    with cache.entry("k") as entry:
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert started.wait(30)
+        entry.write(TABLE)
+        go_on.set()
+    thread.join(30)
+    assert [(True, TABLE)] == found
+
+
+def test_the_environment_says_where(monkeypatch, tmp_path):
+    """A folder, off, or the user's own cache."""
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    assert tmp_path == CostCache.of_environment().folder
+    monkeypatch.setenv(ENVIRONMENT, "off")
+    assert CostCache.of_environment().folder is None
+    monkeypatch.delenv(ENVIRONMENT)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tmp_path / "shapestream" / "costs" == CostCache.of_environment().folder
+
+
+def test_a_folder_that_cannot_be_made_only_costs_time(tmp_path):
+    """A read-only disk is no reason not to serve."""
+    (tmp_path / "file").write_text("")
+    with CostCache(tmp_path / "file" / "costs").entry("k") as entry:
+        entry.write(TABLE)
+        assert entry.read() is None
+
+
+def test_without_a_cache_nothing_is_kept():
+    """`off` means that every start measures."""
+    with CostCache(None).entry("k") as entry:
+        entry.write(TABLE)
+        assert entry.read() is None
+
+
+def test_a_key_names_what_seconds_depend_on():
+    """Another model, device, setting, number of slots or threads, or time to measure makes another key; a name does not."""
+    usual = key()
+    assert usual == key() == key(spec={"name": "another"})
+    others = [
+        key(slots=2),
+        key(threads=2),
+        key(budget_s=1.0),
+        key(spec={"device": "GPU"}),
+        key(spec={"function": "numpy:sinc"}),
+        key(spec={"inputs": {"x": InputSpec(shape="batch:1..4, seq:1..9", element_type="f32")}}),
+    ]
+    assert len({usual, *others}) == 1 + len(others)
+
+
+def test_the_processor_has_a_name():
+    """Tables of one kind of machine are not taken for another's."""
+    assert cpu_name()
