@@ -1,8 +1,8 @@
 """Who may come in: the bounds of the queue, and the reasons for which a request is turned away at once.
 
-The queue is bounded in requests and in bytes, over all models. When it is full, new requests are refused
-with `overloaded` and an estimate of when it will have drained; nothing that was admitted is ever dropped
-to make room. Requests that wait to be run again were admitted before, and are never refused.
+The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work, over all models. When it is full,
+new requests are refused with `overloaded` and an estimate of when it will have drained; nothing that was admitted is ever
+dropped to make room. Requests that wait to be run again were admitted before, and are never refused.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.deadlines import OPTIMISM, PROBE_EVERY, earliest_s, expected_wait_s
 from shapestream.scheduling.events import Arrival
+from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S
 from shapestream.scheduling.model_queue import ModelQueue
+
+__all__ = ["MAX_RETRY_AFTER_S", "Admission", "Refusal", "Terms"]
 
 MAX_RETRY_AFTER_S = 60.0
 """No caller is asked to wait longer than this, however slow the model."""
@@ -26,17 +30,30 @@ class Refusal(NamedTuple):
     retry_after_s: float | None = None
 
 
+class Terms(NamedTuple):
+    """What a request is predicted to cost."""
+
+    cost_s: float
+    """Seconds of one slot, in good company; 0.0 while nothing is measured."""
+    share_s: float
+    """What counts for its client's share: the same divided by the model's slots, nominal while nothing is measured."""
+    alone_s: float | None = None
+    """Seconds from its start to its end on the fastest slot; None without a deadline, or while nothing is measured."""
+
+
 class Admission:
     """The queue's bounds, and what fills them.
 
-    `waiting` are the models with waiting requests, and `costs` what they cost: for the estimate alone.
+    `waiting` are the models with waiting requests, and `costs` what they cost.
     """
 
     __slots__ = (
+        "_terms",
         "costs",
         "draining",
         "max_queued_bytes",
         "max_queued_requests",
+        "max_queued_s",
         "queued_bytes",
         "queued_requests",
         "waiting",
@@ -46,48 +63,131 @@ class Admission:
         self,
         max_queued_requests: int,
         max_queued_bytes: int,
+        max_queued_s: float | None,
         waiting: Mapping[str, ModelQueue],
         costs: CostModel,
     ) -> None:
         if max_queued_requests < 1 or max_queued_bytes < 1:
             raise ValueError("the queue must have room for at least one request and one byte")
+        if max_queued_s is not None and not max_queued_s > 0.0:
+            raise ValueError("the queue must have room for at least some seconds")
         self.max_queued_requests = max_queued_requests
         self.max_queued_bytes = max_queued_bytes
+        self.max_queued_s = max_queued_s
         self.waiting = waiting
         self.costs = costs
         self.queued_requests = 0
         self.queued_bytes = 0
         self.draining = False
+        self._terms: dict[tuple[str, tuple[int, ...]], Terms] = {}
 
-    def refusal(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Refusal | None:
-        """Why this request for the model of `queue` must not come in, or None if it may."""
+    def new_turn(self) -> None:
+        """Predictions are looked up once for all that arrive together."""
+        self._terms.clear()
+
+    def consider(
+        self, arrival: Arrival, queue: ModelQueue | None, clients: int, now: float
+    ) -> Terms | Refusal:
+        """What this request for the model of `queue` will cost, or why it must not come in.
+
+        `clients` have unfinished requests.
+        """
         if self.draining:
             return Refusal("draining", "the server finishes what it has and takes nothing new")
         if queue is None:
             return Refusal("unavailable", f"no model {arrival.model!r} is served here")
         if arrival.deadline is not None and arrival.deadline <= now:
             return Refusal("deadline_exceeded", "the deadline had passed on arrival")
-        nbytes = arrival.nbytes
-        if self.queued_requests < self.max_queued_requests:
-            if self.queued_bytes + nbytes <= self.max_queued_bytes:
-                return None
-            if nbytes > self.max_queued_bytes:
-                message = f"the request holds {nbytes} bytes; the queue takes {self.max_queued_bytes} at most"
-                return Refusal("too_large", message)
+        if (
+            self.queued_requests >= self.max_queued_requests
+            or self.queued_bytes + arrival.nbytes > self.max_queued_bytes
+        ):
+            return self._full(arrival)
+        terms = self._terms_of(arrival, queue)
+        if self.max_queued_s is not None and terms.cost_s:
+            queued_s = self.queued_s()
+            # One request may always wait, however long it lasts.
+            if queued_s and queued_s + terms.share_s > self.max_queued_s:
+                message = f"the queue is full: {queued_s:.3f} of {self.max_queued_s:g} s of predicted work"
+                return Refusal("overloaded", message, self.drain_s())
+        if arrival.deadline is None:
+            return terms
+        return self._with_deadline(arrival, arrival.deadline, queue, terms, clients, now)
+
+    def _full(self, arrival: Arrival) -> Refusal:
+        if self.queued_requests < self.max_queued_requests and arrival.nbytes > self.max_queued_bytes:
+            message = (
+                f"the request holds {arrival.nbytes} bytes; the queue takes {self.max_queued_bytes} at most"
+            )
+            return Refusal("too_large", message)
         message = (
             f"the queue is full: {self.queued_requests} of {self.max_queued_requests} requests, "
             f"{self.queued_bytes} of {self.max_queued_bytes} bytes"
         )
         return Refusal("overloaded", message, self.drain_s())
 
-    def drain_s(self) -> float | None:
-        """Seconds until what waits will have been started, as estimated; None while nothing is measured.
+    def _terms_of(self, arrival: Arrival, queue: ModelQueue) -> Terms:
+        sizes = arrival.sizes
+        key = (arrival.model, sizes)
+        terms = self._terms.get(key)
+        if terms is None:
+            rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
+            cost_s = self.costs.request_s(arrival.model, shape, rows)
+            slots = max(1, queue.slot_count)
+            if cost_s is None:
+                terms = Terms(0.0, NOMINAL_S / slots)
+            else:
+                terms = Terms(cost_s, cost_s / slots)
+            self._terms[key] = terms
+        return terms
+
+    def _with_deadline(
+        self, arrival: Arrival, deadline: float, queue: ModelQueue, terms: Terms, clients: int, now: float
+    ) -> Terms | Refusal:
+        """Refuses what cannot be met, or will hardly be, as far as that is known; see deadlines.py."""
+        alone_s = self.costs.batch_s(arrival.model, arrival.sizes)
+        if alone_s is None or not queue.slot_count:
+            return terms
+        alone_s *= queue.fastest
+        left_s = deadline - now
+        idle = bool(queue.free) and not queue.waiting
+        if OPTIMISM * (earliest_s(queue, now) + alone_s) >= left_s:
+            queue.probes += idle
+            if not idle or queue.probes % PROBE_EVERY:
+                message = (
+                    f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
+                )
+                return Refusal("deadline_exceeded", message)
+        elif not idle:
+            priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
+            rank = queue.shares.rank(arrival.client, priority, clients)
+            wait_s = expected_wait_s(queue, rank, clients, now)
+            if wait_s and wait_s + alone_s > left_s:
+                message = (
+                    f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
+                    f"and then it takes about {alone_s:.3f} s"
+                )
+                return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
+        return Terms(terms.cost_s, terms.share_s, alone_s)
+
+    def queued_s(self) -> float:
+        """Predicted seconds that the slots need for what waits.
 
         Models are taken to share their slots, so their times add up: the estimate errs upwards.
         """
+        return sum([queue.cost_s / max(1, queue.slot_count) for queue in self.waiting.values()])
+
+    def drain_s(self) -> float | None:
+        """Seconds until what waits will have been started, as estimated; None while nothing is measured."""
         total: float | None = None
         for queue in self.waiting.values():
-            request_s = self.costs.request_s(queue.profile.name)
-            if request_s is not None and queue.waiting:
-                total = (total or 0.0) + queue.waiting * request_s / max(1, queue.slot_count)
+            if not queue.waiting:
+                continue
+            cost_s = queue.cost_s
+            if not cost_s:  # it came before anything was measured, or waits to be run again
+                request_s = self.costs.request_s(queue.profile.name)
+                if request_s is None:
+                    continue
+                cost_s = queue.waiting * request_s
+            total = (total or 0.0) + cost_s / max(1, queue.slot_count)
         return None if total is None else min(total, MAX_RETRY_AFTER_S)

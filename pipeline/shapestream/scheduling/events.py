@@ -103,6 +103,13 @@ class SlotJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsJoined:
+    """Several slots at once, so that what waits is divided over all of them instead of rushing into the first."""
+
+    slots: tuple[SlotJoined, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotClosing:
     """A slot is about to leave: it finishes what it runs and gets nothing new. `SlotLeft` follows.
 
@@ -162,6 +169,7 @@ Event: TypeAlias = (
     | RequestCancelled
     | ClientLeft
     | SlotJoined
+    | SlotsJoined
     | SlotClosing
     | SlotLeft
     | BatchFinished

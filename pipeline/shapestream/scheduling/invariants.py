@@ -7,36 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.lanes import Lane
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.planner import next_up
-from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request
+from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request, Slot
 from shapestream.scheduling.slots import SlotTable
 
 
 def check(
     ledger: Ledger,
     queues: Mapping[str, ModelQueue],
-    waiting: Mapping[str, ModelQueue],
+    dispatching: Dispatching,
     slots: SlotTable,
-    batches: Mapping[int, Batch],
     now: float,
 ) -> None:
     """Raises AssertionError at the first book that disagrees."""
     requests = ledger.requests.values()
     _check_ledger(ledger, requests, now)
-    _check_batches(requests, slots, batches)
+    _check_batches(requests, slots, dispatching.batches)
     for name, queue in queues.items():
         own = [request for request in requests if request.queue is queue]
         _check_queue(queue, own)
-        assert name in waiting or not queue.waiting, f"{name} waits, but is not looked at"
+        assert name in dispatching.waiting or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
         free = {slot.id for slot in serving if slot.batch is None and slot.aside_until is None}
         assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"
         assert queue.slot_count == len(serving)
+        _check_agendas(queue, serving, slots)
     _check_slots(slots, now)
-    assert next_up(queues.values(), now) is None, "a free slot idles while a request may start"
+    _check_shares(queues.values(), slots)
+    assert not dispatching.idles(now), "a free slot idles while a request may start"
 
 
 def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> None:
@@ -68,10 +69,22 @@ def _check_slots(slots: SlotTable, now: float) -> None:
 
 
 def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mapping[int, Batch]) -> None:
-    running = {slot.batch.id for slot in slots.slots.values() if slot.batch is not None}
-    assert running == set(batches), "a batch without a slot, or a slot with a batch that is over"
+    held = [
+        batch for slot in slots.slots.values() for batch in (slot.batch, slot.behind) if batch is not None
+    ]
+    assert {batch.id for batch in held} == set(batches), (
+        "a batch without a slot, or a slot with a batch that is over"
+    )
+    assert slots.ahead_count == sum(slot.behind is not None for slot in slots.slots.values())
+    assert all(slot.batch is not None for slot in slots.slots.values() if slot.behind is not None), (
+        "a batch waits behind nothing"
+    )
     for batch in batches.values():
-        assert batch.slot.batch is batch, "two batches on one slot"
+        assert batch in (batch.slot.batch, batch.slot.behind)
+        assert (batch.started is not None) == (batch.slot.batch is batch)
+        if batch.slot.behind is batch:
+            assert batch.recalled or not batch.slot.closing, "a batch waits on a slot that closes"
+            assert batch.recalled or batch.wanted, "a batch waits for which nobody waits"
         assert batch.queue.profile.name in batch.slot.models, "a slot runs a model that it does not have"
         wanted = [request for request in batch.members if request.state is RUNNING]
         assert batch.wanted == len(wanted)
@@ -83,11 +96,42 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
             assert request in request.batch.members
 
 
+def _check_agendas(queue: ModelQueue, serving: list[Slot], slots: SlotTable) -> None:
+    busy = [(slot.batch.ends_at, slot.id) for slot in serving if slot.batch is not None]
+    assert [(at, slot.id) for at, _, slot in queue.ends] == sorted(busy)
+    commits = [
+        (slot.batch.commit_at, slot.id)
+        for slot in serving
+        if slot.batch is not None and slot.batch.commit_at is not None and slot.behind is None
+    ]
+    assert [(at, slot.id) for at, _, slot in queue.commits] == sorted(commits)
+    behind = [slot for slot in slots.slots.values() if slot.behind is not None and slot.behind.queue is queue]
+    ahead = [
+        (slot.batch.ends_at, slot.id)
+        for slot in behind
+        if slot.batch is not None and slot.behind is not None and not slot.behind.recalled
+    ]
+    assert [(at, slot.id) for at, _, slot in queue.ahead] == sorted(ahead)
+    assert queue.recalling == sum(slot.behind.recalled for slot in behind if slot.behind is not None)
+    assert queue.fastest == min([slot.paces.get(queue.profile.name, 1.0) for slot in serving], default=1.0)
+
+
+def _check_shares(queues: Iterable[ModelQueue], slots: SlotTable) -> None:
+    for queue in queues:
+        assert queue in queue.shares.queues
+        assert all(other.shares is queue.shares for other in queue.shares.queues)
+    for slot in slots.slots.values():
+        assert len({id(queue.shares) for queue in slot.queues}) <= 1, (
+            "models share a slot, but no virtual time"
+        )
+
+
 def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     queued = {request.id: request for request in own if request.state is QUEUED}
     again = [request for request in own if request.state is RERUN]
     assert queue.count == len(queued)
     assert queue.rows == sum(request.rows for request in queued.values())
+    assert abs(queue.cost_s - sum(request.cost_s for request in queued.values())) <= 1e-6 * (1 + queue.cost_s)
     assert queue.rerun_count == len(again)
     grouped = [request for _, _, group in queue.reruns for request in group if request.state is RERUN]
     assert sorted(map(id, grouped)) == sorted(map(id, again)), (
@@ -111,13 +155,14 @@ def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
         assert queue.buckets[bucket.shape] is bucket
         fixed = tuple(size for size, padded in zip(bucket.shape, queue.padded, strict=True) if not padded)
         assert lane.key == fixed, "a lane mixes what may not mix"
-        in_runs = [request for run in bucket.runs.values() for request in run]
-        living = [request for request in in_runs if request.state is QUEUED]
-        assert len(in_runs) <= 2 * len(living) + 32, "the dead were not thrown out"
+        held = list(bucket.held())
+        living = [request for request in held if request.state is QUEUED]
+        assert len(held) <= 2 * len(living) + 32, "the dead were not thrown out"
+        ranks = [(request.rank, request.order) for request in held]
+        assert ranks == sorted(ranks), "a bucket is out of order"
         assert bucket.count == len(living) > 0
         assert bucket.rows == sum(request.rows for request in living)
-        assert all(run[0].state is QUEUED for run in bucket.runs.values()), "a dead entry stands in front"
-        assert bucket.first() == min(living, key=lambda request: (request.rank, request.order))
+        assert bucket.first() is living[0], "a dead entry stands in front"
         full = bool(queue.delay_s) and bucket.rows >= queue.profile.max_batch
         assert full == (bucket.shape in queue.full)
         yield from (request.id for request in living)

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from math import prod
 
 from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest
-from shapestream.scheduling.admission import Admission, Refusal
+from shapestream.scheduling.admission import Admission, Refusal, Terms
+from shapestream.scheduling.deadlines import CAUTION, OPTIMISM
 from shapestream.scheduling.events import Arrival
-from shapestream.scheduling.lanes import AGEING_S, MAX_PRIORITY
+from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.lazy_heap import LazyHeap
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.records import DONE, QUEUED, RUNNING, Batch, Request, State
 from shapestream.scheduling.statistics import Counters
-from shapestream.scheduling.story import Story
+from shapestream.scheduling.story import Behind, Seconds, Story
 
 
 class Ledger:
@@ -29,11 +30,13 @@ class Ledger:
         "clients",
         "counters",
         "deadlines",
+        "hopeless",
         "next_order",
         "requests",
         "running",
         "story",
         "unwanted",
+        "urgent",
     )
 
     def __init__(self, admission: Admission, story: Story) -> None:
@@ -43,13 +46,17 @@ class Ledger:
         self.requests: dict[int, Request] = {}
         self.clients: dict[int, dict[int, Request]] = {}
         self.deadlines = LazyHeap(State.RUNNING)
+        self.hopeless = LazyHeap(State.RERUN)
+        """What waits and has a deadline, by when not even an optimist would start it any more."""
+        self.urgent: dict[int, LazyHeap] = {}
+        """By client: what waits and has a deadline, by when a cautious mind would have started it."""
         self.running = 0
-        """Requests in running batches that somebody still waits for."""
+        """Requests in batches that run or are sent ahead that somebody still waits for."""
         self.unwanted: list[Batch] = []
         """Batches whose last wanted member has ended; the scheduler empties it."""
         self.next_order = 0
 
-    def admit(self, arrival: Arrival, queue: ModelQueue, now: float) -> Request:
+    def admit(self, arrival: Arrival, queue: ModelQueue, terms: Terms, now: float) -> Request:
         """Takes a request in and lets it wait. Raises ValueError if its id is here already."""
         if arrival.id in self.requests:
             raise ValueError(f"request {arrival.id} is here already; ids are used once")
@@ -57,9 +64,19 @@ class Ledger:
         priority = arrival.priority
         if priority:
             priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
+        client = arrival.client
+        clients = self.clients
+        owned = clients.get(client)
+        if owned is None:
+            owned = clients[client] = {}
+        shares = queue.shares
+        if not queue.count and not any(other.waiting for other in shares.queues):
+            shares.catch_up()
+        cost_s, share_s, alone_s = terms
+        tag, rank = shares.admit(client, share_s, priority, clients, len(clients))
         request = Request(
             arrival.id,
-            arrival.client,
+            client,
             queue,
             sizes[0] if queue.has_batch else 1,
             sizes[1:] if queue.has_batch else sizes,
@@ -67,21 +84,30 @@ class Ledger:
             arrival.deadline,
             priority,
             now,
-            now - priority * AGEING_S,
+            rank,
             self.next_order,
+            tag,
+            cost_s,
+            share_s,
         )
         queue.add(request)
         self.next_order += 1
         self.requests[request.id] = request
-        owned = self.clients.get(request.client)
-        if owned is None:
-            owned = self.clients[request.client] = {}
         owned[request.id] = request
         if request.deadline is not None:
             self.deadlines.push(request.deadline, request)
+            if alone_s is not None:
+                self._watch(request, request.deadline, alone_s)
         self.admission.queued_requests += 1
         self.admission.queued_bytes += request.nbytes
         return request
+
+    def _watch(self, request: Request, deadline: float, alone_s: float) -> None:
+        self.hopeless.push(deadline - OPTIMISM * alone_s, request)
+        urgent = self.urgent.get(request.client)
+        if urgent is None:
+            urgent = self.urgent[request.client] = LazyHeap(State.QUEUED)
+        urgent.push(deadline - CAUTION * alone_s, request)
 
     def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
         """The ending of a request that was never taken in."""
@@ -94,8 +120,11 @@ class Ledger:
             retry_after_s=refusal.retry_after_s,
         )
 
-    def start(self, batch: Batch, plan: Cut, now: float) -> None:
-        """Moves requests from what waits to what runs; they have left their lane already."""
+    def start(self, batch: Batch, plan: Cut, first: Request, behind: Batch | None, now: float) -> None:
+        """Moves requests from what waits to what runs, or is sent ahead; they have left their lane already.
+
+        `first` is the request whose turn it was.
+        """
         nbytes = 0
         for request in plan.members:
             request.batch = batch
@@ -107,11 +136,26 @@ class Ledger:
         counters = self.counters
         counters.batches_started += 1
         counters.rows_started += plan.rows
-        counters.elements_computed += plan.rows * prod(plan.shape)
+        counters.elements_computed += plan.call_rows * prod(plan.shape)
         counters.elements_padding += plan.padding
-        note = "batch {} of {}: {} requests at {} on slot {}, {} elements of it padding"
-        name = batch.queue.profile.name
-        self.story.note(now, batch.ids, note, batch.id, name, count, batch.sizes, batch.slot.id, plan.padding)
+        if behind is not None:
+            counters.batches_ahead += 1
+        self.story.note(
+            now,
+            batch.ids,
+            "batch {} of {}: {} requests at {} on slot {}, {} elements of it padding; "
+            "in the turn of request {}{}{}{}",
+            batch.id,
+            batch.queue.profile.name,
+            count,
+            batch.sizes,
+            batch.slot.id,
+            plan.padding,
+            first.id,
+            Seconds(batch.predicted_s),
+            "; a new shape" if batch.queue.meet(batch.sizes) else "",
+            "" if behind is None else Behind(behind.id),
+        )
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
@@ -138,9 +182,9 @@ class Ledger:
             owned = clients[request.client]
             del owned[request.id]
             if not owned:
-                del clients[request.client]
+                self._forget_client(request.client)
         self.running -= len(ids)
-        self.deadlines.shrink(len(requests))
+        self._shrink()
         self.counters.delivered += len(ids)
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
@@ -151,6 +195,16 @@ class Ledger:
         self._count_failure(code)
         self.story.note(now, (request.id,), "failed: {}: {}", code, message)
         return FailRequest(id=request.id, code=code, message=message)
+
+    def fail_late(self, request: Request, now: float) -> FailRequest:
+        """Ends a request whose deadline has passed, or cannot be met any more."""
+        if request.state is RUNNING and request.batch is not None and request.batch.started is not None:
+            message = "the deadline passed while the request was running"
+        elif request.deadline is not None and request.deadline > now:
+            message = "the deadline cannot be met any more: too little time is left to run the request"
+        else:
+            message = "the deadline passed while the request was waiting"
+        return self.fail(request, "deadline_exceeded", message, now)
 
     def forget(self, request: Request, now: float) -> ForgetRequest:
         """Ends a request of which nobody wants to hear."""
@@ -165,9 +219,19 @@ class Ledger:
         return [] if owned is None else [self.forget(request, now) for request in list(owned.values())]
 
     def expired(self, now: float) -> Request | None:
-        """A live request whose deadline has passed; the earliest first, None if there is none."""
+        """A live request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
         first = self.deadlines.first()
+        if first is not None and first[0] <= now:
+            return first[2]
+        first = self.hopeless.first()
         return first[2] if first is not None and first[0] <= now else None
+
+    def next_expiry(self) -> float | None:
+        """When the next deadline passes, or becomes hopeless."""
+        first, hopeless = self.deadlines.first(), self.hopeless.first()
+        if hopeless is None:
+            return None if first is None else first[0]
+        return hopeless[0] if first is None else min(first[0], hopeless[0])
 
     def _count_failure(self, code: str) -> None:
         failed = self.counters.failed
@@ -193,5 +257,14 @@ class Ledger:
         owned = self.clients[request.client]
         del owned[request.id]
         if not owned:
-            del self.clients[request.client]
+            self._forget_client(request.client)
+        self._shrink()
+
+    def _forget_client(self, client: int) -> None:
+        """It has no requests left."""
+        del self.clients[client]
+        self.urgent.pop(client, None)
+
+    def _shrink(self) -> None:
         self.deadlines.shrink(len(self.requests))
+        self.hopeless.shrink(self.admission.queued_requests)

@@ -6,30 +6,44 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import prod
 
+from shapestream.scheduling.agenda import Agenda
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.lanes import Bucket, Lane
 from shapestream.scheduling.lazy_heap import LazyHeap
 from shapestream.scheduling.records import DONE, RERUN, RUNNING, Request, Slot, State
+
+MAX_SEEN = 1024
+"""Sizes of batches that are remembered to tell new ones. When another comes, the one that was met first goes."""
 
 
 class ModelQueue:
     """Everything that waits for one model, and the free slots that it may wait for."""
 
     __slots__ = (
+        "ahead",
         "buckets",
+        "commits",
+        "cost_s",
         "count",
         "delay_s",
         "due",
+        "ends",
+        "fastest",
         "free",
         "full",
         "has_batch",
         "lanes",
         "oldest",
         "padded",
+        "probes",
         "profile",
+        "recalling",
         "rerun_count",
         "reruns",
         "rows",
+        "seen",
+        "shares",
         "slot_count",
     )
 
@@ -48,12 +62,30 @@ class ModelQueue:
         self.full: dict[tuple[int, ...], Bucket] = {}
         """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
         self.reruns: list[tuple[float, int, Sequence[Request]]] = []
+        self.shares = FairShares(self)
         self.count = 0
         self.rows = 0
+        self.cost_s = 0.0
+        """Predicted slot seconds of what waits in lanes."""
         self.rerun_count = 0
         self.free: dict[int, Slot] = {}
         """The free slots that serve this model, longest free first."""
         self.slot_count = 0
+        self.fastest = 1.0
+        """The smallest pace of its slots: seconds there / seconds on the most common kind."""
+        self.ends = Agenda()
+        """The busy slots that serve this model, by when they are predicted to become free."""
+        self.commits = Agenda()
+        """Those of them that take a batch ahead and have none, by when it should be sent."""
+        self.ahead = Agenda()
+        """The slots where a batch of this model waits behind another, by when it is predicted to start; not the
+        recalled ones."""
+        self.recalling = 0
+        """Batches of this model that were recalled, of which nothing was heard yet."""
+        self.probes = 0
+        """Requests whose deadline seemed hopeless though a slot was free; see deadlines.py."""
+        self.seen: dict[tuple[int, ...], None] = {}
+        """The sizes of recent batches."""
 
     def __repr__(self) -> str:
         return (
@@ -66,15 +98,16 @@ class ModelQueue:
         return self.count + self.rerun_count
 
     def add(self, request: Request) -> None:
-        """Puts a new request at the end of its bucket."""
+        """Puts a new request into its bucket."""
         bucket = self.buckets.get(request.shape)
         if bucket is None:
             bucket = self._open_bucket(request.shape)
         request.bucket = bucket
-        bucket.append(request)
+        bucket.add(request)
         self.oldest.push(request.rank, request)
         self.count += 1
         self.rows += request.rows
+        self.cost_s += request.cost_s
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.shape] = bucket
 
@@ -93,15 +126,19 @@ class ModelQueue:
         """Takes requests out of their buckets and into another state: running, or done."""
         touched: dict[tuple[int, ...], Bucket] = {}
         rows = 0
+        cost_s = 0.0
         for request in requests:
             request.state = state
             rows += request.rows
+            cost_s += request.cost_s
             bucket = request.bucket
             bucket.count -= 1
             bucket.rows -= request.rows
             touched[bucket.shape] = bucket
         self.count -= len(requests)
         self.rows -= rows
+        # Sums of floats drift; nothing is exactly nothing.
+        self.cost_s = max(0.0, self.cost_s - cost_s) if self.count else 0.0
         for bucket in touched.values():
             if bucket.count:
                 bucket.drop_dead()
@@ -119,6 +156,16 @@ class ModelQueue:
         lane.remove(bucket)
         if not lane.buckets:
             del self.lanes[lane.key]
+
+    def meet(self, sizes: tuple[int, ...]) -> bool:
+        """Remembers a batch's sizes; whether they are new, as far as remembered."""
+        seen = self.seen
+        if sizes in seen:
+            return False
+        if len(seen) >= MAX_SEEN:
+            del seen[next(iter(seen))]
+        seen[sizes] = None
+        return True
 
     def put_rerun(self, group: Sequence[Request]) -> None:
         """Lets a group wait at the front, to be run again exactly as it is."""

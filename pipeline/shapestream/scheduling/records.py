@@ -42,17 +42,21 @@ class Request:
         "batch",
         "bucket",
         "client",
+        "cost_s",
         "deadline",
         "id",
         "losses",
         "nbytes",
         "order",
+        "passed",
         "priority",
         "queue",
         "rank",
         "rows",
         "shape",
+        "share_s",
         "state",
+        "tag",
     )
 
     batch: Batch | None
@@ -71,6 +75,9 @@ class Request:
         arrived: float,
         rank: float,
         order: int,
+        tag: float = 0.0,
+        cost_s: float = 0.0,
+        share_s: float = 0.0,
     ) -> None:
         self.id = id
         self.client = client
@@ -82,7 +89,16 @@ class Request:
         self.priority = priority
         self.arrived = arrived
         self.rank = rank
+        """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
         self.order = order
+        self.tag = tag
+        """Its start tag: the rank without the priority."""
+        self.cost_s = cost_s
+        """Predicted seconds of one slot, in good company; 0.0 while nothing is measured."""
+        self.share_s = share_s
+        """The same of all slots of its model; nominal while nothing is measured."""
+        self.passed = False
+        """An urgent request of its client has taken its turn, which happens once."""
         self.losses = 0
         self.state = QUEUED
         self.batch = None
@@ -92,9 +108,22 @@ class Request:
 
 
 class Batch:
-    """One call that runs on a slot."""
+    """What runs on a slot at once, or waits there behind what runs."""
 
-    __slots__ = ("id", "ids", "members", "queue", "sizes", "slot", "wanted")
+    __slots__ = (
+        "commit_at",
+        "ends_at",
+        "id",
+        "ids",
+        "members",
+        "predicted_s",
+        "queue",
+        "recalled",
+        "sizes",
+        "slot",
+        "started",
+        "wanted",
+    )
 
     def __init__(
         self,
@@ -103,6 +132,7 @@ class Batch:
         queue: ModelQueue,
         members: Sequence[Request],
         sizes: tuple[int, ...],
+        predicted_s: float | None = None,
     ) -> None:
         self.id = id
         self.slot = slot
@@ -112,6 +142,16 @@ class Batch:
         self.sizes = sizes
         self.wanted = len(members)
         """Members that somebody still waits for."""
+        self.predicted_s = predicted_s
+        """Seconds of this slot; None while nothing is measured."""
+        self.started: float | None = None
+        """Since when it is the one that its slot runs; None while it waits behind another."""
+        self.ends_at = 0.0
+        """When it is predicted to end; when it started, where nothing is measured. Set at the start."""
+        self.commit_at: float | None = None
+        """When the next batch should be sent to its slot; None: not before it has ended. Set at the start."""
+        self.recalled = False
+        """Its slot was asked to give it back."""
 
     def __repr__(self) -> str:
         return f"<batch {self.id} on slot {self.slot.id}: {self.wanted} of {len(self.ids)} wanted>"
@@ -124,14 +164,37 @@ class Batch:
 class Slot:
     """A place where one batch at a time runs."""
 
-    __slots__ = ("aside_until", "batch", "closing", "id", "models", "queues", "refusals")
+    __slots__ = (
+        "aside_until",
+        "batch",
+        "behind",
+        "closing",
+        "id",
+        "models",
+        "paces",
+        "prefetch_s",
+        "queues",
+        "refusals",
+    )
 
-    def __init__(self, id: int, models: frozenset[str]) -> None:  # noqa: A002 - the name that events use
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the name that events use
+        models: frozenset[str],
+        prefetch_s: float | None = None,
+    ) -> None:
         self.id = id
         self.models = models
+        self.prefetch_s = prefetch_s
+        """How long a batch takes from the decision to the slot; None: nothing is sent ahead."""
         self.queues: list[ModelQueue] = []
         """The queues of those of its models that have been added so far."""
         self.batch: Batch | None = None
+        """What it runs."""
+        self.behind: Batch | None = None
+        """What waits there for the end of `batch`; None without one."""
+        self.paces: dict[str, float] = {}
+        """By model: seconds here / seconds on the most common kind of slot, as far as known."""
         self.closing = False
         """It leaves when its batch is over; `queues` is empty by then."""
         self.aside_until: float | None = None

@@ -31,6 +31,9 @@ class Recovery:
 
     def failed(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """A batch is over and its slot reported an error."""
+        if event.code == "recalled":
+            self.returned(batch, "it was taken back", now)
+            return
         if event.code in _LOSSES:
             self.lost(batch, f"{event.code}: {event.message}", now, actions)
             return
@@ -55,6 +58,12 @@ class Recovery:
             else:
                 message = f"lost {request.losses} times with the slot that ran it; the last time: {reason}"
                 actions.append(self.ledger.fail(request, "worker_lost", message, now))
+
+    def returned(self, batch: Batch, reason: str, now: float) -> None:
+        """A batch that waited behind another has not started, so nothing was lost: it goes again as it is."""
+        self.ledger.story.note(now, batch.ids, "batch {} did not start: {}", batch.id, reason)
+        if living := _living(batch):
+            self._run_again(living)
 
     def _run_again(self, group: list[Request]) -> None:
         self.ledger.put_back(group)

@@ -3,15 +3,18 @@
 It stands between ingress (which made requests of entries, valid for their model) and the executors. It
 knows no clock, socket, task or tensor: the same events at the same times give the same actions, in the
 server, in the simulator and in the tests. docs/scheduling.md describes the policy.
+
+Here events change the books; what follows from that, who runs where, is `dispatching.py`'s.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from shapestream.scheduling.actions import Action, CancelBatch, StartBatch
-from shapestream.scheduling.admission import Admission
+from shapestream.scheduling.actions import Action, CancelBatch, RecallBatch
+from shapestream.scheduling.admission import Admission, Refusal
 from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
@@ -26,13 +29,13 @@ from shapestream.scheduling.events import (
     SlotClosing,
     SlotJoined,
     SlotLeft,
+    SlotsJoined,
     TimePassed,
 )
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.planner import Cut, cut, fair_share, next_up, together
-from shapestream.scheduling.records import RERUN, RUNNING, Batch, Request, Slot
+from shapestream.scheduling.records import RUNNING, Batch, Request
 from shapestream.scheduling.recovery import Recovery
 from shapestream.scheduling.slots import SlotTable, aside_s
 from shapestream.scheduling.statistics import Statistics, take_stock
@@ -53,19 +56,18 @@ class Scheduler:
         max_queued_bytes: int,
         max_attempts: int = 3,
         *,
+        max_queued_s: float | None = None,
         story_length: int = 1024,
     ) -> None:
         self._queues: dict[str, ModelQueue] = {}
-        # Models with waiting requests; one that no longer has any is dropped at a later look.
-        self._waiting: dict[str, ModelQueue] = {}
         self._slots = SlotTable()
-        self._batches: dict[int, Batch] = {}
         self._costs = CostModel()
-        self._admission = Admission(max_queued_requests, max_queued_bytes, self._waiting, self._costs)
+        waiting: dict[str, ModelQueue] = {}
+        self._admission = Admission(max_queued_requests, max_queued_bytes, max_queued_s, waiting, self._costs)
         self._ledger = Ledger(self._admission, Story(story_length))
-        self._recovery = Recovery(self._ledger, self._waiting, max_attempts)
+        self._recovery = Recovery(self._ledger, waiting, max_attempts)
+        self._dispatching = Dispatching(self._ledger, self._slots, self._costs, self._queues, waiting)
         self._now = float("-inf")
-        self._next_batch = 1
 
     # ------------------------------------------------------------ what the caller uses
 
@@ -75,7 +77,7 @@ class Scheduler:
         actions: list[Action] = []
         ledger = self._ledger
         while (late := ledger.expired(now)) is not None:
-            actions.append(ledger.fail(late, "deadline_exceeded", _too_late(late), now))
+            actions.append(ledger.fail_late(late, now))
         if self._slots.aside:
             self._slots.take_back(now)
         match event:
@@ -93,10 +95,12 @@ class Scheduler:
             case BatchFailed():
                 self._batch_failed(event, now, actions)
             case SlotJoined():
-                self._slots.join(event.slot, event.models, self._queues)
-                self._costs.join(event.slot, event.worker, event.costs, event.models)
+                self._slot_joined(event)
+            case SlotsJoined():
+                for joined in event.slots:
+                    self._slot_joined(joined)
             case SlotClosing():
-                self._slots.close(event.slot)
+                self._slot_closing(event, now, actions)
             case SlotLeft():
                 self._slot_left(event, now, actions)
             case ModelAdded():
@@ -105,26 +109,22 @@ class Scheduler:
                 self._admission.draining = True
             case _:
                 assert_never(event)
-        self._dispatch(now, actions)
+        self._dispatching.run(now, actions)
         if ledger.unwanted:
-            self._cancel_unwanted(actions)
+            self._drop_unwanted(now, actions)
         return actions
 
     def next_wakeup(self) -> float | None:
         """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
-        first = self._ledger.deadlines.first()
-        wakeup = None if first is None else first[0]
-        if self._waiting and (back := self._slots.next_return()) is not None:
-            wakeup = back if wakeup is None else min(wakeup, back)
-        if self._slots.free_count:
-            for queue in self._waiting.values():
-                if queue.delay_s and queue.free and (due := queue.due.first()) is not None:
-                    wakeup = due[0] if wakeup is None else min(wakeup, due[0])
-        return wakeup
+        expiry = self._ledger.next_expiry()
+        wakeup = self._dispatching.next_wakeup()
+        if wakeup is None:
+            return expiry
+        return wakeup if expiry is None else min(wakeup, expiry)
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
-        check(self._ledger, self._queues, self._waiting, self._slots, self._batches, self._now)
+        check(self._ledger, self._queues, self._dispatching, self._slots, self._now)
 
     def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
         """What happened to a recent request, oldest first, as (time, what)."""
@@ -132,34 +132,68 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """Counters and present state."""
-        return take_stock(self._ledger, self._queues, self._slots, self._costs, len(self._batches))
+        return take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching)
 
-    # ------------------------------------------------------------ events
+    # ------------------------------------------------------------ models and slots
 
     def _add_model(self, profile: ModelProfile) -> None:
         known = self._queues.get(profile.name)
         if known is None:
             queue = self._queues[profile.name] = ModelQueue(profile)
-            self._slots.connect_model(queue)
             self._costs.add_model(profile)
+            self._slots.connect_model(queue)
         elif known.profile != profile:
             raise ValueError(f"model {profile.name!r} is here already, with another profile")
+
+    def _slot_joined(self, event: SlotJoined) -> None:
+        self._slots.join(event.slot, event.models, self._queues, event.prefetch_s)
+        self._costs.join(event.slot, event.worker, event.costs, event.models)
+        slot = self._slots.slots[event.slot]
+        for queue in slot.queues:
+            if queue.seen:
+                self._measure_pace(queue, event.slot, next(reversed(queue.seen)))
+
+    def _measure_pace(self, queue: ModelQueue, slot_id: int, sizes: tuple[int, ...]) -> None:
+        """How fast a slot is for a model, beside the most common kind of slot, by a batch of these sizes."""
+        slot = self._slots.slots[slot_id]
+        here_s = self._costs.batch_s(queue.profile.name, sizes, slot_id)
+        usual_s = self._costs.batch_s(queue.profile.name, sizes)
+        if here_s and usual_s and not slot.closing:
+            self._slots.set_pace(slot, queue, here_s / usual_s)
+
+    def _slot_closing(self, event: SlotClosing, now: float, actions: list[Action]) -> None:
+        slot = self._slots.close(event.slot)
+        if slot is not None and slot.behind is not None and not slot.behind.recalled:
+            actions.append(self._dispatching.recall(slot.behind, now, f"slot {slot.id} closes"))
+
+    def _slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
+        self._costs.leave(event.slot)
+        batch, behind = self._slots.leave(event.slot)
+        if behind is not None:
+            del self._dispatching.batches[behind.id]
+            self._recovery.returned(behind, f"slot {event.slot} left before the batch started", now)
+        if batch is not None:
+            del self._dispatching.batches[batch.id]
+            self._recovery.lost(batch, f"slot {event.slot} left", now, actions)
+
+    # ------------------------------------------------------------ requests
 
     def _admit(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
         ledger = self._ledger
         admission = self._admission
+        admission.new_turn()
         queues = self._queues
         admitted: list[int] = []
         for arrival in arrivals:
             queue = queues.get(arrival.model)
-            refusal = admission.refusal(arrival, queue, now)
-            if refusal is not None or queue is None:
-                assert refusal is not None, "a model that is not known is refused"
-                actions.append(ledger.refuse(arrival, refusal, now))
+            terms = admission.consider(arrival, queue, len(ledger.clients), now)
+            if isinstance(terms, Refusal) or queue is None:
+                assert isinstance(terms, Refusal), "a model that is not known is refused"
+                actions.append(ledger.refuse(arrival, terms, now))
                 continue
-            request = ledger.admit(arrival, queue, now)
+            request = ledger.admit(arrival, queue, terms, now)
             admitted.append(request.id)
-            self._waiting[arrival.model] = queue
+            self._dispatching.waiting[arrival.model] = queue
             if queue.delay_s:
                 queue.due.push(self._due(request, queue, now), request)
         if admitted:
@@ -171,11 +205,24 @@ class Scheduler:
         due = now + queue.delay_s
         if request.deadline is None:
             return due
-        call_s = self._costs.call_s(queue.profile.name) or 0.0
+        call_s = self._costs.batch_s(queue.profile.name, (request.rows, *request.shape)) or 0.0
         return due if due + call_s < request.deadline else now
 
+    def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
+        """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""
+        for batch in self._ledger.unwanted:
+            if batch.id not in self._dispatching.batches:
+                continue
+            if batch.started is not None:
+                actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
+            elif not batch.recalled:
+                actions.append(self._dispatching.recall(batch, now, "nobody waits for it any more"))
+        self._ledger.unwanted.clear()
+
+    # ------------------------------------------------------------ batches
+
     def _batch_finished(self, event: BatchFinished, now: float, actions: list[Action]) -> None:
-        batch = self._end_batch(event.batch)
+        batch = self._end_batch(event.batch, now)
         if batch is None:
             return
         batch.slot.refusals = 0
@@ -183,95 +230,51 @@ class Scheduler:
         if event.expired:
             for request in batch.members:
                 if request.state is RUNNING and request.id in event.expired:
-                    actions.append(ledger.fail(request, "deadline_exceeded", _too_late(request), now))
+                    actions.append(ledger.fail_late(request, now))
         else:
             # Without the expired members the call had another shape; then there is nothing to learn.
-            self._costs.observe(
-                batch.slot.id,
-                batch.queue.profile.name,
-                batch.sizes,
-                event.busy_s,
-                event.preparations,
-                len(batch.ids),
-            )
+            self._learn(batch, event)
         ledger.deliver(batch, now, actions)
         batch.release_members()
 
+    def _learn(self, batch: Batch, event: BatchFinished) -> None:
+        slot = batch.slot.id
+        name = batch.queue.profile.name
+        self._costs.observe(slot, name, batch.sizes, event.busy_s, event.preparations, len(batch.ids))
+        self._measure_pace(batch.queue, slot, batch.sizes)
+
     def _batch_failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
-        batch = self._end_batch(event.batch)
+        batch = self._end_batch(event.batch, now)
         if batch is None:
             return
+        slot = batch.slot
         if event.code == "unavailable":
+            slot.refusals += 1
+            # What was waiting there has just become the one that runs, or fails in the same way.
+            if slot.batch is not None and not slot.batch.recalled:
+                slot.batch.recalled = True
+                actions.append(RecallBatch(batch=slot.batch.id, slot=slot.id))
+        elif event.code not in ("cancelled", "recalled"):
+            slot.refusals = 0
+        if slot.refusals and slot.free and event.code in ("unavailable", "recalled"):
             self._rest(batch, now)
-        elif event.code != "cancelled":
-            batch.slot.refusals = 0
         self._recovery.failed(batch, event, now, actions)
 
     def _rest(self, batch: Batch, now: float) -> None:
         """Puts a slot aside that could not run its batch, longer each time in a row."""
         slot = batch.slot
-        slot.refusals += 1
-        if slot.free:
-            pause_s = aside_s(slot.refusals, self._costs.call_s(batch.queue.profile.name))
-            self._slots.put_aside(slot, now + pause_s)
-            self._ledger.story.note(now, batch.ids, "slot {} is put aside for {} s", slot.id, pause_s)
+        pause_s = aside_s(slot.refusals, self._costs.call_s(batch.queue.profile.name))
+        self._slots.put_aside(slot, now + pause_s)
+        self._ledger.story.note(now, batch.ids, "slot {} is put aside for {} s", slot.id, pause_s)
 
-    def _slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
-        batch = self._slots.leave(event.slot)
-        self._costs.leave(event.slot)
+    def _end_batch(self, id: int, now: float) -> Batch | None:  # noqa: A002 - the name that events use
+        """Takes a batch off its slot; None if the batch is unknown, because its slot had left before."""
+        batch = self._dispatching.batches.pop(id, None)
         if batch is not None:
-            del self._batches[batch.id]
-            self._recovery.lost(batch, f"slot {event.slot} left", now, actions)
-
-    def _end_batch(self, id: int) -> Batch | None:  # noqa: A002 - the name that events use
-        """Frees the slot of a batch; None if the batch is unknown, because its slot had left before."""
-        batch = self._batches.pop(id, None)
-        if batch is not None:
-            self._slots.release(batch.slot)
+            slot = batch.slot
+            self._slots.end(batch, now)
+            successor = slot.batch
+            if successor is not None and not successor.wanted and successor.started == now:
+                # It began while it was being recalled.
+                self._ledger.unwanted.append(successor)
         return batch
-
-    # ------------------------------------------------------------ decisions
-
-    def _dispatch(self, now: float, actions: list[Action]) -> None:
-        """Starts batches until no slot is free or nothing may start: the scheduler is work-conserving."""
-        waiting = self._waiting
-        while waiting and self._slots.free_count:
-            request = next_up(waiting.values(), now)
-            if request is None:
-                for name in [name for name, queue in waiting.items() if not queue.waiting]:
-                    del waiting[name]
-                break
-            queue = request.queue
-            slot = next(iter(queue.free.values()))
-            if request.state is RERUN:
-                plan = together(queue.take_rerun())
-            else:
-                plan = cut(request, fair_share(queue, slot))
-                queue.take(plan.members, RUNNING)
-            actions.append(self._start(queue, slot, plan, now))
-
-    def _start(self, queue: ModelQueue, slot: Slot, plan: Cut, now: float) -> StartBatch:
-        batch = Batch(self._next_batch, slot, queue, plan.members, plan.sizes(queue.has_batch))
-        self._next_batch += 1
-        self._batches[batch.id] = batch
-        self._slots.occupy(slot, batch)
-        self._ledger.start(batch, plan, now)
-        return StartBatch(
-            batch=batch.id,
-            slot=slot.id,
-            model=queue.profile.name,
-            requests=batch.ids,
-            sizes=batch.sizes,
-        )
-
-    def _cancel_unwanted(self, actions: list[Action]) -> None:
-        """Cancels the running batches for whose results nobody waits any more; their slots stay busy."""
-        for batch in self._ledger.unwanted:
-            if batch.id in self._batches:
-                actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
-        self._ledger.unwanted.clear()
-
-
-def _too_late(request: Request) -> str:
-    where = "running" if request.state is RUNNING else "waiting"
-    return f"the deadline passed while the request was {where}"

@@ -1,8 +1,10 @@
-"""Which slots there are, and which of them are free for which model.
+"""Which slots there are, what each of them runs, and which are free for which model.
 
 A slot is free unless it runs a batch, is put aside, or closes. It is put aside when it could not run what it was
 given (`unavailable`): twice as long each time in a row, so that a broken slot, which fails quickly, does not
 eat up the attempts of everybody's requests while sound slots are busy.
+
+A busy slot may hold a second batch, which waits behind the one that runs and takes its place when that is over.
 """
 
 from __future__ import annotations
@@ -27,21 +29,31 @@ def aside_s(refusals: int, call_s: float | None) -> float:
 
 
 class SlotTable:
-    """The slots. Each free slot stands in the `free` of every model that it serves, longest free first."""
+    """The slots. Each stands with every model that it serves: in `free`, or in the agendas of the busy ones."""
 
-    __slots__ = ("aside", "free_count", "slots")
+    __slots__ = ("ahead_count", "aside", "free_count", "slots")
 
     def __init__(self) -> None:
         self.slots: dict[int, Slot] = {}
         self.free_count = 0
+        self.ahead_count = 0
+        """Batches that wait behind another one."""
         self.aside: dict[int, Slot] = {}
         """Those that are put aside; few, if any."""
 
-    def join(self, id: int, models: frozenset[str], queues: dict[str, ModelQueue]) -> None:  # noqa: A002
+    # ------------------------------------------------------------ coming and going
+
+    def join(
+        self,
+        id: int,  # noqa: A002 - the name that events use
+        models: frozenset[str],
+        queues: dict[str, ModelQueue],
+        prefetch_s: float | None = None,
+    ) -> None:
         """Adds a free slot. Models that are not known yet are connected when they are added."""
         if id in self.slots:
             raise ValueError(f"slot {id} has joined already")
-        slot = self.slots[id] = Slot(id, models)
+        slot = self.slots[id] = Slot(id, models, prefetch_s)
         self.free_count += 1
         for name in sorted(models & queues.keys()):
             self._connect(slot, queues[name])
@@ -53,44 +65,150 @@ class SlotTable:
                 self._connect(slot, queue)
 
     def _connect(self, slot: Slot, queue: ModelQueue) -> None:
+        if slot.queues and slot.queues[0].shares is not queue.shares:
+            slot.queues[0].shares.absorb(queue.shares)
         slot.queues.append(queue)
         queue.slot_count += 1
         if slot.free:
             queue.free[slot.id] = slot
+        elif slot.batch is not None:
+            queue.ends.add(slot.batch.ends_at, slot)
+            if slot.behind is None and slot.batch.commit_at is not None:
+                queue.commits.add(slot.batch.commit_at, slot)
 
-    def leave(self, id: int) -> Batch | None:  # noqa: A002
-        """Removes a slot; what it ran is returned. Unknown slots are ignored."""
+    def leave(self, id: int) -> tuple[Batch | None, Batch | None]:  # noqa: A002
+        """Removes a slot; what it ran and what waited behind that are returned. Unknown slots are ignored."""
         slot = self.slots.get(id)
         if slot is None:
-            return None
+            return None, None
         self.close(id)
         del self.slots[id]
-        return slot.batch
+        behind = slot.behind
+        if behind is not None:
+            self._unqueue(slot, behind)
+            slot.behind = None
+        return slot.batch, behind
 
-    def close(self, id: int) -> None:  # noqa: A002
-        """Lets a slot get no more batches; what it runs stays. Unknown slots are ignored."""
+    def close(self, id: int) -> Slot | None:  # noqa: A002
+        """Lets a slot get no more batches; what it has stays. The slot, unless it is unknown or closing already."""
         slot = self.slots.get(id)
         if slot is None or slot.closing:
-            return
+            return None
         if slot.free:
             self._hide(slot)
         self.aside.pop(id, None)
         slot.aside_until = None
         slot.closing = True
+        if slot.batch is not None:
+            self._forget_end(slot, slot.batch)
         for queue in slot.queues:
             queue.slot_count -= 1
+            if slot.paces.get(queue.profile.name, 1.0) <= queue.fastest:
+                self._find_fastest(queue)
         slot.queues.clear()
+        return slot
 
-    def occupy(self, slot: Slot, batch: Batch) -> None:
+    # ------------------------------------------------------------ batches
+
+    def occupy(self, slot: Slot, batch: Batch, now: float) -> None:
         """A free slot starts a batch."""
         self._hide(slot)
-        slot.batch = batch
+        self._begin(slot, batch, now)
 
-    def release(self, slot: Slot) -> None:
-        """A slot's batch is over."""
+    def send_ahead(self, slot: Slot, batch: Batch) -> None:
+        """A batch will wait behind the one that this slot runs."""
+        running = slot.batch
+        assert running is not None
+        assert slot.behind is None
+        slot.behind = batch
+        self.ahead_count += 1
+        self._forget_commit(slot, running)
+        batch.queue.ahead.add(running.ends_at, slot)
+
+    def recall(self, slot: Slot, batch: Batch) -> None:
+        """The slot is asked to give back what waits there."""
+        running = slot.batch
+        assert running is not None
+        batch.recalled = True
+        batch.queue.ahead.remove(running.ends_at, slot)
+        batch.queue.recalling += 1
+
+    def end(self, batch: Batch, now: float) -> None:
+        """A batch is over: its slot is free, or runs what waited behind it, or has nothing waiting any more."""
+        slot = batch.slot
+        if slot.behind is batch:
+            self._unqueue(slot, batch)
+            slot.behind = None
+            running = slot.batch
+            if running is not None and running.commit_at is not None:
+                for queue in slot.queues:
+                    queue.commits.add(running.commit_at, slot)
+            return
+        self._forget_end(slot, batch)
+        behind, slot.behind = slot.behind, None
+        if behind is not None:
+            self._unqueue(slot, behind, batch)
+            self._begin(slot, behind, now)
+            return
         slot.batch = None
         if slot.free:
             self._show(slot)
+
+    def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
+        slot.batch = batch
+        batch.started = now
+        batch.ends_at = now + (batch.predicted_s or 0.0)
+        if slot.prefetch_s is not None and batch.predicted_s is not None:
+            batch.commit_at = max(now, batch.ends_at - slot.prefetch_s)
+        for queue in slot.queues:
+            queue.ends.add(batch.ends_at, slot)
+            if batch.commit_at is not None:
+                queue.commits.add(batch.commit_at, slot)
+
+    def _unqueue(self, slot: Slot, behind: Batch, running: Batch | None = None) -> None:
+        """A batch no longer waits behind the one that runs, or ran until now."""
+        self.ahead_count -= 1
+        if behind.recalled:
+            behind.queue.recalling -= 1
+        else:
+            ahead_of = running or slot.batch
+            assert ahead_of is not None
+            behind.queue.ahead.remove(ahead_of.ends_at, slot)
+
+    def _forget_end(self, slot: Slot, running: Batch) -> None:
+        for queue in slot.queues:
+            queue.ends.remove(running.ends_at, slot)
+        self._forget_commit(slot, running)
+
+    @staticmethod
+    def _forget_commit(slot: Slot, running: Batch) -> None:
+        if running.commit_at is not None:
+            for queue in slot.queues:
+                queue.commits.remove(running.commit_at, slot)
+
+    # ------------------------------------------------------------ speed
+
+    def set_pace(self, slot: Slot, queue: ModelQueue, pace: float) -> None:
+        """A slot takes so many times what the most common kind takes for this model."""
+        name = queue.profile.name
+        was_fastest = slot.paces.get(name, 1.0) <= queue.fastest
+        slot.paces[name] = pace
+        if pace <= queue.fastest:
+            queue.fastest = pace
+        elif was_fastest:
+            self._find_fastest(queue)
+
+    def _find_fastest(self, queue: ModelQueue) -> None:
+        # Looks at every slot, but only after the fastest one of them became slower or went.
+        name = queue.profile.name
+        paces = [
+            slot.paces.get(name, 1.0)
+            for slot in self.slots.values()
+            if name in slot.models and not slot.closing
+        ]
+        queue.fastest = min(paces, default=1.0)
+
+    # ------------------------------------------------------------ rests
 
     def put_aside(self, slot: Slot, until: float) -> None:
         """Lets a free slot rest until then."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shapestream.scheduling.cost_model import CostModel
+    from shapestream.scheduling.dispatching import Dispatching
     from shapestream.scheduling.ledger import Ledger
     from shapestream.scheduling.model_queue import ModelQueue
     from shapestream.scheduling.slots import SlotTable
@@ -19,6 +20,8 @@ class ModelStatistics:
 
     name: str
     queued: int
+    queued_s: float
+    """Predicted seconds of one slot for what waits; those that came before anything was measured count nothing."""
     slots: int
     free_slots: int
     call_s: float | None
@@ -40,7 +43,7 @@ class Statistics:
     running: int
     """Requests in running batches that somebody still waits for."""
     batches: int
-    """Running batches."""
+    """Batches that run, or are sent ahead to wait behind one that does."""
     slots: int
     free_slots: int
     closing_slots: int
@@ -54,6 +57,14 @@ class Statistics:
     """By code; refused requests included."""
     forgotten: int
     batches_started: int
+    batches_ahead: int
+    """Of those, the ones that were sent to a busy slot, to wait there."""
+    batches_recalled: int
+    """Of those in turn, the ones that were called back, whether or not in time."""
+    planning_cuts: int
+    """Dynamic programmes that the planner ran."""
+    planning_s: float
+    """Seconds that they are taken to have cost; nothing here reads a clock, see planning_budget.py."""
     rows_started: int
     padding_ratio: float
     """Elements computed only as padding / elements computed, over all batches started."""
@@ -73,6 +84,8 @@ class Counters:
 
     __slots__ = (
         "admitted",
+        "batches_ahead",
+        "batches_recalled",
         "batches_started",
         "delivered",
         "elements_computed",
@@ -88,6 +101,8 @@ class Counters:
         self.failed: dict[str, int] = {}
         self.forgotten = 0
         self.batches_started = 0
+        self.batches_ahead = 0
+        self.batches_recalled = 0
         self.rows_started = 0
         self.elements_computed = 0
         self.elements_padding = 0
@@ -103,7 +118,7 @@ def take_stock(
     queues: Mapping[str, ModelQueue],
     slots: SlotTable,
     costs: CostModel,
-    batches: int,
+    dispatching: Dispatching,
 ) -> Statistics:
     """The statistics of a scheduler that consists of these."""
     counters = ledger.counters
@@ -112,7 +127,7 @@ def take_stock(
         queued=admission.queued_requests,
         queued_bytes=admission.queued_bytes,
         running=ledger.running,
-        batches=batches,
+        batches=len(dispatching.batches),
         slots=len(slots.slots),
         free_slots=slots.free_count,
         closing_slots=sum(slot.closing for slot in slots.slots.values()),
@@ -123,12 +138,17 @@ def take_stock(
         failed=dict(counters.failed),
         forgotten=counters.forgotten,
         batches_started=counters.batches_started,
+        batches_ahead=counters.batches_ahead,
+        batches_recalled=counters.batches_recalled,
+        planning_cuts=dispatching.budget.cuts,
+        planning_s=dispatching.budget.spent_s,
         rows_started=counters.rows_started,
         padding_ratio=counters.padding_ratio,
         models=tuple(
             ModelStatistics(
                 name=name,
                 queued=queue.waiting,
+                queued_s=queue.cost_s,
                 slots=queue.slot_count,
                 free_slots=len(queue.free),
                 call_s=costs.call_s(name),

@@ -7,6 +7,27 @@ tuple per batch to keep.
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
+
+__all__ = ["Behind", "Seconds", "Story"]
+
+
+class Seconds(NamedTuple):
+    """A prediction, put into words when somebody asks."""
+
+    seconds: float | None
+
+    def __format__(self, _: str) -> str:
+        return "" if self.seconds is None else f"; predicted {self.seconds:.6f} s"
+
+
+class Behind(NamedTuple):
+    """The batch that another one is sent ahead to wait for."""
+
+    batch: int
+
+    def __format__(self, _: str) -> str:
+        return f"; sent ahead, behind batch {self.batch}"
 
 
 class Story:

@@ -26,7 +26,7 @@ from shapestream.scheduling.events import (
 class Stage:
     """A scheduler, its time, and what it last wanted done."""
 
-    def __init__(self, max_queued_requests: int = 1000, max_queued_bytes: int = 10**9, **limits: int) -> None:
+    def __init__(self, max_queued_requests: int = 1000, max_queued_bytes: int = 10**9, **limits: Any) -> None:
         self.scheduler = Scheduler(max_queued_requests, max_queued_bytes, **limits)
         self.now = 0.0
         self.last: list[Action] = []
@@ -72,10 +72,10 @@ class Stage:
         )
         self.play(ModelAdded(model=profile))
 
-    def slots(self, *ids: int, models: Sequence[str] = ("text",)) -> None:
-        """Lets slots join."""
+    def slots(self, *ids: int, models: Sequence[str] = ("text",), **options: Any) -> None:
+        """Lets slots join, one after the other."""
         for id_ in ids:
-            self.play(SlotJoined(slot=id_, models=frozenset(models)))
+            self.play(SlotJoined(slot=id_, models=frozenset(models), **options))
 
     def arrive(self, *sizes: tuple[int, ...], at: float | None = None, **options: Any) -> list[int]:
         """Requests of these sizes arrive in one turn; their ids, numbered from 1."""
@@ -94,10 +94,12 @@ class Stage:
         self.play(RequestsArrived(requests=tuple(arrivals)), at=at)
         return [arrival.id for arrival in arrivals]
 
-    def finish(self, start: StartBatch, run_s: float = 0.1, **options: Any) -> list[Action]:
-        """A batch ran."""
+    def finish(self, start: StartBatch, run_s: float | None = None, **options: Any) -> list[Action]:
+        """A batch ran. Without `run_s` nothing is learned from it: its shape was new to the device."""
         at = options.pop("at", None)
-        return self.play(BatchFinished(batch=start.batch, busy_s=run_s, **options), at=at)
+        if run_s is None:
+            options.setdefault("preparations", 1)
+        return self.play(BatchFinished(batch=start.batch, busy_s=run_s or 0.0, **options), at=at)
 
     def fail(self, start: StartBatch, code: str = "model_error", message: str = "bad data") -> list[Action]:
         """A batch failed."""

@@ -54,7 +54,7 @@ def test_overload_says_when_to_come_back(make_stage):
     stage.finish(stage.started[0], run_s=0.5)
     stage.arrive((1, 4))
     stage.arrive(*[(1, 4)] * 5)
-    assert [(8, "overloaded", 4 * 0.5 / 2)] == _failures(stage)
+    assert [(8, "overloaded", pytest.approx(4 * 0.5 / 2))] == _failures(stage)
 
 
 def test_nobody_is_asked_to_wait_for_hours(make_stage):

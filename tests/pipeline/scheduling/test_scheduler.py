@@ -379,7 +379,11 @@ def test_a_story_tells_what_happened_to_a_request(stage):
     stage.finish(stage.started[0], at=2.0)
     assert [
         (1.0, "admitted"),
-        (1.0, "batch 1 of text: 2 requests at (2, 8) on slot 0, 4 elements of it padding"),
+        (
+            1.0,
+            "batch 1 of text: 2 requests at (2, 8) on slot 0, 4 elements of it padding; "
+            "in the turn of request 1; a new shape",
+        ),
         (2.0, "delivered"),
     ] == stage.scheduler.story(2)
     assert [] == stage.scheduler.story(3)

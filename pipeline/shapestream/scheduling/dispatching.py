@@ -1,0 +1,191 @@
+"""Gives work to slots: a batch for every free slot, one ahead for busy ones, and back again what stands in the wrong place.
+
+The scheduler tells what happened to the books; this, called once at the end of every event, does what follows from them.
+"""
+
+from __future__ import annotations
+
+from shapestream.scheduling.actions import Action, RecallBatch, StartBatch
+from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.deadlines import take_turn
+from shapestream.scheduling.division import portion
+from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.planner import Cut, PlanningBudget, plan_batch, together
+from shapestream.scheduling.records import RERUN, RUNNING, Batch, Request, Slot
+from shapestream.scheduling.slots import SlotTable
+from shapestream.scheduling.turns import faster_first, next_up
+
+__all__ = ["Dispatching"]
+
+
+class Dispatching:
+    """Starts, sends ahead and recalls batches, until nothing more may be done."""
+
+    __slots__ = ("_costs", "_ledger", "_next_batch", "_queues", "_slots", "batches", "budget", "waiting")
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        slots: SlotTable,
+        costs: CostModel,
+        queues: dict[str, ModelQueue],
+        waiting: dict[str, ModelQueue],
+    ) -> None:
+        self._ledger = ledger
+        self._slots = slots
+        self._costs = costs
+        self._queues = queues
+        self.waiting = waiting
+        """Models with waiting requests; one that no longer has any is dropped at a later look."""
+        self.batches: dict[int, Batch] = {}
+        self.budget = PlanningBudget()
+        self._next_batch = 1
+
+    def run(self, now: float, actions: list[Action]) -> None:
+        """Starts batches until no slot is free or nothing may start: the scheduler is work-conserving."""
+        waiting = self.waiting
+        slots = self._slots
+        while waiting and slots.free_count:
+            request = next_up(waiting.values(), now, _has_free, self._fills)
+            if request is None:
+                break
+            slot = faster_first(request.queue)
+            actions.append(self._give(request, slot, now))
+        if waiting:
+            self._send_ahead(now, actions)
+            for name in [name for name, queue in waiting.items() if not queue.waiting]:
+                del waiting[name]
+        if slots.ahead_count and slots.free_count:
+            self._recall_for_free(now, actions)
+
+    def idles(self, now: float) -> bool:
+        """Whether a free slot idles although a request may start; never after `run`."""
+        return next_up(self._queues.values(), now, _has_free, self._fills) is not None
+
+    def next_wakeup(self) -> float | None:
+        """When something may be done for which no event will come."""
+        times: list[float] = []
+        slots = self._slots
+        if self.waiting and slots.aside and (back := slots.next_return()) is not None:
+            times.append(back)
+        for queue in self.waiting.values():
+            if not queue.waiting:
+                continue
+            due = queue.due.first() if queue.delay_s and not queue.rerun_count else None
+            if queue.free:
+                if due is not None:
+                    times.append(due[0])
+            elif (commit := queue.commits.first()) is not None:
+                times.append(commit[0] if due is None else max(commit[0], due[0]))
+        if slots.ahead_count and slots.free_count:
+            for queue in self._queues.values():
+                if queue.waiting or len(queue.free) <= queue.recalling:
+                    continue
+                if (first := queue.ahead.first()) is not None:
+                    times.append(first[0] + (first[1].prefetch_s or 0.0))
+        return min(times, default=None)
+
+    # ------------------------------------------------------------ starting
+
+    def _give(self, request: Request, slot: Slot, now: float) -> StartBatch:
+        """Cuts the batch that a request goes in, and starts it on a slot, or behind what that runs."""
+        queue = request.queue
+        name = queue.profile.name
+        ledger = self._ledger
+        clients = len(ledger.clients)
+        surface = self._costs.surface(name, slot.id)
+        speed = self._costs.speed(name, slot.id)
+        if request.state is RERUN:
+            plan = together(queue.take_rerun(), surface)
+        else:
+            anchor = take_turn(request, ledger.urgent.get(request.client), clients, now)
+            starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
+            most_s, max_rows = portion(queue, slot, anchor, surface, speed, now)
+            plan = plan_batch(
+                anchor, surface, self.budget, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
+            )
+            members_s = sum([member.share_s for member in plan.members])
+            queue.shares.dispatched(request.tag, request.rank, members_s, clients)
+            queue.take(plan.members, RUNNING)
+        return self._start(
+            queue, slot, plan, request, plan.seconds * speed if surface.measured else None, now
+        )
+
+    def _start(
+        self, queue: ModelQueue, slot: Slot, plan: Cut, first: Request, predicted_s: float | None, now: float
+    ) -> StartBatch:
+        batch = Batch(self._next_batch, slot, queue, plan.members, plan.sizes(queue.has_batch), predicted_s)
+        self._next_batch += 1
+        self.batches[batch.id] = batch
+        self.budget.earn(predicted_s)
+        behind = slot.batch
+        if behind is None:
+            self._slots.occupy(slot, batch, now)
+        else:
+            self._slots.send_ahead(slot, batch)
+        self._ledger.start(batch, plan, first, behind, now)
+        return StartBatch(
+            batch=batch.id,
+            slot=slot.id,
+            model=queue.profile.name,
+            requests=batch.ids,
+            sizes=batch.sizes,
+            behind=None if behind is None else behind.id,
+        )
+
+    def _fills(self, anchor: Request) -> bool:
+        """Whether the batch of this request would be full; asked only for models that wait for company."""
+        profile = anchor.queue.profile
+        surface = self._costs.surface(profile.name)
+        plan = plan_batch(anchor, surface, self.budget, speed=1.0, most_s=None, now=float("-inf"))
+        return plan.rows >= profile.max_batch
+
+    # ------------------------------------------------------------ ahead of time
+
+    def _send_ahead(self, now: float, actions: list[Action]) -> None:
+        """Sends batches to busy slots that will soon be free, of models that have no free slot."""
+        while (request := next_up(self.waiting.values(), now, _wants_ahead, self._fills)) is not None:
+            first = request.queue.commits.first()
+            assert first is not None
+            actions.append(self._give(request, first[1], now))
+
+    def _recall_for_free(self, now: float, actions: list[Action]) -> None:
+        """Where a slot is free and nothing waits for it, calls back what waits elsewhere behind another batch.
+
+        Not what will start before it could be sent anew: about as long as sending takes, before and after the time
+        for which its start is predicted.
+        """
+        for queue in self._queues.values():
+            while len(queue.free) > queue.recalling and not queue.waiting:
+                last = queue.ahead.last()
+                if last is None:
+                    break
+                starts_at, slot = last
+                if now >= starts_at - (slot.prefetch_s or 0.0):
+                    first = queue.ahead.first()
+                    assert first is not None
+                    starts_at, slot = first
+                    if now < starts_at + (slot.prefetch_s or 0.0):
+                        break
+                assert slot.behind is not None
+                actions.append(self.recall(slot.behind, now, f"slot {next(iter(queue.free))} is free"))
+
+    def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
+        """Asks for a batch that waits behind another."""
+        self._slots.recall(batch.slot, batch)
+        self._ledger.counters.batches_recalled += 1
+        self._ledger.story.note(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
+        return RecallBatch(batch=batch.id, slot=batch.slot.id)
+
+
+def _has_free(queue: ModelQueue, now: float) -> bool:
+    return bool(queue.free)
+
+
+def _wants_ahead(queue: ModelQueue, now: float) -> bool:
+    """Whether all slots of a model that has waiting requests are busy, and it is time to send one of them its next batch."""
+    if queue.free or not queue.waiting:
+        return False
+    first = queue.commits.first()
+    return first is not None and first[0] <= now
