@@ -71,17 +71,29 @@ class CostTable:
                 case {"key": str(key), "dimensions": [*dimensions], "points": [*points]}:
                     return cls(
                         key=key,
-                        dimensions=tuple(map(str, dimensions)),
+                        dimensions=tuple([_name(name) for name in dimensions]),
                         points=tuple(
                             CostPoint(
                                 sizes=tuple(sizes),
-                                seconds=float(seconds),
-                                first_seconds=None if first is None else float(first),
+                                seconds=_number(seconds),
+                                first_seconds=None if first is None else _number(first),
                             )
                             for sizes, seconds, first in points
                         ),
                     )
                 case _:
                     raise EngineError("a cost table has key, dimensions and points")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise EngineError(f"a cost table that cannot be read: {error}") from error
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value

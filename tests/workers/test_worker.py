@@ -26,6 +26,7 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape
@@ -46,6 +47,7 @@ class EchoSlots:
     slots = 1
     prefetch_s = 0.0
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
+    costs: Mapping[str, CostTable] = {}
 
     def __init__(self, nursery: trio.Nursery, delay_s: float, outputs: Tensors | None = None) -> None:
         self._nursery = nursery

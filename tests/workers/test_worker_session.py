@@ -20,6 +20,7 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape
@@ -29,6 +30,7 @@ from shapestream_workers.worker_session import WorkerSession
 ROWS = NamedShape.parse("batch:1..8, 2")
 SIGNATURE = ModelSignature("m", (InputPort("x", "f32", ROWS),), (OutputPort("y", "f32", ROWS, Rows()),))
 TENSORS = Tensors(layout=((0, "f32", (1, 2)),), buffers=[bytes(8)])
+COSTS = CostTable(key="k", dimensions=("batch",), points=(CostPoint(sizes=(4,), seconds=0.25),))
 
 
 class RecordingExecutor:
@@ -38,6 +40,7 @@ class RecordingExecutor:
     slots = 2
     prefetch_s = 0.0
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
+    costs: Mapping[str, CostTable] = {"m": COSTS}
 
     def __init__(self) -> None:
         self.started: list[Batch] = []
@@ -96,6 +99,7 @@ def test_the_greeting_tells_what_the_worker_can_do() -> None:
     assert isinstance(hello, WorkerHello)
     assert ("w-1", 42, 2) == (hello.worker, hello.pid, hello.slots)
     assert SIGNATURE == ModelSignature.from_dict(hello.models["m"])
+    assert COSTS == CostTable.from_dict(hello.costs["m"])
 
 
 def test_a_batch_runs_and_is_answered_under_the_servers_number() -> None:

@@ -70,6 +70,7 @@ class WorkerSession:
             pid=pid,
             slots=executor.slots,
             models={model: signature.to_dict() for model, signature in executor.models.items()},
+            costs={model: table.to_dict() for model, table in executor.costs.items()},
         )
         self._executor = executor
         self._numbers = count(1)

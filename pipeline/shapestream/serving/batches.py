@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature, RequestShape
 
@@ -69,6 +70,10 @@ class Executor(Protocol):
     @property
     def models(self) -> Mapping[str, ModelSignature]:
         """What every one of its slots can run."""
+
+    @property
+    def costs(self) -> Mapping[str, CostTable]:
+        """What its process has measured of its models' calls, by model."""
 
     @property
     def prefetch_s(self) -> float:

@@ -118,7 +118,11 @@ class Dispatcher:
         prefetch_s = executor.prefetch_s if self._prefetch else None
         for slot in joined:
             event = events.SlotJoined(
-                slot=slot.number, models=models, worker=executor.name, prefetch_s=prefetch_s
+                slot=slot.number,
+                models=models,
+                worker=executor.name,
+                costs=executor.costs,
+                prefetch_s=prefetch_s,
             )
             self._handle(event, now)
         return joined

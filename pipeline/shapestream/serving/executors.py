@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol, TypeAlias
 
@@ -19,6 +19,7 @@ from shapestream.serving.batches import Batch, BatchReport, Executor
 from shapestream.serving.links import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck
 from shapestream.wire.messages import CancelBatch, Execute, ExecuteMember, RecallBatch
+from shapestream_engine.cost_table import CostTable
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
@@ -58,10 +59,12 @@ class LocalSlots:
 
     models: Mapping[str, CompiledModel]
     slots: int = 1
+    costs: Mapping[str, CostTable] = field(default_factory=dict)
+    """What was measured of the models' calls, by model."""
 
     def start(self, report: Reports) -> InProcessExecutor:
         """Starts the threads."""
-        return LocalExecutor(self.models, self.slots, report)
+        return LocalExecutor(self.models, self.slots, report, costs=self.costs)
 
 
 class LocalExecutor:
@@ -80,9 +83,11 @@ class LocalExecutor:
         report: Reports,
         *,
         name: str = "local",
+        costs: Mapping[str, CostTable] | None = None,
     ) -> None:
         self.name = name
         self.slots = slots
+        self.costs: Mapping[str, CostTable] = costs or {}
         self.models: Mapping[str, ModelSignature] = {key: model.signature for key, model in models.items()}
         self._report = report
         self._token = trio.lowlevel.current_trio_token()
@@ -184,7 +189,18 @@ def _not_started(batch: int, why: str) -> Report:
 class RemoteExecutor(Link):
     """Slots of one worker. What it is told to run leaves through the worker port at the end of the turn."""
 
-    __slots__ = ("_outgoing", "checks", "draining", "models", "name", "pid", "recalled", "running", "slots")
+    __slots__ = (
+        "_outgoing",
+        "checks",
+        "costs",
+        "draining",
+        "models",
+        "name",
+        "pid",
+        "recalled",
+        "running",
+        "slots",
+    )
 
     prefetch_s = REMOTE_PREFETCH_S
 
@@ -197,9 +213,11 @@ class RemoteExecutor(Link):
         models: Mapping[str, ModelSignature],
         outgoing: Outgoing,
         now: float,
+        costs: Mapping[str, CostTable] | None = None,
     ) -> None:
         super().__init__(peer, now)
         self.name = name
+        self.costs: Mapping[str, CostTable] = costs or {}
         self.pid = pid
         self.slots = slots
         self.models = models

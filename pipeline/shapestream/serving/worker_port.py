@@ -6,7 +6,8 @@ contradicts the model's signature ends the worker, not the server; what it ran i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -33,6 +34,7 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Buffer
 from shapestream_engine.signature import ModelSignature
@@ -150,11 +152,14 @@ class WorkerPort:
             signatures = {
                 name: ModelSignature.from_dict(described) for name, described in hello.models.items()
             }
+            costs = _tables(hello.costs, signatures)
             added = [self._models.add(name, signature) for name, signature in signatures.items()]
         except (EngineError, ConfigurationError) as error:
             self._cut_off(peer, f"worker {hello.worker!r}: {error}", now)
             return None
-        worker = RemoteExecutor(peer, hello.worker, hello.pid, hello.slots, signatures, self._outgoing, now)
+        worker = RemoteExecutor(
+            peer, hello.worker, hello.pid, hello.slots, signatures, self._outgoing, now, costs
+        )
         self.workers[peer] = worker
         self._outgoing.say(worker, self._welcome)
         log.info(
@@ -264,3 +269,14 @@ class WorkerPort:
             )
         )
         return self._dismiss_if_idle(worker, now)
+
+
+def _tables(
+    costs: Mapping[str, Mapping[str, Any]], signatures: Mapping[str, ModelSignature]
+) -> dict[str, CostTable]:
+    """What a worker has measured; raises `EngineError` for what is no table, or of no model of its own."""
+    tables = {name: CostTable.from_dict(plain) for name, plain in costs.items()}
+    for name, table in tables.items():
+        if name not in signatures or table.dimensions != signatures[name].dimensions:
+            raise EngineError(f"its costs of {name!r} are not those of a model that it serves")
+    return tables

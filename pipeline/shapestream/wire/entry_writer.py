@@ -182,7 +182,7 @@ WRITERS: dict[type[Any], Writer] = {
     Failure: _write_words(Failure, "sequence", "code", "message", "retryable", "retry_after_ms"),
     Credit: _fields_writer(Credit, "window_requests", "window_bytes"),
     Statistics: _fields_writer(Statistics, "values"),
-    WorkerHello: _fields_writer(WorkerHello, "worker", "pid", "slots", "models"),
+    WorkerHello: _fields_writer(WorkerHello, "worker", "pid", "slots", "models", "costs"),
     BatchDone: _write_batch_done,
     BatchFailed: _write_words(BatchFailed, "batch", "code", "message"),
     WorkerDraining: _fields_writer(WorkerDraining),

@@ -12,7 +12,7 @@ looks a whole layout up in a dictionary of those that it has validated before. I
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from shapestream_engine.layout import Tensors
@@ -201,6 +201,8 @@ class WorkerHello:
     slots: int
     models: dict[str, dict[str, Any]]
     """Model name -> signature as plain data."""
+    costs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Model name -> what its calls cost here (`CostTable`), as plain data. What was not measured is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape
@@ -115,6 +116,7 @@ class ScriptedSlots(SlotSource):
 
     name = "scripted"
     prefetch_s = 0.0005
+    costs: Mapping[str, CostTable] = {}
 
     def __init__(self, signature: ModelSignature = SIGNATURE, slots: int = 1) -> None:
         self.slots = slots
@@ -155,10 +157,16 @@ class ScriptedSlots(SlotSource):
             await self._arrival.wait()
         return self.started.pop(0)
 
-    def finish(self, batch: Batch, outputs: Sequence[Tensors | None] | None = None) -> None:
+    def finish(self, batch: Batch, outputs: Sequence[Tensors | None] | None = None, **times: float) -> None:
         """The batch ran; each member gets its first input back unless `outputs` says otherwise."""
+        self.report(self.ran(batch, outputs, **times))
+
+    def ran(
+        self, batch: Batch, outputs: Sequence[Tensors | None] | None = None, **times: float
+    ) -> BatchReport:
+        """The report of that, for several in one turn."""
         given = tuple(echoed(member) for member in batch.members) if outputs is None else tuple(outputs)
-        self.report(_report(batch, outputs=given, run_s=0.001, busy_s=0.002))
+        return _report(batch, **{"outputs": given, "run_s": 0.001, "busy_s": 0.002, **times})
 
     def fail(self, batch: Batch, code: str = "model_error", message: str = "no") -> None:
         """The batch failed."""

@@ -129,6 +129,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             pid=integers,
             slots=integers,
             models=st.dictionaries(names, plain_maps, max_size=2),
+            costs=st.dictionaries(names, plain_maps, max_size=2),
         ),
         st.builds(
             BatchDone,

@@ -246,10 +246,17 @@ DONE = [41, 0, 7, 100, 120, 0, 1, [[2, [4, 8]]], [MEMBER[1:], None]]
         (SERVER, [13, 0, 5], 2, "5", "Cancel.sequence must be an integer"),
         (
             Role.SERVER_OF_WORKERS,
-            [40, 0, "w", 1, 1, {"m": {}}],
+            [40, 0, "w", 1, 1, {"m": {}}, {}],
             5,
             {"m": []},
             "WorkerHello.models must be a map",
+        ),
+        (
+            Role.SERVER_OF_WORKERS,
+            [40, 0, "w", 1, 1, {"m": {}}, {"m": {}}],
+            6,
+            {"m": 1},
+            "WorkerHello.costs must be a map",
         ),
         (Role.SERVER_OF_WORKERS, DONE, 2, -1, "BatchDone.batch must be an integer"),
         (Role.SERVER_OF_WORKERS, DONE, 4, 1.5, "BatchDone.busy_us must be an integer"),

@@ -1,0 +1,73 @@
+"""What workers have measured, on its way to the scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from tests.pipeline.serving.harness import SIGNATURE, memory_serving
+from trio.testing import MockClock
+
+from shapestream.scheduling import events
+from shapestream.scheduling.actions import Action
+from shapestream.scheduling.scheduler import Scheduler
+from shapestream.wire.messages import Goodbye, WorkerHello, WorkerWelcome
+from shapestream_engine.cost_table import CostPoint, CostTable
+
+TABLE = CostTable(
+    key="k",
+    dimensions=SIGNATURE.dimensions,
+    points=(CostPoint(sizes=tuple(4 for _ in SIGNATURE.dimensions), seconds=0.25, first_seconds=0.5),),
+)
+
+
+def hello(costs: dict[str, dict[str, Any]]) -> WorkerHello:
+    """A worker with one model, and these costs."""
+    models = {SIGNATURE.name: SIGNATURE.to_dict()}
+    return WorkerHello(worker="w", pid=1, slots=2, models=models, costs=costs)
+
+
+def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's table, and whose slot it is."""
+    joined: list[events.SlotJoined] = []
+    handle = Scheduler.handle
+
+    def watched(self: Scheduler, event: events.Event, now: float) -> list[Action]:
+        if isinstance(event, events.SlotJoined | events.SlotsJoined):
+            joined.extend(event.slots if isinstance(event, events.SlotsJoined) else [event])
+        return handle(self, event, now)
+
+    monkeypatch.setattr(Scheduler, "handle", watched)
+
+    async def main() -> None:
+        async with memory_serving() as running:
+            worker = running.worker()
+            worker.say(hello({SIGNATURE.name: TABLE.to_dict()}))
+            await worker.hear(WorkerWelcome)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert [("w", {SIGNATURE.name: TABLE})] * 2 == [(event.worker, event.costs) for event in joined]
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        {SIGNATURE.name: {}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[1], "much", None]]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "dimensions": ["other"]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4], -1.0, None]]}},
+        {"another": TABLE.to_dict()},
+    ],
+)
+def test_a_worker_whose_costs_cannot_be_read_is_cut_off(costs: dict[str, dict[str, Any]]) -> None:
+    """As with a signature: what a worker sends is read strictly, or not at all."""
+
+    async def main() -> None:
+        async with memory_serving() as running:
+            worker = running.worker()
+            worker.say(hello(costs))
+            await worker.hear(Goodbye)
+            assert {} == running.server.statistics()["slots"]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
