@@ -103,10 +103,10 @@ def _run(folder: Path, label: str, shapes: str, requests: int, run_s: float) -> 
         give_up_at = time.monotonic() + run_s
         inputs = _inputs(random.Random(0))
         _send(client, inputs, WARM_UP)
-        early_mb, sent = _resident_mb(server), WARM_UP
+        early_mb, sent = worker_resident_mb(server), WARM_UP
         while sent < requests and time.monotonic() < give_up_at:
             sent += _send(client, inputs, min(WARM_UP, requests - sent))
-        late_mb = _resident_mb(server)
+        late_mb = worker_resident_mb(server)
         statistics = client.statistics()
     return Memory(early_mb, late_mb, statistics["results"], statistics["preparations"])
 
@@ -118,7 +118,7 @@ def _send(
     received = 0
     with client.stream(MODEL, islice(inputs, count), max_in_flight=OUTSTANDING) as results:
         for result in results:
-            np.testing.assert_allclose(result["y"], _reference(result.key), rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(result["y"], reference(result.key), rtol=1e-3, atol=1e-4)
             received += 1
     if received != count:
         raise AssertionError(f"{received} answers to {count} requests")
@@ -145,7 +145,8 @@ def _weights() -> list[np.ndarray]:
     return [(draw.standard_normal(size) / np.sqrt(size[0])).astype(np.float32) for size in sizes]
 
 
-def _reference(x: np.ndarray) -> np.ndarray:
+def reference(x: np.ndarray) -> np.ndarray:
+    """What the model gives, by NumPy."""
     first, second = _weights()
     hidden: np.ndarray = np.maximum(x @ first, 0) @ second
     exponentials = np.exp(hidden - hidden.max(axis=-1, keepdims=True))
@@ -167,7 +168,7 @@ def write_model(folder: Path) -> None:
     ov.save_model(ov.Model([y], [x], MODEL), folder / "mlp.xml", compress_to_fp16=False)
 
 
-def _resident_mb(server: Child) -> float:
+def worker_resident_mb(server: Child) -> float:
     """Of the server's one worker, once it has nothing to do."""
     (worker,) = [
         child for child in psutil.Process(server.pid).children(recursive=True) if "worker" in child.cmdline()

@@ -77,12 +77,18 @@ class Report:
         return table
 
     def _aims(self) -> str:
-        aims = [
-            f"{row[0]}, {column}: {cell.aim}"
-            for row in self.rows
-            for column, cell in zip(self.columns, row, strict=True)
-            if isinstance(cell, Figure) and cell.aim is not None
-        ]
+        """Once for a column where all of its aims are the same."""
+        by_column: dict[str, dict[str, str]] = {}
+        for row in self.rows:
+            for column, cell in zip(self.columns, row, strict=True):
+                if isinstance(cell, Figure) and cell.aim is not None:
+                    by_column.setdefault(column, {})[str(row[0])] = cell.aim
+        aims: list[str] = []
+        for column, of_rows in by_column.items():
+            if len(of_rows) > 1 and len(set(of_rows.values())) == 1:
+                aims.append(f"{column}: {next(iter(of_rows.values()))}")
+            else:
+                aims += [f"{row}, {column}: {aim}" for row, aim in of_rows.items()]
         return "aims: " + "; ".join(aims) if aims else ""
 
     def plain(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of one run of one way, about.")] = 4.0,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 3,
+    saturated: Annotated[bool, typer.Option("--saturated", help="Rates only, no latencies.")] = False,
     trace: Annotated[str, typer.Option(help="Only this one: lognormal or docstrings.")] = "",
 ) -> None:
     """Measures the pipeline against an oracle, one at a time and arrival order, and checks every answer."""
@@ -57,9 +58,10 @@ def main(
                 gc.collect()
                 for number in range(rounds):
                     status.update(f"{measured.name}: round {number + 1} of {rounds}")
-                    contest.round(number, seconds)
-            for table in (throughput(contest.outcome), latency(contest.outcome)):
-                console.print(table.table())
+                    contest.round(number, 0.0 if saturated else seconds)
+            console.print(throughput(contest.outcome).table())
+            if not saturated:
+                console.print(latency(contest.outcome).table())
             for way, words in contest.outcome.settings.items():
                 console.print(f"  {way}: {words}", highlight=False, markup=False)
             figures[measured.name] = plain(contest.outcome)

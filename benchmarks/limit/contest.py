@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -34,6 +35,8 @@ class Outcome:
     trace: Trace
     settings: dict[str, str]
     tokens_per_s: dict[str, list[float]] = field(default_factory=dict)
+    cpu_us: dict[str, list[float]] = field(default_factory=dict)
+    """CPU of all processes that took part, in microseconds per token."""
     runs: dict[str, list[Run]] = field(default_factory=dict)
     latency_s: dict[tuple[float, str], list[float]] = field(default_factory=dict)
     oracle_padding_ratio: float = 0.0
@@ -55,6 +58,8 @@ class Contest:
         self._oracle = oracle.search(minilm, practice, thorough=thorough)
         self._single = single.search(minilm, practice, thorough=thorough)
         self._arrival_order = arrival_order.plan(self._oracle)
+        self._cpu_s = 0.0
+        """Of this process, when the latest run ended."""
         self.outcome = Outcome(
             trace=trace,
             settings={
@@ -75,7 +80,7 @@ class Contest:
             self._run(plan, self._trace)
 
     def round(self, number: int, seconds: float) -> None:
-        """Every way once."""
+        """Every way once, and the latencies unless `seconds` is 0."""
         self._measure(ORACLE, self._oracle, self._trace)
         single_rate = self._measure(SINGLE, self._single, self._trace) * len(self._trace) / self._trace.tokens
         self._measure(
@@ -89,20 +94,26 @@ class Contest:
                 run = served.stream(self._trace, in_flight)
                 self._references.check(run.answers, way)
                 self.outcome.runs.setdefault(way, []).append(run)
-                self.outcome.tokens_per_s.setdefault(way, []).append(self._trace.tokens / run.seconds)
-        for load in LOADS:
+                self._note(way, self._trace, run.seconds, run.server_cpu_s + run.client_cpu_s)
+        for load in LOADS if seconds else ():
             self._poisson(load, single_rate, POISSON_SHARE * seconds, seed=number)
         self.outcome.checked = self._references.checked
 
     def _measure(self, way: str, plan: Plan, trace: Trace) -> float:
-        rate = trace.tokens / self._run(plan, trace)
-        self.outcome.tokens_per_s.setdefault(way, []).append(rate)
-        return rate
+        cpu_before = time.process_time()
+        seconds = self._run(plan, trace)
+        self._note(way, trace, seconds, self._cpu_s - cpu_before)
+        return trace.tokens / seconds
+
+    def _note(self, way: str, trace: Trace, seconds: float, cpu_s: float) -> None:
+        self.outcome.tokens_per_s.setdefault(way, []).append(trace.tokens / seconds)
+        self.outcome.cpu_us.setdefault(way, []).append(cpu_s / trace.tokens * 1e6)
 
     def _run(self, plan: Plan, trace: Trace) -> float:
         batches = plan.cut(trace.lengths)
         answers = no_answers(trace)
         seconds = plan.model.run(batches, trace.ids, answers)
+        self._cpu_s = time.process_time()
         self._references.check(answers, str(plan), places=np.arange(len(trace)))
         if plan is self._oracle:
             computed = sum(len(batch.places) * batch.length for batch in batches)

@@ -73,6 +73,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
             }
             for load in LOADS
         },
+        "cpu_us_per_token": {way: statistics.median(us) for way, us in outcome.cpu_us.items()},
         "settings": outcome.settings,
     }
     if f"{HOT}, 256" in outcome.runs:
@@ -81,16 +82,24 @@ def plain(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
+def _cpu_ratio(outcome: Outcome, way: str) -> float:
+    """CPU per token / the oracle's, in the same round: what a busy machine falsifies least."""
+    pairs = zip(outcome.cpu_us[way], outcome.cpu_us[ORACLE], strict=True)
+    return statistics.median(mine / theirs for mine, theirs in pairs)
+
+
 def quantile_ms(latency_s: Sequence[float], percent: float) -> float:
     """In milliseconds."""
     return float(np.percentile(latency_s, percent)) * 1e3
 
 
 def _p99_ratios(outcome: Outcome, other: str) -> dict[str, float]:
+    """By load in percent; empty where no latencies were measured."""
     return {
-        f"{load:.0%}".rstrip("%"): quantile_ms(outcome.latency_s[load, BEST], 99)
+        f"{100 * load:.0f}": quantile_ms(outcome.latency_s[load, BEST], 99)
         / quantile_ms(outcome.latency_s[load, other], 99)
         for load in LOADS
+        if outcome.latency_s
     }
 
 
@@ -104,16 +113,7 @@ def throughput(outcome: Outcome) -> Report:
     mean_tokens = trace.tokens / len(trace)
     report = Report(
         title=f"{trace.name}: {len(trace)} sentences, {mean_tokens:.0f} tokens on average; saturated",
-        columns=(
-            "way",
-            "/ oracle",
-            "/ one at a time",
-            "/ arrival order",
-            "padding, %",
-            "batch",
-            "slots busy, %",
-            "per s",
-        ),
+        columns=("way", "/ oracle", "/ single", "/ arrival", "CPU", "padding", "batch", "busy", "per s"),
     )
     for way, rates in outcome.tokens_per_s.items():
         aimed = way.startswith(BEST)
@@ -136,9 +136,10 @@ def throughput(outcome: Outcome) -> Report:
                 Figure(
                     ratio(outcome, way, ARRIVAL_ORDER), "x", at_least=AIM_VS_ARRIVAL_ORDER if at_256 else None
                 ),
-                "" if padding is None else f"{padding:.1f}",
+                f"{_cpu_ratio(outcome, way):.2f}",
+                "" if padding is None else f"{padding:.1f} %",
                 f"{_median(outcome, way, 'mean_batch'):.1f}" if runs else "",
-                f"{100 * _median(outcome, way, 'slots_busy'):.0f}" if runs else "",
+                f"{100 * _median(outcome, way, 'slots_busy'):.0f} %" if runs else "",
                 Figure(statistics.median(rates) / mean_tokens, "/s"),
             )
         )
@@ -149,7 +150,7 @@ def latency(outcome: Outcome) -> Report:
     """A row per load and way; milliseconds from the time at which a request was meant to be sent."""
     report = Report(
         title=f"{outcome.trace.name}: Poisson arrivals, ms from the intended time of sending",
-        columns=("load of one at a time, way", "p50", "p95", "p99", "p99 / max_batch: 1", "p99 / in process"),
+        columns=("load, way", "p50", "p95", "p99", "/ max_batch: 1", "/ in process"),
     )
     for load, way in sorted(outcome.latency_s):
         latency_s = outcome.latency_s[load, way]
@@ -157,7 +158,7 @@ def latency(outcome: Outcome) -> Report:
         aim = 1.0 if way == BEST else None
         report.rows.append(
             (
-                f"{load:.0%}, {'one at a time in process' if way == SINGLE else way}",
+                f"{load:.0%}, {'in process' if way == SINGLE else way}",
                 *(f"{quantile_ms(latency_s, q):.1f}" for q in QUANTILES),
                 Figure(p99 / quantile_ms(outcome.latency_s[load, ALONE], 99), "x", at_most=aim),
                 Figure(p99 / quantile_ms(outcome.latency_s[load, SINGLE], 99), "x", at_most=aim),

@@ -1,0 +1,252 @@
+"""`python -m benchmarks.scheduler`: what a decision costs, in the pure core, with few and with many requests waiting.
+
+Real events in steady state: whenever a batch ends, as many requests arrive as are needed to keep so many waiting. Time is
+virtual, and only `Scheduler.handle` is measured.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Annotated, assert_never
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from benchmarks.report import Figure, Report
+from shapestream.scheduling.actions import (
+    Action,
+    CancelBatch,
+    DeliverResults,
+    FailRequest,
+    ForgetRequest,
+    RecallBatch,
+    StartBatch,
+)
+from shapestream.scheduling.events import (
+    Arrival,
+    BatchFailed,
+    BatchFinished,
+    Event,
+    ModelAdded,
+    ModelProfile,
+    RequestsArrived,
+    SlotJoined,
+)
+from shapestream.scheduling.scheduler import Scheduler
+from shapestream_engine.cost_table import CostPoint, CostTable
+
+MODEL = "m"
+QUEUED = (10, 1_000, 100_000)
+MAX_BATCH = 64
+REQUESTS = 20_000
+AIM_US = 15.0
+AIM_GROWTH = 1.67
+"""From 1,000 to 100,000 waiting, logarithms grow by this."""
+CALL_S, TOKEN_S = 0.0012, 0.000110
+"""Like MiniLM's on one core: a call's fixed part, and each token's."""
+PREFETCH_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Who asks for what, and what there is to run it."""
+
+    lognormal: bool
+    slots: int
+    clients: int = 1
+    prefetch: bool = False
+
+    def __str__(self) -> str:
+        shapes = "lognormal" if self.lognormal else "equal"
+        extras = ("" if self.clients == 1 else f", {self.clients} clients") + ", prefetch" * self.prefetch
+        return f"{shapes}, {self.slots} slot{'s' * (self.slots > 1)}{extras}"
+
+
+SCENARIOS = (
+    Scenario(lognormal=False, slots=1),
+    Scenario(lognormal=False, slots=64),
+    Scenario(lognormal=False, slots=64, clients=100),
+    Scenario(lognormal=True, slots=1),
+    Scenario(lognormal=True, slots=1, clients=100),
+    Scenario(lognormal=True, slots=1, prefetch=True),
+    Scenario(lognormal=True, slots=64),
+    Scenario(lognormal=True, slots=64, clients=100, prefetch=True),
+)
+
+
+def call_s(sizes: tuple[int, ...]) -> float:
+    """What a call takes on this imaginary device."""
+    rows, length = sizes
+    return CALL_S + TOKEN_S * rows * length
+
+
+class World:
+    """Everything around the scheduler: arrivals, and slots that take their time."""
+
+    def __init__(self, scenario: Scenario, queued: int) -> None:
+        self._scenario = scenario
+        self._queued = queued
+        self._scheduler = Scheduler(10 * queued + 1000, 1 << 60, story_length=1024)
+        self._arrivals = _arrivals(scenario)
+        self._now = 0.0
+        self._ends: list[tuple[float, int]] = []
+        """A heap of when the running batches end."""
+        self._running: dict[int, StartBatch] = {}
+        """By slot."""
+        self._behind: dict[int, StartBatch] = {}
+        self._waiting = 0
+        self.handled_s = 0.0
+        self.delivered = 0
+        self.batches = 0
+        self._start()
+
+    def _start(self) -> None:
+        scenario = self._scenario
+        profile = ModelProfile(
+            name=MODEL,
+            dimensions=("batch", "seq"),
+            has_batch=True,
+            paddable=(False, True),
+            max_batch=MAX_BATCH,
+            bounds=(None, 256),
+        )
+        self._handle(ModelAdded(model=profile))
+        costs = {MODEL: _table()}
+        for slot in range(scenario.slots):
+            self._handle(
+                SlotJoined(
+                    slot=slot,
+                    models=frozenset([MODEL]),
+                    worker=f"w{slot // 2}",
+                    costs=costs,
+                    prefetch_s=PREFETCH_S if scenario.prefetch else None,
+                )
+            )
+
+    def run(self, requests: int) -> None:
+        """Until so many more have their results."""
+        until = self.delivered + requests
+        while self.delivered < until:
+            if (missing := self._queued - self._waiting) > 0:
+                arrived = tuple(next(self._arrivals) for _ in range(missing))
+                self._waiting += missing
+                self._handle(RequestsArrived(requests=arrived))
+            self._end_one()
+
+    def _end_one(self) -> None:
+        """The next batch that ends; the one that waits behind it begins."""
+        self._now, slot = heapq.heappop(self._ends)
+        action = self._running.pop(slot)
+        if (following := self._behind.pop(slot, None)) is not None:
+            self._run(following)
+        self._handle(BatchFinished(batch=action.batch, busy_s=call_s(action.sizes)))
+
+    def _run(self, action: StartBatch) -> None:
+        self._running[action.slot] = action
+        heapq.heappush(self._ends, (self._now + call_s(action.sizes), action.slot))
+
+    def _handle(self, event: Event) -> None:
+        started = time.perf_counter()
+        actions = self._scheduler.handle(event, self._now)
+        self.handled_s += time.perf_counter() - started
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._waiting -= len(action.requests)
+                self.batches += 1
+                if action.slot in self._running:
+                    self._behind[action.slot] = action
+                else:
+                    self._run(action)
+            case DeliverResults():
+                self.delivered += len(action.requests)
+            case RecallBatch():
+                taken_back = self._behind.get(action.slot)
+                if taken_back is not None and taken_back.batch == action.batch:
+                    del self._behind[action.slot]
+                    self._waiting += len(taken_back.requests)
+                    self._handle(BatchFailed(batch=action.batch, code="recalled", message=""))
+            case FailRequest() | ForgetRequest() | CancelBatch():
+                raise AssertionError(f"nothing here asks for {action}")
+            case _:
+                assert_never(action)
+
+
+def _arrivals(scenario: Scenario) -> Iterator[Arrival]:
+    draw = np.random.default_rng(0)
+    lengths = np.full(1, 32)
+    if scenario.lognormal:
+        drawn = np.rint(24 * np.exp(0.9 * draw.standard_normal(50_021)))
+        lengths = np.clip(drawn, 4, 256).astype(int)
+    sizes = [(1, int(length)) for length in lengths]
+    for number in count():
+        own = sizes[number % len(sizes)]
+        yield Arrival(
+            id=number, client=number % scenario.clients, model=MODEL, sizes=own, nbytes=8 * own[1], priority=0
+        )
+
+
+def _table() -> CostTable:
+    points = tuple(
+        CostPoint(sizes=(rows, length), seconds=call_s((rows, length)))
+        for rows in (1, 2, 4, 8, 16, 32, 64)
+        for length in (4, 8, 16, 32, 64, 128, 256)
+    )
+    return CostTable(key="imaginary", dimensions=("batch", "seq"), points=points)
+
+
+def measure(*, requests: int, queued: tuple[int, ...] = QUEUED, repeats: int = 3) -> Report:
+    """A row per scenario, a column per number of requests that wait; medians of repeated stretches."""
+    report = Report(
+        title="Scheduler: us of its own time per request, by how many wait",
+        columns=("scenario", *(f"{number:,}" for number in queued), "batch", "growth"),
+    )
+    for scenario in SCENARIOS:
+        costs_us, mean_batch = [], 0.0
+        for number in queued:
+            world = World(scenario, number)
+            # The first filling of the queue is not the steady state; and a short queue soon has it.
+            world.run(min(requests, max(512, number // 8)))
+            stretches = []
+            for _ in range(repeats):
+                delivered, handled_s, batches = world.delivered, world.handled_s, world.batches
+                world.run(requests // repeats)
+                finished = world.delivered - delivered
+                stretches.append((world.handled_s - handled_s) / finished * 1e6)
+                mean_batch = finished / max(1, world.batches - batches)
+            costs_us.append(statistics.median(stretches))
+        report.rows.append(
+            (
+                str(scenario),
+                *(Figure(cost_us, "us", at_most=AIM_US) for cost_us in costs_us),
+                f"{mean_batch:.1f}",
+                Figure(costs_us[-1] / costs_us[-2], "x", at_most=AIM_GROWTH),
+            )
+        )
+    return report
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    smoke: Annotated[bool, typer.Option(help="Seconds: figures mean little.")] = False,
+) -> None:
+    """Measures the scheduler alone: no sockets, no tensors, no model."""
+    console = Console(stderr=as_json)
+    report = measure(requests=600 if smoke else REQUESTS, queued=(10, 1_000) if smoke else QUEUED)
+    console.print(report.table())
+    if as_json:
+        print(json.dumps(report.plain(), indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
