@@ -17,6 +17,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
+from shapestream_workers.simulate.command import simulate
 from shapestream_workers.tune.command import tune
 
 __all__ = ["app", "main"]
@@ -178,6 +179,8 @@ def models(target: Target, timeout: Timeout = 10.0, as_json: Json = False) -> No
 
 
 app.command()(tune)
+
+app.command()(simulate)
 
 
 @app.command()

@@ -10,9 +10,22 @@ from numpy.typing import NDArray
 
 from shapestream.errors import ConfigurationError
 
-__all__ = ["Choice", "Constant", "Distribution", "Lognormal", "Uniform", "parse_distribution", "parse_range"]
+__all__ = [
+    "BadText",
+    "Choice",
+    "Constant",
+    "Distribution",
+    "Lognormal",
+    "Uniform",
+    "parse_distribution",
+    "parse_range",
+]
 
 _FORMS = "lognormal:MEDIAN,SIGMA,LOW..HIGH, uniform:LOW..HIGH, choice:A,B,C or a number"
+
+
+class BadText(ConfigurationError):
+    """What a caller wrote to describe traffic or costs cannot be meant; no file is to blame."""
 
 
 class Distribution(ABC):
@@ -73,7 +86,7 @@ class Lognormal(Distribution):
 
 
 def parse_distribution(text: str) -> Distribution:
-    """Reads one; raises `ConfigurationError` that shows the forms there are."""
+    """Reads one; raises `BadText` that shows the forms there are."""
     kind, _, rest = text.strip().partition(":")
     try:
         match kind, rest.split(","):
@@ -93,7 +106,7 @@ def parse_distribution(text: str) -> Distribution:
             case _:
                 raise ValueError("no such distribution")
     except ValueError as error:
-        raise ConfigurationError([f"sizes {text!r}: {error} (expected {_FORMS})"]) from error
+        raise BadText([f"sizes {text!r}: {error} (expected {_FORMS})"]) from error
 
 
 def parse_range(text: str) -> tuple[int, int]:

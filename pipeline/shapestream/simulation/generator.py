@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.errors import ConfigurationError
-from shapestream.simulation.distributions import Constant, Distribution, parse_distribution
+from shapestream.simulation.distributions import BadText, Constant, Distribution, parse_distribution
 from shapestream.simulation.trace import TraceReader, TraceRequest
 
 __all__ = ["Arrivals", "SizedModel", "Traffic", "generate", "parse_arrivals", "parse_sizes", "replay"]
@@ -123,7 +123,7 @@ def replay(
 
 
 def parse_arrivals(text: str, rate: float) -> Arrivals:
-    """`poisson`, `constant` or `bursts:SIZE`; raises `ConfigurationError`."""
+    """`poisson`, `constant` or `bursts:SIZE`; raises `BadText`."""
     kind, _, size = text.partition(":")
     match kind, size:
         case "poisson" | "constant" as plain, "":
@@ -131,13 +131,14 @@ def parse_arrivals(text: str, rate: float) -> Arrivals:
         case "bursts", size if size.isdecimal() and int(size) > 0:
             return Arrivals(rate=rate, kind="bursts", burst=int(size))
         case _:
-            raise ConfigurationError([f"arrivals {text!r}: expected poisson, constant or bursts:SIZE"])
+            raise BadText([f"arrivals {text!r}: expected poisson, constant or bursts:SIZE"])
 
 
 def parse_sizes(text: str) -> SizedModel:
     """`[MODEL[*WEIGHT]/]DIMENSION=DISTRIBUTION[;...]`, or `[MODEL[*WEIGHT]/]trace:FILE`.
 
-    `batch=1` is put in front unless it is named: every request has one row then. Raises `ConfigurationError`.
+    `batch=1` is put in front unless it is named: every request has one row then. Raises `BadText`, and
+    `ConfigurationError` for a trace that cannot be read.
     """
     # A trace's path may have slashes of its own.
     head, slash, rest = text.partition("/") if not text.startswith("trace:") else ("", "", text)
@@ -159,7 +160,7 @@ def parse_sizes(text: str) -> SizedModel:
         dimension, equals, words = part.partition("=")
         dimension = dimension.strip()
         if not equals or not dimension or dimension in sizes:
-            raise ConfigurationError([f"sizes {text!r}: expected DIMENSION=DISTRIBUTION, got {part!r}"])
+            raise BadText([f"sizes {text!r}: expected DIMENSION=DISTRIBUTION, got {part!r}"])
         sizes[dimension] = parse_distribution(words)
     batch = sizes.pop("batch", Constant(1))
     return SizedModel(name=name, sizes={"batch": batch, **sizes}, weight=share)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.errors import ConfigurationError
+from shapestream.simulation.distributions import BadText
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 __all__ = ["FormulaCost", "TableCost", "TrueCost", "parse_formula"]
@@ -159,7 +160,7 @@ def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray
 
 
 def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] = ()) -> FormulaCost:
-    """`fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `ConfigurationError`."""
+    """`fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `BadText`."""
     values: dict[str, float] = {}
     for part in text.split(","):
         word, equals, number = part.partition("=")
@@ -170,10 +171,10 @@ def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] =
             value = -1.0
         if word not in _FORMULA_WORDS or not equals or not isfinite(value) or value < 0 or word in values:
             expected = ", ".join(f"{known}=MS" for known in _FORMULA_WORDS)
-            raise ConfigurationError([f"cost {text!r}: {part!r} is none of {expected}"])
+            raise BadText([f"cost {text!r}: {part!r} is none of {expected}"])
         values[word] = value / 1000
     if not any(values.get(word) for word in _FORMULA_WORDS[:3]):
-        raise ConfigurationError([f"cost {text!r}: calls that take no time cannot be simulated"])
+        raise BadText([f"cost {text!r}: calls that take no time cannot be simulated"])
     return FormulaCost(
         fixed_s=values.get("fixed_ms", 0.0),
         per_row_s=values.get("ms_per_row", 0.0),

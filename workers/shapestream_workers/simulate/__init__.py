@@ -1,0 +1,1 @@
+"""`shapestream simulate`: how a server would do, without one."""

@@ -1,0 +1,277 @@
+"""From the options of `shapestream simulate` to a scenario. Every mistake is said with what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from shapestream.errors import ConfigurationError
+from shapestream.scheduling.events import ModelProfile
+from shapestream.settings_loader import LoadedSettings
+from shapestream.simulation.distributions import BadText
+from shapestream.simulation.experiment import Recorded, Scenario
+from shapestream.simulation.generator import Arrivals, SizedModel, Traffic, parse_arrivals, parse_sizes
+from shapestream.simulation.trace import TraceReader
+from shapestream.simulation.true_cost import TableCost, TrueCost, parse_formula
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.errors import EngineError
+
+__all__ = ["ScenarioOptions", "make_scenario"]
+
+DEFAULT_REQUESTS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOptions:
+    """What the command line said, word for word."""
+
+    loaded: LoadedSettings | None = None
+    cost: Sequence[str] = ()
+    costs: Path | None = None
+    trace: Path | None = None
+    sizes: Sequence[str] = ()
+    rate: float | None = None
+    arrivals: str = "poisson"
+    in_flight: int | None = None
+    requests: int | None = None
+    clients: int = 1
+    deadline_ms: float | None = None
+    exact: Sequence[str] = ()
+    max_batch: int = 64
+    max_delay_ms: float = 0.0
+    max_padding_ratio: float | None = None
+    slots: int = 1
+    slots_per_worker: int = 1
+    speeds: str = "1"
+    noise: float = 0.0
+    way_ms: float = 0.0
+    round_trip_ms: float = 1.0
+    uncalibrated: bool = False
+    max_queued_requests: int = 8192
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    profiles: tuple[ModelProfile, ...]
+    round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]]
+
+
+def make_scenario(options: ScenarioOptions) -> Scenario:
+    """The scenario; raises `ConfigurationError` with all that is needed and was not said."""
+    traffic, dimensions, largest = _traffic(options)
+    models = _models_of_file(options, dimensions) if options.loaded else _models(options, dimensions)
+    costs = _costs(options, models.profiles, largest)
+    return Scenario(
+        profiles=models.profiles,
+        costs=costs,
+        traffic=traffic,
+        slots=options.slots,
+        slots_per_worker=options.slots_per_worker,
+        speeds=_speeds(options.speeds),
+        in_flight=options.in_flight,
+        round_trip_s=options.round_trip_ms / 1000,
+        noise=options.noise,
+        way_s=options.way_ms / 1000,
+        calibrated=not options.uncalibrated,
+        max_queued_requests=options.max_queued_requests,
+        round_up=models.round_up,
+        seed=options.seed,
+    )
+
+
+# ------------------------------------------------------------ traffic
+
+Dimensions = Mapping[str, tuple[str, ...]]
+
+
+def _traffic(options: ScenarioOptions) -> tuple[Traffic | Recorded, Dimensions, dict[str, tuple[int, ...]]]:
+    """The traffic, its models with their dimensions, and the largest sizes of each."""
+    deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1000
+    if options.rate is not None and options.in_flight is not None:
+        raise BadText(["--rate and --in-flight exclude each other: a closed loop finds its own rate"])
+    if options.trace is not None:
+        if options.sizes:
+            raise BadText(["--trace has sizes of its own (leave out --sizes, or write --sizes trace:FILE)"])
+        recorded = Recorded(
+            path=options.trace, rate=options.rate, requests=options.requests, deadline_s=deadline_s
+        )
+        reader = TraceReader(options.trace)
+        largest: dict[str, tuple[int, ...]] = {}
+        for request in reader:
+            name = list(reader.models)[request.model]
+            largest[name] = tuple(map(max, largest.get(name, request.sizes), request.sizes))
+        if not largest:
+            raise ConfigurationError([f"{options.trace}: no requests in it"])
+        return recorded, reader.models, largest
+    if not options.sizes:
+        raise BadText(
+            ["no traffic: --trace FILE, or sizes such as --sizes seq=lognormal:24,0.9,4..256 with --rate 100"]
+        )
+    models = [parse_sizes(text) for text in options.sizes]
+    if len({model.name for model in models}) != len(models):
+        raise BadText(["--sizes: two models of one name (write NAME/DIMENSION=..., NAME2/...)"])
+    traffic = Traffic(
+        models=models,
+        arrivals=_arrivals(options),
+        requests=options.requests or DEFAULT_REQUESTS,
+        clients=options.clients,
+        deadline_s=deadline_s,
+        seed=options.seed,
+    )
+    return traffic, {model.name: model.dimensions for model in models}, _largest(models)
+
+
+def _arrivals(options: ScenarioOptions) -> Arrivals:
+    if options.in_flight is not None:
+        return Arrivals(rate=inf)
+    if options.rate is None:
+        raise BadText(["no rate: --rate REQUESTS_PER_SECOND, or --in-flight N for a closed loop"])
+    return parse_arrivals(options.arrivals, options.rate)
+
+
+def _largest(models: Sequence[SizedModel]) -> dict[str, tuple[int, ...]]:
+    """Of a sample: what a calibration would go up to."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    return {model.name: tuple(map(max, zip(*model.draw(rng, 4096), strict=True))) for model in models}
+
+
+# ------------------------------------------------------------ models
+
+
+def _models(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
+    """Without a file: every dimension but those named by --exact may be padded."""
+    known = {name for names in dimensions.values() for name in names}
+    for name in options.exact:
+        if name not in known:
+            raise ConfigurationError(
+                [f"--exact {name}: no such dimension (there are {', '.join(sorted(known))})"]
+            )
+    profiles = tuple(
+        ModelProfile(
+            name=model,
+            dimensions=names,
+            has_batch="batch" in names[:1],
+            paddable=tuple(name not in options.exact for name in names),
+            max_batch=options.max_batch,
+            max_delay_s=options.max_delay_ms / 1000,
+            max_padding_ratio=options.max_padding_ratio,
+        )
+        for model, names in dimensions.items()
+    )
+    return _Models(profiles, {})
+
+
+def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
+    """As the server of this file would know them: shapes, strategies and batching settings included."""
+    from shapestream.serving.models import ServedModel
+    from shapestream_workers.models import read_signatures
+    from shapestream_workers.serve import server_options
+
+    assert options.loaded is not None
+    settings = options.loaded.settings
+    batching = server_options(settings, None).models
+    served = {
+        signature.name: ServedModel(0, signature.name, signature, batching[signature.name])
+        for signature in read_signatures(options.loaded)
+    }
+    profiles: list[ModelProfile] = []
+    round_up: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {}
+    only = next(iter(served)) if len(served) == 1 else None
+    for name, names in dimensions.items():
+        model = served.get(name) or (served[only] if only is not None and name == "model" else None)
+        if model is None:
+            there = ", ".join(served) or "no models"
+            raise ConfigurationError(
+                [f"{options.loaded.path}: no model {name!r}, which the traffic is for (it has {there})"]
+            )
+        if model.profile.dimensions != names:
+            expected = ", ".join(model.profile.dimensions)
+            raise ConfigurationError(
+                [f"model {model.name!r} has the dimensions {expected}; the traffic has {', '.join(names)}"]
+            )
+        profiles.append(replace(model.profile, name=name))
+        if model.signature.planner is not None:
+            round_up[name] = model.signature.planner.round_up
+    return _Models(tuple(profiles), round_up)
+
+
+# ------------------------------------------------------------ costs
+
+
+def _costs(
+    options: ScenarioOptions, profiles: Sequence[ModelProfile], largest: Mapping[str, tuple[int, ...]]
+) -> dict[str, TrueCost]:
+    tables = {} if options.costs is None else _read_tables(options.costs)
+    costs: dict[str, TrueCost] = {}
+    for profile in profiles:
+        formula = _formula(options.cost, profile, largest[profile.name])
+        table = tables.get(profile.name) or (tables.get("") if len(tables) == 1 else None)
+        if table is None and len(tables) == 1 and len(profiles) == 1:
+            table = next(iter(tables.values()))
+        if table is not None:
+            if table.dimensions != profile.dimensions:
+                raise ConfigurationError(
+                    [
+                        f"{options.costs}: costs of {', '.join(table.dimensions)}; "
+                        f"model {profile.name!r} has {', '.join(profile.dimensions)}"
+                    ]
+                )
+            costs[profile.name] = TableCost(table, has_batch=profile.has_batch)
+        elif formula is not None:
+            costs[profile.name] = formula
+        else:
+            raise BadText(
+                [
+                    f"no costs of model {profile.name!r}: --costs FILE (a measured table), or a formula such as "
+                    f"--cost fixed_ms=3,ms_per_element=0.13"
+                ]
+            )
+    return costs
+
+
+def _formula(texts: Sequence[str], profile: ModelProfile, largest: tuple[int, ...]) -> TrueCost | None:
+    """The formula of this model, `NAME/...`, else the one for all."""
+    for named in (True, False):
+        for text in texts:
+            name, slash, rest = text.partition("/")
+            if named and slash and name == profile.name:
+                return parse_formula(rest, has_batch=profile.has_batch, largest=largest)
+            if not named and not slash:
+                return parse_formula(text, has_batch=profile.has_batch, largest=largest)
+    return None
+
+
+def _read_tables(path: Path) -> dict[str, CostTable]:
+    """One table, or several by model; a table without a name is for the only model."""
+    try:
+        plain: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigurationError([f"{path}: {reason}"]) from error
+    except ValueError as error:
+        raise ConfigurationError([f"{path}: not JSON: {error}"]) from error
+    if not isinstance(plain, dict):
+        raise ConfigurationError([f"{path}: expected a cost table, or a mapping of models to cost tables"])
+    try:
+        if "points" in plain:
+            return {"": CostTable.from_dict(plain)}
+        return {str(name): CostTable.from_dict(table) for name, table in plain.items()}
+    except (EngineError, TypeError) as error:
+        raise ConfigurationError([f"{path}: {error}"]) from error
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    try:
+        speeds = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        speeds = ()
+    if not speeds or not all(0 < speed < inf for speed in speeds):
+        raise BadText([f"--speeds {text}: expected numbers above 0, such as 1,1,2 (2: half as fast)"])
+    return speeds
