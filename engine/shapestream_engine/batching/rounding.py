@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from shapestream_engine.shapes import Dimension
 
-__all__ = ["RoundingTable", "escape_shapes", "geometric_sizes"]
+__all__ = ["RoundingTable", "escape_shapes", "geometric_sizes", "grid_sizes"]
 
 _Sizes: TypeAlias = tuple[int, ...]
 
@@ -45,7 +45,7 @@ class RoundingTable:
             raise ValueError(f"a cap below 2 leaves no room for exact shapes: {cap}")
         self._exact = cap // 2 if on_grid is None else cap - on_grid
         self._bounds = tuple(bounds)
-        self._grid = _grid([bound for bound in bounds if bound is not None], cap - self._exact)
+        self._grid = grid_sizes([bound for bound in bounds if bound is not None], cap - self._exact)
         self._known: dict[_Sizes, set[_Sizes]] = {}
         """Per group (the sizes that may not be rounded), the shapes that were given out."""
         self._given: dict[_Sizes, _Sizes] = {}
@@ -106,7 +106,7 @@ def geometric_sizes(low: int, high: int, count: int) -> _Sizes:
     return tuple(sorted(steps | {high}))
 
 
-def _grid(bounds: Sequence[Dimension], budget: int) -> tuple[_Sizes, ...]:
+def grid_sizes(bounds: Sequence[Dimension], budget: int) -> tuple[_Sizes, ...]:
     """Sizes per dimension, no more than `budget` combinations: the dimension of the widest steps is refined first."""
     ends = []
     for bound in bounds:

@@ -1,0 +1,348 @@
+"""Which shapes calls are given where only so many different ones are allowed: learned from the traffic.
+
+Every shape that a device meets leaves something behind in it (docs/strategies.md), so a model may have a cap on the
+number of its call shapes. The first few run exactly as they come, since most models see few. Later ones are rounded up:
+rows to a fixed set, every other dimension that may be padded to boundaries that cost least over the sizes that came
+lately, worked out anew when the traffic has changed by enough to be worth it.
+
+*The cap holds for good*, whatever comes. With C the cap:
+
+- C // 4 shapes are for exact ones, C - C // 4 for the combinations of rows and boundaries.
+- A boundary that some call was given stays, because the device keeps what it has for it anyway; one that none was given
+  is dropped for nothing. New ones are paid for out of what is left: the first learning spends three quarters of it,
+  each later one half. So the combinations of all times together never exceed their share, and when nothing is
+  left nothing is learned any more.
+
+Shapes that differ where they may not be rounded are different for good: each group of them has the cap for itself.
+Static shapes are beside it: the dynamic model never meets them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapestream.scheduling.boundaries import (
+    BoundaryChoices,
+    Floats,
+    SizeHistogram,
+    Sizes,
+    cost_of,
+    next_of,
+)
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.row_sizes import choose_row_sizes
+from shapestream_engine.batching.rounding import grid_sizes
+from shapestream_engine.shapes import Dimension
+
+__all__ = ["Seconds", "ShapeRounding"]
+
+Shape: TypeAlias = tuple[int, ...]
+Seconds: TypeAlias = Callable[[Sizes, Sizes], Floats]
+"""`Surface.seconds`: of batches, by rows (n,) and shapes (n, d)."""
+
+FIRST_LOOK = 256
+"""Requests after which boundaries are learned for the first time."""
+LOOK_EVERY = 1024
+"""Requests between looks at whether others would be better. A look takes about a millisecond."""
+WORTH = 0.03
+"""Share of the cost that other boundaries must save to be taken: each new shape has to be prepared for."""
+_WORTH_ONE = 0.005
+"""The same of a single boundary: what is not spent is there when the traffic changes."""
+_CANDIDATES = 64
+"""Sizes that boundaries are chosen among."""
+_REMEMBERED = 4096
+"""Roundings remembered; when so many are known, all are forgotten."""
+_MOST_GROUPS = 1024
+"""Groups whose shapes are remembered; of more, those longest unused start anew."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Shapes that may be rounded to each other."""
+
+    exact: set[Shape] = field(default_factory=set)
+    given: set[Shape] = field(default_factory=set)
+
+
+class ShapeRounding:
+    """Rounds the call shapes of one model with `max_shapes`. Deterministic: it counts requests, and reads no clock.
+
+    Sizes without the batch axis are a "shape", as everywhere in the scheduler.
+    """
+
+    def __init__(self, profile: ModelProfile, seconds: Seconds | None = None) -> None:
+        """`seconds` prices boundaries, by elements without. Raises `ValueError` without a cap, or an upper bound."""
+        if profile.max_shapes is None or profile.max_shapes < 1:
+            raise ValueError(f"model {profile.name!r} has no cap on shapes to round for")
+        first = 1 if profile.has_batch else 0
+        self._profile = profile
+        self._seconds = seconds
+        self._first = first
+        self._exact = profile.max_shapes // 4
+        self._combinations = profile.max_shapes - self._exact
+        self._axes = tuple(
+            axis for axis in range(len(profile.dimensions) - first) if profile.paddable[axis + first]
+        )
+        """Of a shape, those that are rounded."""
+        self._fixed = tuple(axis for axis in range(len(profile.dimensions) - first) if axis not in self._axes)
+        self._bounds = {axis: _bound(profile, axis + first) for axis in self._axes}
+        self._rows = self._row_sizes()
+        self._boundaries = dict(
+            zip(
+                self._axes,
+                grid_sizes(
+                    [Dimension(1, self._bounds[axis]) for axis in self._axes],
+                    max(1, self._combinations // (4 * len(self._rows))),
+                ),
+                strict=True,
+            )
+        )
+        self._seen = {axis: SizeHistogram(bound) for axis, bound in self._bounds.items()}
+        self._groups: OrderedDict[Shape, _Group] = OrderedDict()
+        self._given: dict[tuple[int, Shape], tuple[int, Shape]] = {}
+        self._observed = 0
+        self._look_at = FIRST_LOOK
+        self.version = 0
+        """Changes when shapes are rounded otherwise than before."""
+        self.learned = 0
+        """How often boundaries were learned."""
+
+    def _row_sizes(self) -> tuple[int, ...]:
+        profile = self._profile
+        if not profile.has_batch:
+            return (1,)
+        bound = _bound(profile, 0)
+        spreads = [float(most) for most in self._bounds.values()]
+        rows = choose_row_sizes(min(profile.max_batch, bound), self._combinations, spreads)
+        # A single request may have more rows than a batch has.
+        more = (bound,) if rows[-1] < bound and len(rows) < self._combinations else ()
+        return (*rows, *more) if more or rows[-1] == bound else (*rows[:-1], bound)
+
+    @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """The rows that late calls have."""
+        return self._rows
+
+    @property
+    def boundaries(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Per dimension of a shape, the sizes that late calls have; None: any, as it may not be rounded."""
+        count = len(self._profile.dimensions) - self._first
+        return tuple(self._boundaries.get(axis) for axis in range(count))
+
+    @property
+    def known(self) -> frozenset[Shape]:
+        """All call sizes that were given out, rows first where there is a batch axis; static shapes are not among them."""
+        return frozenset().union(*[group.given for group in self._groups.values()])
+
+    def observe(self, sizes: Shape) -> None:
+        """A request of these sizes has arrived. Now and then this learns; see `LOOK_EVERY`."""
+        weight = max(1, sizes[0]) if self._first else 1
+        for axis, seen in self._seen.items():
+            seen.add(sizes[axis + self._first], weight)
+        self._observed += 1
+        if self._observed >= self._look_at:
+            self._look()
+
+    def call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
+        """What a call that is now to be started is given: no smaller, and the same wherever it may not be rounded.
+
+        This is for good: it counts under the cap. To compare what might be started, see `preview`.
+        """
+        key = (rows, shape)
+        given = self._given.get(key)
+        if given is None:
+            given = self._settled(rows, shape)
+            if len(self._given) >= _REMEMBERED:
+                self._given.clear()
+            self._given[key] = given
+        return given
+
+    def preview(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
+        """What calls of these rows (n,) and shapes (n, d) would be given, each by itself; none is counted."""
+        if not len(rows):
+            return rows, shapes
+        if not self._fixed or (shapes[:, self._fixed] == shapes[0, self._fixed]).all():
+            return self._preview_group(rows, shapes)
+        out_rows, out_shapes = np.empty_like(rows), np.empty_like(shapes)
+        _, which = np.unique(shapes[:, self._fixed], axis=0, return_inverse=True)
+        for number in range(int(which.max()) + 1):
+            own = which.reshape(-1) == number
+            out_rows[own], out_shapes[own] = self._preview_group(rows[own], shapes[own])
+        return out_rows, out_shapes
+
+    def _preview_group(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
+        group = self._groups.get(tuple([int(shapes[0, axis]) for axis in self._fixed]))
+        has_room = self._exact and (group is None or len(group.exact) < self._exact)
+        as_they_come = rows <= self._rows[-1] if has_room else None
+        if as_they_come is not None and as_they_come.all():
+            return rows, shapes
+        out_rows, out_shapes = self._rounded_rows(rows), shapes.copy()
+        for axis, boundaries in self._boundaries.items():
+            out_shapes[:, axis] = next_of(boundaries, shapes[:, axis])
+        for exact in group.exact if group is not None else ():
+            self._take(rows, shapes, out_rows, out_shapes, exact, smaller=False)
+        for static in self._profile.static_shapes:
+            self._take(rows, shapes, out_rows, out_shapes, static, smaller=True)
+        if as_they_come is not None:
+            out_rows = np.where(as_they_come, rows, out_rows)
+            out_shapes = np.where(as_they_come[:, None], shapes, out_shapes)
+        return out_rows, out_shapes
+
+    def _take(
+        self,
+        rows: Sizes,
+        shapes: Sizes,
+        out_rows: Sizes,
+        out_shapes: Sizes,
+        known: Shape,
+        *,
+        smaller: bool,
+    ) -> None:
+        """Calls that may run at `known` do: those of just that size, or (`smaller`) all that it fits no worse."""
+        known_rows, known_shape = (known[0], known[1:]) if self._first else (1, known)
+        if smaller:
+            here = rows <= known_rows
+            elements = known_rows * prod(known_shape)
+            here &= elements <= out_rows * out_shapes.prod(axis=1)
+        else:
+            here = rows == known_rows
+        for axis, size in enumerate(known_shape):
+            here &= shapes[:, axis] <= size if smaller and axis in self._axes else shapes[:, axis] == size
+        out_rows[here] = known_rows
+        out_shapes[here] = known_shape
+
+    def _rounded_rows(self, rows: Sizes) -> Sizes:
+        most = self._rows[-1]
+        if not self._first or not (rows > most).any():
+            return next_of(self._rows, rows)
+        whole, rest = np.divmod(rows, most)
+        return whole * most + np.where((rest > 0) | (rows == 0), next_of(self._rows, rest), 0)
+
+    def _settled(self, rows: int, shape: Shape) -> tuple[int, Shape]:
+        """A call of the next allowed shape, which from now on is known."""
+        name = tuple([shape[axis] for axis in self._fixed])
+        group = self._groups.get(name)
+        if group is None:
+            if len(self._groups) >= _MOST_GROUPS:
+                self._groups.popitem(last=False)
+            group = self._groups[name] = _Group()
+        else:
+            self._groups.move_to_end(name)
+        sizes = (rows, *shape) if self._first else shape
+        if sizes in self._profile.static_shapes:
+            return rows, shape
+        most = self._rows[-1]
+        if rows <= most or not self._first:
+            if sizes not in group.exact and len(group.exact) < self._exact:
+                group.exact.add(sizes)
+                if len(group.exact) == self._exact:
+                    self.version += 1
+            if sizes in group.exact:
+                group.given.add(sizes)
+                return rows, shape
+        own_rows, own_shape = self._preview_group(np.array([rows], np.intp), np.array([shape], np.intp))
+        call_rows, call_shape = int(own_rows[0]), tuple(own_shape[0].tolist())
+        # More rows than one call has are divided: whole ones, and what is left.
+        for each in {min(call_rows, most), call_rows % most or most} if self._first else (1,):
+            call = (each, *call_shape) if self._first else call_shape
+            if call not in self._profile.static_shapes:
+                group.given.add(call)
+        return call_rows, call_shape
+
+    def _look(self) -> None:
+        """Takes other boundaries if they save enough; what was seen so far counts half from now on."""
+        self._look_at = self._observed + (LOOK_EVERY if self._observed >= LOOK_EVERY else 3 * self._observed)
+        if self._axes:
+            self._learn()
+            for seen in self._seen.values():
+                seen.fade(0.5)
+
+    def _learn(self) -> None:
+        kept = {axis: self._kept(axis) for axis in self._axes}
+        used = len(self._rows) * prod(map(len, kept.values()))
+        left = self._combinations - used
+        share = 0.75 if self.learned == 0 else 0.5
+        budget = used + max(int(left * share), min(left, len(self._rows)))
+        choices, current = {}, 1.0
+        for axis, own in kept.items():
+            sizes, weights = self._seen[axis].columns(_CANDIDATES, (*own, *self._boundaries[axis]))
+            costs = self._costs(axis, sizes)
+            # As many as there could be if this were the only dimension.
+            room = budget // (len(self._rows) * prod(map(len, kept.values())) // len(own)) - len(own)
+            choices[axis] = BoundaryChoices.of(
+                sizes, weights, costs, own, min(max(0, room), len(sizes) - len(own))
+            )
+            current *= cost_of(self._boundaries[axis], sizes, weights, costs)
+        counts = self._shared_out(choices, {axis: len(own) for axis, own in kept.items()}, budget)
+        best = prod([choices[axis].costs[count] for axis, count in counts.items()])
+        if best > current * (1 - WORTH):
+            return
+        self._boundaries = {axis: choices[axis].boundaries[count] for axis, count in counts.items()}
+        self.learned += 1
+        self.version += 1
+        self._given.clear()
+
+    def _kept(self, axis: int) -> tuple[int, ...]:
+        """The boundaries that some call was given, and the upper bound, which everything fits under."""
+        place = axis + self._first
+        used = {sizes[place] for group in self._groups.values() for sizes in group.given - group.exact}
+        return tuple(size for size in self._boundaries[axis] if size in used or size == self._bounds[axis])
+
+    def _shared_out(
+        self, choices: dict[int, BoundaryChoices], kept: dict[int, int], budget: int
+    ) -> dict[int, int]:
+        """New boundaries per dimension: one after the other to where it saves most, while combinations are left."""
+        counts = dict.fromkeys(choices, 0)
+        while True:
+            gains = {}
+            for axis, count in counts.items():
+                more = {**counts, axis: count + 1}
+                combinations = prod([kept[other] + new for other, new in more.items()])
+                if count + 1 < len(choices[axis].costs) and combinations * len(self._rows) <= budget:
+                    costs = choices[axis].costs
+                    gains[axis] = 1 - costs[count + 1] / costs[count] if costs[count] else 0.0
+            if not gains or max(gains.values()) <= _WORTH_ONE:
+                return counts
+            counts[max(gains, key=lambda axis: (gains[axis], -axis))] += 1
+
+    def _costs(self, axis: int, sizes: Sizes) -> Floats:
+        """What a request costs at each size along this dimension; it never falls as the size grows."""
+        plain = np.maximum(sizes, 1).astype(np.float64)
+        if self._seconds is None:
+            return plain
+        shapes = np.empty((len(sizes), len(self._profile.dimensions) - self._first), np.intp)
+        for other in range(shapes.shape[1]):
+            shapes[:, other] = self._usual(other)
+        shapes[:, axis] = sizes
+        # In the best company that it can have.
+        per_row = [
+            self._seconds(np.full(len(sizes), rows, np.intp), shapes) / rows
+            for rows in [rows for rows in self._rows if rows <= self._profile.max_batch] or self._rows
+        ]
+        costs: NDArray[np.float64] = np.min(per_row, axis=0)
+        return np.maximum.accumulate(costs) if np.isfinite(costs).all() else plain
+
+    def _usual(self, axis: int) -> int:
+        """A size of another dimension that is neither rare nor extreme."""
+        seen = self._seen.get(axis)
+        if seen is None:
+            groups = list(self._groups)
+            return groups[-1][self._fixed.index(axis)] if groups else 1
+        sizes, weights = seen.columns(_CANDIDATES, ())
+        return int(sizes[np.searchsorted(np.cumsum(weights), weights.sum() / 2)]) if len(sizes) else 1
+
+
+def _bound(profile: ModelProfile, dimension: int) -> int:
+    bound: Sequence[int | None] = profile.bounds
+    most = bound[dimension] if dimension < len(bound) else None
+    if most is None:
+        name = profile.dimensions[dimension]
+        raise ValueError(f"model {profile.name!r}: {name!r} has no upper bound to round up to")
+    return max(1, most)

@@ -1,0 +1,344 @@
+"""Learned roundings: optimal boundaries, never too small, never too many different shapes, whatever arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapestream.scheduling.boundaries import BoundaryChoices, Floats, SizeHistogram, Sizes, cost_of
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.rounding import FIRST_LOOK, LOOK_EVERY, ShapeRounding
+from shapestream.scheduling.row_sizes import choose_row_sizes, row_sizes
+
+
+def profile(
+    cap: int,
+    bounds: tuple[int | None, ...] = (8, 512),
+    paddable: tuple[bool, ...] = (False, True),
+    *,
+    max_batch: int = 8,
+    static: tuple[tuple[int, ...], ...] = (),
+    has_batch: bool = True,
+) -> ModelProfile:
+    """A model under a cap, of `batch` and others."""
+    names = ("batch", "seq", "width")[: len(bounds)] if has_batch else ("seq", "width")[: len(bounds)]
+    return ModelProfile(
+        name="m",
+        dimensions=names,
+        has_batch=has_batch,
+        paddable=paddable,
+        max_batch=max_batch,
+        bounds=bounds,
+        max_shapes=cap,
+        static_shapes=static,
+    )
+
+
+# --- boundaries ------------------------------------------------------------------------------------------------------
+
+
+@given(
+    weights=st.dictionaries(st.integers(1, 40), st.integers(1, 9), min_size=1, max_size=8),
+    kept=st.sets(st.integers(1, 40), max_size=3),
+    steps=st.lists(st.integers(0, 5), min_size=41, max_size=41),
+    new=st.integers(0, 4),
+)
+def test_boundaries_are_the_best_that_there_are(
+    weights: dict[int, int], kept: set[int], steps: list[int], new: int
+) -> None:
+    """Against all subsets, for every number of new ones, with any costs that do not fall."""
+    kept = {*kept, 40}
+    sizes = np.array(sorted(weights.keys() | kept), np.intp)
+    amounts = np.array([weights.get(size, 0) for size in sizes.tolist()], np.float64)
+    costs = 1.0 + np.cumsum(steps)[sizes].astype(np.float64)
+    choices = BoundaryChoices.of(sizes, amounts, costs, sorted(kept), new)
+    free = [size for size in sizes.tolist() if size not in kept]
+    for count, (cost, boundaries) in enumerate(zip(choices.costs, choices.boundaries, strict=True)):
+        tried = [
+            cost_of(sorted({*kept, *chosen}), sizes, amounts, costs)
+            for most in range(count + 1)
+            for chosen in combinations(free, most)
+        ]
+        assert cost == pytest.approx(min(tried))
+        assert cost == pytest.approx(cost_of(boundaries, sizes, amounts, costs))
+        assert len(set(boundaries) - kept) <= count
+        assert kept <= set(boundaries)
+
+
+def test_the_largest_size_is_always_a_boundary() -> None:
+    """Something might not fit otherwise."""
+    sizes = np.array([1, 2], np.intp)
+    with pytest.raises(ValueError, match="the largest size must be kept"):
+        BoundaryChoices.of(sizes, np.ones(2), np.ones(2), (1,), 1)
+
+
+@given(
+    seen=st.lists(st.integers(0, 5000), min_size=1, max_size=200),
+    most=st.integers(1, 64),
+    kept=st.lists(st.integers(1, 5000), max_size=4),
+)
+def test_a_histogram_keeps_all_weight_however_few_columns_it_shows(
+    seen: list[int], most: int, kept: list[int]
+) -> None:
+    """Sizes only move up, by less than a per cent where each is not counted by itself, and never beyond the bound."""
+    histogram = SizeHistogram(5000)
+    for size in seen:
+        histogram.add(size)
+    sizes, weights = histogram.columns(most, kept)
+    assert len(seen) == pytest.approx(float(weights.sum()))
+    assert sorted(set(sizes.tolist())) == sizes.tolist()
+    assert set(kept) <= set(sizes.tolist())
+    assert max(seen) <= sizes[-1] <= max([5000 if max(seen) > 256 else max(seen), *kept])
+    assert len(sizes) <= most + 1 + len(kept)
+
+
+@given(most=st.integers(1, 3000), count=st.integers(1, 40))
+def test_rows_reach_from_one_to_the_most(most: int, count: int) -> None:
+    """So that a request alone is filled up only where there is no other choice."""
+    rows = row_sizes(most, count)
+    assert len(rows) <= count
+    assert most == rows[-1]
+    assert 1 == rows[0] or count == 1
+    assert sorted(set(rows)) == list(rows)
+
+
+def test_rows_are_few_where_other_dimensions_need_the_shapes() -> None:
+    """And all of them where there is nothing else to round."""
+    assert tuple(range(1, 9)) == choose_row_sizes(8, 12, [])
+    assert len(choose_row_sizes(64, 42, [512.0])) < 8 < len(choose_row_sizes(64, 400, [512.0]))
+
+
+# --- under a cap -----------------------------------------------------------------------------------------------------
+
+CALLS = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 512)), max_size=300)
+
+
+class Played:
+    """A rounding with traffic: every request is observed, and some are started."""
+
+    def __init__(self, rounding: ShapeRounding) -> None:
+        self.rounding = rounding
+        self.given: set[tuple[int, ...]] = set()
+
+    def play(self, requests: Sequence[tuple[int, ...]], every: int = 1) -> float:
+        """What was computed / what was asked for, in elements."""
+        asked = computed = 0
+        for number, sizes in enumerate(requests):
+            self.rounding.observe(sizes)
+            if number % every:
+                continue
+            rows, shape = self.rounding.call_sizes(sizes[0], sizes[1:])
+            assert all(own <= size for own, size in zip(sizes, (rows, *shape), strict=True))
+            self.given.add((rows, *shape))
+            asked, computed = asked + prod(sizes), computed + rows * prod(shape)
+        return computed / max(1, asked)
+
+
+@settings(max_examples=25, deadline=None)
+@given(cap=st.integers(1, 40), calls=CALLS, bound=st.sampled_from([8, 16]), seed=st.integers(0, 99))
+def test_never_smaller_never_beyond_the_bounds_never_more_than_the_cap(
+    cap: int, calls: list[tuple[int, int]], bound: int, seed: int
+) -> None:
+    """Over any traffic, and a drift through several learnings."""
+    played = Played(ShapeRounding(profile(cap, (bound, 512))))
+    random = np.random.default_rng(seed)
+    played.play(calls)
+    for centre in (10, 300, 60):
+        drawn = random.normal(centre, 1 + seed, 700).clip(1, 512).astype(int)
+        played.play([(1 + number % 8, int(size)) for number, size in enumerate(drawn)])
+    assert len(played.given) <= cap
+    assert played.given == played.rounding.known
+    assert all(rows <= bound and size <= 512 for rows, size in played.given)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cap=st.integers(1, 30),
+    has_batch=st.booleans(),
+    calls=st.lists(
+        st.tuples(st.integers(0, 8), st.integers(0, 90), st.integers(3, 5)), min_size=1, max_size=400
+    ),
+)
+def test_what_may_not_be_rounded_stays(cap: int, has_batch: bool, calls: list[tuple[int, int, int]]) -> None:
+    """Each of its sizes has the cap for itself."""
+    known = (
+        profile(cap, (8, 90, None), (False, True, False))
+        if has_batch
+        else profile(cap, (90, None), (True, False), has_batch=False)
+    )
+    rounding = ShapeRounding(known)
+    for rows, seq, width in calls:
+        rounding.observe((rows, seq, width) if has_batch else (seq, width))
+        got_rows, (got_seq, got_width) = rounding.call_sizes(rows if has_batch else 1, (seq, width))
+        assert (width, True) == (got_width, rows <= got_rows or not has_batch)
+        assert seq <= got_seq <= 90
+    for width in (3, 4, 5):
+        assert len([sizes for sizes in rounding.known if sizes[-1] == width]) <= cap
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cap=st.integers(1, 60),
+    before=CALLS,
+    asked=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 512)), min_size=1, max_size=40),
+    static=st.sets(st.tuples(st.integers(1, 4), st.integers(1, 512)), max_size=3),
+)
+def test_a_preview_says_what_each_call_would_get(
+    cap: int, before: list[tuple[int, int]], asked: list[tuple[int, int]], static: set[tuple[int, int]]
+) -> None:
+    """Each by itself: `call_sizes` of the same says the same, as long as nothing else was started in between."""
+    known = profile(cap, static=tuple(static))
+
+    def rounding() -> ShapeRounding:
+        made = ShapeRounding(known)
+        Played(made).play(before)
+        return made
+
+    rows = np.array([each[0] for each in asked], np.intp)
+    shapes = np.array([each[1:] for each in asked], np.intp)
+    own = rounding()
+    counted = own.known
+    call_rows, call_shapes = own.preview(rows, shapes)
+    assert counted == own.known
+    for number, (one, seq) in enumerate(asked[:6]):
+        expected = rounding().call_sizes(one, (seq,))
+        assert expected == (int(call_rows[number]), tuple(call_shapes[number].tolist()))
+
+
+def test_groups_can_be_previewed_together() -> None:
+    """Sizes that may not be rounded differ from call to call."""
+    rounding = ShapeRounding(profile(8, (8, 90, None), (False, True, False)))
+    for seq in range(1, 60):
+        rounding.call_sizes(1, (seq, 3))
+    rows, shapes = rounding.preview(np.array([1, 1, 1]), np.array([[50, 3], [50, 4], [51, 3]], np.intp))
+    assert [1, 1, 1] == rows.tolist()
+    assert [50, 4] == shapes[1].tolist()
+    assert shapes[0].tolist() == shapes[2].tolist() != [50, 3]
+
+
+def test_more_rows_than_one_call_may_have_are_divided() -> None:
+    """As the worker divides them: whole calls and the rest, all of them known shapes."""
+    rounding = ShapeRounding(profile(16, (8, 512)))
+    rows, shape = rounding.call_sizes(21, (100,))
+    assert rows >= 21
+    calls = {(8, *shape), (rows % 8 or 8, *shape)}
+    assert calls == rounding.known
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+def lognormal(count: int, median: float, seed: int = 0) -> list[tuple[int, int]]:
+    """Requests of one row, as texts are long."""
+    drawn = np.exp(np.log(median) + 0.9 * np.random.default_rng(seed).standard_normal(count))
+    return [(1, int(size)) for size in drawn.round().clip(4, 256)]
+
+
+def test_most_models_see_few_shapes_and_run_them_as_they_come() -> None:
+    """A quarter of the cap."""
+    played = Played(ShapeRounding(profile(40)))
+    played.play([(1 + number % 2, 10 + number % 5) for number in range(5 * LOOK_EVERY)])
+    assert {(rows, size) for rows in (1, 2) for size in range(10, 15)} == played.given
+
+
+def test_boundaries_are_learned_from_the_traffic() -> None:
+    """They waste far less than the grid that stands there first."""
+    rounding = ShapeRounding(profile(56))
+    played = Played(rounding)
+    played.play(lognormal(FIRST_LOOK - 1, 24))
+    before = played.play(lognormal(1, 24)), rounding.learned
+    version = rounding.version
+    assert (1, True) == (before[1], version > 0)
+    grid = ShapeRounding(profile(56))
+    unlearned = 0.0
+    for rows, size in lognormal(2000, 24, seed=1):
+        call_rows, (call,) = grid.call_sizes(rows, (size,))
+        unlearned += call_rows * call
+    learned = played.play(lognormal(2000, 24, seed=1))
+    assert learned < 1.3
+    assert unlearned / sum(size for _, size in lognormal(2000, 24, seed=1)) > 1.5
+
+
+def test_other_traffic_is_learned_while_there_is_room() -> None:
+    """Part of the cap is kept back for it; what was learned first stays."""
+    rounding = ShapeRounding(profile(112))
+    played = Played(rounding)
+    played.play(lognormal(3 * LOOK_EVERY, 12))
+    calls = [(size, rounding.call_sizes(1, (size,))[1][0]) for size in range(4, 200)]
+    used = {call for size, call in calls if size < call}
+    learned, stale = rounding.learned, played.play(lognormal(LOOK_EVERY // 2, 120, seed=2))
+    played.play(lognormal(4 * LOOK_EVERY, 120, seed=3))
+    assert rounding.learned > learned
+    assert played.play(lognormal(LOOK_EVERY // 2, 120, seed=2)) < stale
+    assert used <= set(rounding.boundaries[0] or ())
+    assert len(played.given) <= 112
+
+
+def test_boundaries_stay_where_others_would_save_little() -> None:
+    """Each new shape has to be prepared for."""
+    rounding = ShapeRounding(profile(56))
+    played = Played(rounding)
+    played.play(lognormal(4 * LOOK_EVERY, 24))
+    settled = rounding.version, rounding.boundaries
+    played.play(lognormal(8 * LOOK_EVERY, 24, seed=1))
+    assert settled == (rounding.version, rounding.boundaries)
+
+
+def test_seconds_decide_where_there_are_any() -> None:
+    """Here nothing but the step at 100 costs anything, so one boundary below it is all that is gained."""
+
+    def seconds(rows: Sizes, shapes: Sizes) -> Floats:
+        return rows * (1.0 + 4.0 * (shapes[:, 0] > 100))
+
+    rounding = ShapeRounding(profile(56), seconds)
+    for rows, size in lognormal(FIRST_LOOK, 60):
+        rounding.observe((rows, size))
+    (boundaries,) = rounding.boundaries
+    assert boundaries is not None
+    assert [size for size in boundaries if size < 512] == [max(s for s in boundaries if s <= 100)]
+
+
+def test_two_dimensions_share_the_combinations() -> None:
+    """The one whose sizes vary more gets more boundaries."""
+    rounding = ShapeRounding(profile(80, (4, 256, 256), (False, True, True), max_batch=4))
+    random = np.random.default_rng(0)
+    played = Played(rounding)
+    played.play(
+        [
+            (1, int(seq), int(width))
+            for seq, width in zip(
+                random.integers(4, 256, 4 * LOOK_EVERY), random.integers(60, 66, 4 * LOOK_EVERY), strict=True
+            )
+        ]
+    )
+    seq, width = rounding.boundaries
+    assert seq is not None
+    assert width is not None
+    assert len(seq) > len(width) >= 2
+    assert len(rounding.row_sizes) * len(seq) * len(width) <= 60
+    assert len(played.given) <= 80
+
+
+def test_static_shapes_are_beside_the_cap_and_taken_where_they_are_no_larger() -> None:
+    """The dynamic model never meets them."""
+    rounding = ShapeRounding(profile(4, static=((1, 40),)))
+    for size in range(1, 200):
+        rounding.call_sizes(1, (size,))
+    assert (1, (40,)) == rounding.call_sizes(1, (40,))
+    assert (1, (40,)) == rounding.call_sizes(1, (39,))
+    assert 40 < rounding.call_sizes(2, (39,))[1][0]
+    assert (1, 40) not in rounding.known
+
+
+def test_a_cap_needs_bounds() -> None:
+    """There is nothing to round up to otherwise."""
+    with pytest.raises(ValueError, match="'seq' has no upper bound"):
+        ShapeRounding(profile(8, (8, None)))
+    with pytest.raises(ValueError, match="no cap"):
+        ShapeRounding(ModelProfile(name="m", dimensions=(), has_batch=False, paddable=(), max_batch=1))
