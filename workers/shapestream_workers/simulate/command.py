@@ -97,6 +97,7 @@ def simulate(
 ) -> None:
     """Play traffic to the server's own scheduler on virtual time: goodput, latencies, how many slots it takes."""
     with reported(as_json=as_json):
+        from shapestream.simulation.distributions import BadText
         from shapestream_workers.simulate.assignment import run_simulate
         from shapestream_workers.simulate.scenario import ScenarioOptions
 
@@ -125,4 +126,9 @@ def simulate(
             max_queued_requests=queue,
             seed=seed,
         )
-        run_simulate(options, config, sweep=sweep, compare=compare, p99_ms=p99_ms, plot=plot, as_json=as_json)
+        try:
+            run_simulate(
+                options, config, sweep=sweep, compare=compare, p99_ms=p99_ms, plot=plot, as_json=as_json
+            )
+        except BadText as error:
+            raise typer.BadParameter("; ".join(error.problems)) from error

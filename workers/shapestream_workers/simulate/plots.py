@@ -48,7 +48,7 @@ def draw(runs: Sequence[Run], sweep: Sweep | None, path: Path) -> None:
     # The same figures give the same file, and text stays text.
     settings = {"svg.hashsalt": "shapestream", "svg.fonttype": "none", "axes.spines.top": False}
     with matplotlib.rc_context({**settings, "axes.spines.right": False, "font.size": 9}):
-        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        figure = Figure(figsize=(9, 3.8), layout="constrained")
         left, right = figure.subplots(1, 2)
         if sweep is None:
             _draw_latencies(left, runs)
@@ -57,7 +57,8 @@ def draw(runs: Sequence[Run], sweep: Sweep | None, path: Path) -> None:
             _draw_swept(left, right, runs, sweep)
         for axes in (left, right):
             axes.grid(alpha=0.25)
-            axes.legend(frameon=False)
+        # The right panel has a line of every kind.
+        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, dpi=150, metadata=metadata)
 
@@ -78,7 +79,7 @@ def _draw_goodput(axes: Any, runs: Sequence[Run]) -> None:
             axes.plot(ends - run.simulated.began_s, rates, color=_COLOURS[run.policy], label=run.policy)
     if runs and isfinite(runs[0].oracle):
         axes.axhline(runs[0].oracle, color="grey", linestyle=":", label="all known beforehand")
-    axes.set(xlabel="seconds", ylabel="requests answered in time, per second")
+    axes.set(xlabel="seconds", ylabel="answered in time, per second")
     axes.set_ylim(bottom=0)
 
 
@@ -87,13 +88,13 @@ def _draw_swept(left: Any, right: Any, runs: Sequence[Run], sweep: Sweep) -> Non
         own = [run for run in runs if run.policy == policy]
         values = [run.value for run in own]
         colour = _COLOURS[policy]
-        left.plot(values, [run.summary.p99_s * 1e3 for run in own], color=colour, label=f"{policy}: p99")
-        left.plot(values, [run.summary.p50_s * 1e3 for run in own], color=colour, linestyle="--", label="p50")
+        left.plot(values, [run.summary.p99_s * 1e3 for run in own], color=colour)
+        left.plot(values, [run.summary.p50_s * 1e3 for run in own], color=colour, linestyle="--")
         right.plot(values, [run.summary.goodput for run in own], color=colour, label=policy)
     oracle = {run.value: run.oracle for run in runs if isfinite(run.oracle)}
     right.plot(list(oracle), list(oracle.values()), color="grey", linestyle=":", label="all known beforehand")
-    left.set(yscale="log", xlabel=_WORDS[sweep.what], ylabel="latency, ms")
-    right.set(xlabel=_WORDS[sweep.what], ylabel="requests answered in time, per second")
+    left.set(yscale="log", xlabel=_WORDS[sweep.what], ylabel="latency, ms: p99 (solid), p50 (dashed)")
+    right.set(xlabel=_WORDS[sweep.what], ylabel="answered in time, per second")
     right.set_ylim(bottom=0)
 
 
