@@ -2,27 +2,34 @@
 
 A *lane* holds the requests that may share a batch at all: one model, equal sizes of every dimension that
 must not be padded. A *bucket* holds those of a lane with exactly the same sizes (only the number of rows
-may differ), first come, first served. The planner cuts batches out of buckets that are near each other.
+may differ), in the order of their ranks. The planner cuts batches out of buckets that are near each other.
 
-Ageing is a matter of arithmetic here: a request's priority grows by one for every `AGEING_S` seconds that
-it waits. Of two requests the one with the greater sum is, at any moment, the one with the smaller
-`arrived - priority * AGEING_S`: its *rank*, which never changes, so nothing is ever sorted again.
+A request's *rank* is fixed when it is admitted; the smallest goes first. Ageing is a matter of arithmetic: a
+priority grows by one for every `AGEING_S` seconds of waiting, and of two requests the one with the greater sum
+is, at any moment, the one with the smaller `arrived - priority * AGEING_S`. So nothing is ever sorted again, but
+whoever arrives later may have a smaller rank and go in front of others.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable
-from heapq import merge
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from shapestream.scheduling.records import QUEUED, Request
+
+if TYPE_CHECKING:
+    from shapestream.scheduling.lane_plan import LanePlan
 
 AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
 
 MAX_PRIORITY = 32
-"""Priorities beyond this, either way, count as this. It bounds the runs of a bucket."""
+"""Priorities beyond this, either way, count as this."""
+
+CHUNK = 512
+"""Requests per piece of a bucket, at most: an insertion anywhere moves no more than that."""
 
 # A bucket is rebuilt when more of its entries than this, and than the living, are dead.
 _FEW_DEAD = 32
@@ -32,10 +39,14 @@ def _by_rank(request: Request) -> tuple[float, int]:
     return request.rank, request.order
 
 
-class Bucket:
-    """The waiting requests of one lane with the same sizes, whatever their rows."""
+def _last_by_rank(chunk: list[Request]) -> tuple[float, int]:
+    return _by_rank(chunk[-1])
 
-    __slots__ = ("count", "elements", "key", "lane", "rows", "runs", "shape")
+
+class Bucket:
+    """The waiting requests of one lane with the same sizes, whatever their rows, by rank."""
+
+    __slots__ = ("_chunks", "_held", "count", "elements", "key", "lane", "rows", "shape", "single_rows")
 
     def __init__(self, lane: Lane, shape: tuple[int, ...], elements: int) -> None:
         self.lane = lane
@@ -45,78 +56,112 @@ class Bucket:
         self.key = (elements, shape)
         self.count = 0
         self.rows = 0
-        # One run per priority: in each, the order of arrival is the order of rank.
-        self.runs: dict[int, deque[Request]] = {}
+        self.single_rows = True
+        """Whether every request that was ever put here has exactly one row."""
+        # Sorted, in sorted pieces, none of them empty. Those that no longer wait are left where they are until
+        # they come to the front.
+        self._chunks: list[list[Request]] = []
+        self._held = 0
 
     def __repr__(self) -> str:
         return f"<bucket {self.shape}: {self.count} requests, {self.rows} rows>"
 
-    def append(self, request: Request) -> None:
-        """Adds a request that arrived after all the others."""
-        run = self.runs.get(request.priority)
-        if run is None:
-            run = self.runs[request.priority] = deque()
-        run.append(request)
+    def add(self, request: Request) -> None:
+        """Puts a request in its place by rank; after its equals."""
+        chunks = self._chunks
+        if not chunks:
+            chunks.append([request])
+        else:
+            last = chunks[-1]
+            if request.rank < last[-1].rank:
+                self._insert(request)
+            elif len(last) < CHUNK:
+                last.append(request)
+            else:
+                chunks.append([request])
+        self._held += 1
         self.count += 1
         self.rows += request.rows
+        if request.rows != 1:
+            self.single_rows = False
+        self.lane.arrivals += 1
 
-    def prefix(self, max_rows: int) -> list[Request]:
+    def _insert(self, request: Request) -> None:
+        chunks = self._chunks
+        at = bisect_right(chunks, _by_rank(request), key=_last_by_rank)
+        chunk = chunks[at]
+        insort(chunk, request, key=_by_rank)
+        if len(chunk) > CHUNK:
+            middle = len(chunk) // 2
+            chunks[at : at + 1] = [chunk[:middle], chunk[middle:]]
+
+    def prefix(self, max_rows: int, max_requests: int | None = None) -> list[Request]:
         """The first requests by rank that have at most `max_rows` rows together. None is passed over.
 
-        Nor are there more than `max_rows` requests, though they had no rows at all.
+        Nor are there more than `max_requests` (`max_rows` if None), though they had no rows at all.
         """
-        taken: list[Request] = []
-        rows = 0
-        for request in self._in_order():
-            if request.state is not QUEUED:
-                continue
-            rows += request.rows
-            if rows > max_rows or len(taken) == max_rows:
-                break
-            taken.append(request)
+        taken = self.first_requests(max_rows if max_requests is None else min(max_rows, max_requests))
+        if not self.single_rows:
+            rows = 0
+            for place, request in enumerate(taken):
+                rows += request.rows
+                if rows > max_rows:
+                    return taken[:place]
         return taken
+
+    def first_requests(self, count: int) -> list[Request]:
+        """The first `count` requests by rank, or all there are."""
+        if count <= 0 or not self._chunks:
+            return []
+        first = self._chunks[0][:count]
+        if len(first) == count and all(request.state is QUEUED for request in first):
+            return first
+        living = (request for request in self.held() if request.state is QUEUED)
+        return list(islice(living, count))
 
     def first(self) -> Request:
         """The first request by rank. The bucket must not be empty; dead entries never stay in front."""
-        if len(self.runs) > 1:
-            return min((run[0] for run in self.runs.values()), key=_by_rank)
-        (run,) = self.runs.values()
-        return run[0]
+        return self._chunks[0][0]
 
-    def _in_order(self) -> Iterable[Request]:
-        runs = self.runs
-        if len(runs) > 1:
-            return merge(*runs.values(), key=_by_rank)
-        (run,) = runs.values()
-        return run
+    def held(self) -> Iterable[Request]:
+        """Everything that is held, by rank, the dead that are still among the living included."""
+        chunks = self._chunks
+        return chunks[0] if len(chunks) == 1 else chain.from_iterable(chunks)
 
     def drop_dead(self) -> None:
         """Forgets the entries that no longer wait: those in front at once, the rest when they are many."""
-        runs = self.runs
-        held = 0
-        for priority, run in list(runs.items()):
-            while run and run[0].state is not QUEUED:
-                run.popleft()
-            if run:
-                held += len(run)
-            else:
-                del runs[priority]
-        if held > 2 * self.count + _FEW_DEAD:
-            self.runs = {
-                priority: living
-                for priority, run in runs.items()
-                if (living := deque(request for request in run if request.state is QUEUED))
-            }
+        chunks = self._chunks
+        while chunks:
+            chunk = chunks[0]
+            dead = 0
+            for request in chunk:
+                if request.state is QUEUED:
+                    break
+                dead += 1
+            self._held -= dead
+            if dead < len(chunk):
+                if dead:
+                    del chunk[:dead]
+                break
+            del chunks[0]
+        if self._held > 2 * self.count + _FEW_DEAD:
+            living = [request for request in chain.from_iterable(chunks) if request.state is QUEUED]
+            self._chunks = [living[start : start + CHUNK] for start in range(0, len(living), CHUNK)]
+            self._held = len(living)
 
 
 class Lane:
     """The buckets whose requests may share a batch, sorted by the elements of a row."""
 
-    __slots__ = ("buckets", "key")
+    __slots__ = ("arrivals", "buckets", "key", "plan")
 
     def __init__(self, key: tuple[int, ...]) -> None:
         self.key = key
         self.buckets: list[Bucket] = []
+        self.arrivals = 0
+        """Requests that were ever put into a bucket of it."""
+        self.plan: LanePlan | None = None
+        """What is left of the last cuts of this lane; the planner's own."""
 
     def __repr__(self) -> str:
         return f"<lane {self.key}: {self.buckets}>"
@@ -133,10 +178,35 @@ class Lane:
         """Where a bucket of this lane stands."""
         return bisect_left(self.buckets, bucket.key, key=_bucket_key)
 
-    def near(self, bucket: Bucket, reach: int) -> list[Bucket]:
-        """The bucket and up to `reach` neighbours on either side, smallest first."""
+    def window(self, bucket: Bucket, size: int) -> list[tuple[Bucket, int]]:
+        """About `size` requests around the first of `bucket`: buckets, smallest first, with how many of each.
+
+        Half of them are smaller and half are larger, unless one side has fewer. The bucket's own count as
+        the larger ones.
+        """
         at = self.position(bucket)
-        return self.buckets[max(0, at - reach) : at + reach + 1]
+        half = size // 2
+        smaller = _take(self._walk(range(at - 1, -1, -1)), half)
+        wanted = size - sum(count for _, count in smaller)
+        larger = _take(self._walk(range(at, len(self.buckets))), wanted)
+        missing = wanted - sum(count for _, count in larger)
+        if missing > 0 and wanted == size - half:
+            smaller = _take(self._walk(range(at - 1, -1, -1)), half + missing)
+        smaller.reverse()
+        return smaller + larger
+
+    def _walk(self, places: range) -> Iterator[Bucket]:
+        return (self.buckets[place] for place in places)
+
+
+def _take(buckets: Iterable[Bucket], size: int) -> list[tuple[Bucket, int]]:
+    taken: list[tuple[Bucket, int]] = []
+    for bucket in buckets:
+        if size <= 0:
+            break
+        taken.append((bucket, min(bucket.count, size)))
+        size -= bucket.count
+    return taken
 
 
 def _bucket_key(bucket: Bucket) -> tuple[int, tuple[int, ...]]:

@@ -1,21 +1,27 @@
 """How a batch is cut: which requests keep the one that must go company, and how many.
 
-Nothing here changes a queue. The scheduler asks for the next request of a model (`next_anchor`), for its
-share of what waits (`fair_share`), and for its company (`cut`), and then takes them out itself.
+Nothing here changes a queue; only the plan of a lane (`lane_plan.py`) is kept. The scheduler asks for the company of the
+request that goes next (`plan_batch`), and then takes them out itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, isfinite, prod
 
+import numpy as np
+
+from shapestream.scheduling.call_costs import CallCosts, Prediction
+from shapestream.scheduling.company import planned_company, within_limits
+from shapestream.scheduling.lane_plan import BATCH_S, current_plan
 from shapestream.scheduling.lanes import Bucket
 from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.planning_budget import PlanningBudget
 from shapestream.scheduling.records import Request, Slot
+from shapestream.scheduling.segments import Limits
 
-REACH = 16
-"""Neighbouring buckets, on either side, that are looked at for company. It bounds the planning time."""
+__all__ = ["Cut", "PlanningBudget", "fair_share", "next_anchor", "next_up", "plan_batch", "together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +30,94 @@ class Cut:
 
     members: Sequence[Request]
     rows: int
+    """Of the members."""
     shape: tuple[int, ...]
-    """The call's sizes without the batch axis: the largest of any member."""
+    """The call's sizes without the batch axis: at least the largest of any member."""
     padding: int = 0
-    """Elements that are computed only as padding."""
+    """Elements that are computed only as padding, filled-up rows included."""
+    seconds: float = 0.0
+    """Predicted for an average slot of the surface's kind; 0 where nothing is measured."""
+    call_rows: int = 0
+    """Rows of the call, filled-up ones included."""
 
     def sizes(self, has_batch: bool) -> tuple[int, ...]:
         """The call's size of each of the model's dimensions."""
-        return (self.rows, *self.shape) if has_batch else self.shape
+        return (self.call_rows, *self.shape) if has_batch else self.shape
 
 
-def together(members: Sequence[Request]) -> Cut:
-    """The batch of exactly these requests.
+def plan_batch(
+    anchor: Request,
+    surface: Prediction,
+    budget: PlanningBudget,
+    *,
+    speed: float = 1.0,
+    most_s: float | None = None,
+    max_rows: int | None = None,
+    now: float,
+) -> Cut:
+    """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
 
-    The elements of a request are its rows times the product of its dynamic dimensions. Where dimensions
-    belong to different inputs that is no count of anything; as a share of padding it errs upwards.
+    The anchor must be the first by rank of its bucket. It is always in the batch, alone if need be. From every bucket
+    only the first by rank are taken, so nobody overtakes an equal. `most_s`: what the batch should last at most on
+    its slot, which takes `speed` times the surface's seconds; `max_rows`: rows that it should have at most. No member
+    whose deadline could be met alone is made late: `now + seconds * speed` is not after it, where costs are measured.
     """
-    shape = tuple(map(max, *[request.shape for request in members])) if len(members) > 1 else members[0].shape
-    rows = sum([request.rows for request in members])
-    real = sum([request.rows * prod(request.shape) for request in members])
-    return Cut(members, rows, shape, rows * prod(shape) - real)
+    queue = anchor.queue
+    profile = queue.profile
+    costs = budget.costs(surface, profile)
+    rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
+    if not queue.has_batch or anchor.rows >= rows or queue.count == 1:
+        return _cut([anchor], costs)
+    limits = Limits(
+        max_rows=rows,
+        max_bytes=profile.max_batch_bytes,
+        max_padding_ratio=profile.max_padding_ratio,
+        most_s=None if most_s is None else most_s / speed,
+    )
+    bucket = anchor.bucket
+    waiting = float(queue.count) if surface.measured else None
+    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
+        members = bucket.prefix(_equal_rows(bucket, costs, limits, waiting))
+    else:
+        plan = current_plan(bucket, costs, limits, waiting, budget)
+        members = bucket.prefix(rows) if plan is None else planned_company(plan, bucket, costs, limits)
+    members = within_limits(members or [anchor], costs, limits, speed, now)
+    return _cut(members, costs)
+
+
+def together(members: Sequence[Request], surface: Prediction) -> Cut:
+    """The batch of exactly these requests."""
+    return _cut(members, CallCosts(surface, members[0].queue.profile))
+
+
+def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, waiting: float | None) -> int:
+    """How many rows of one shape a batch should have; see segments.py for what is minimised."""
+    most = min(limits.max_rows, bucket.rows)
+    if most < 2:
+        return max(1, most)
+    seconds = costs.row_seconds(bucket.shape)[1 : most + 1]
+    rows = np.arange(1, most + 1)
+    each = (seconds + BATCH_S) * (waiting + 0.5 * rows) / rows if waiting is not None else seconds / rows
+    if limits.most_s is not None:
+        each = np.where(seconds > limits.most_s, inf, each)
+        if not isfinite(each[0]):
+            return 1
+    # Of equally good ones the most.
+    return most - int(each[::-1].argmin())
+
+
+def _cut(members: Sequence[Request], costs: CallCosts) -> Cut:
+    if len(members) == 1:
+        rows, shape = members[0].rows, members[0].shape
+        real = rows * prod(shape)
+    else:
+        shape = tuple(map(max, *[request.shape for request in members]))
+        rows = sum([request.rows for request in members])
+        real = sum([request.rows * prod(request.shape) for request in members])
+    call = costs.call(rows, shape)
+    costs.started(rows, shape)
+    seconds = call.seconds if costs.surface.measured and isfinite(call.seconds) else 0.0
+    return Cut(members, rows, call.shape, call.rows * prod(call.shape) - real, seconds, call.rows)
 
 
 def fair_share(queue: ModelQueue, slot: Slot) -> int:
@@ -102,76 +176,18 @@ def _first_of_full(queue: ModelQueue, first: Request) -> Request | None:
     if queue.full:
         heads = [bucket.first() for bucket in queue.full.values()]
         return min(heads, key=lambda request: (request.rank, request.order))
-    return first if cut(first, max_batch).rows >= max_batch else None
+    return first if _rows_near(first) >= max_batch else None
 
 
-def cut(anchor: Request, max_rows: int) -> Cut:
-    """The batch that `anchor` goes in: as many rows as fit, from its own lane.
-
-    The anchor must be the first of its bucket. From every bucket only the first by rank are taken, so
-    nobody overtakes an equal. Requests of other sizes come along only as far as the call's padding ratio
-    stays within the model's `max_padding_ratio`.
-    """
-    bucket = anchor.bucket
-    queue = anchor.queue
-    if not queue.has_batch or anchor.rows >= max_rows:
-        return Cut([anchor], anchor.rows, anchor.shape)
-    members = bucket.prefix(max_rows)
-    rows = sum([request.rows for request in members])
-    if rows >= max_rows or len(bucket.lane.buckets) == 1:
-        return Cut(members, rows, anchor.shape)
-    ratio = queue.profile.max_padding_ratio
-    return _cut_with_neighbours(anchor, max_rows, 0.125 if ratio is None else ratio)
-
-
-def _cut_with_neighbours(anchor: Request, max_rows: int, max_padding_ratio: float) -> Cut:
-    """The most rows over every shape that the anchor and one neighbour span; of equals the smallest shape.
-
-    For requests of one row each and one padded dimension this is the optimum over the `REACH` nearest
-    buckets: with the call's shape fixed, the least padding for any number of members is had by taking the
-    largest first.
-    """
-    window = anchor.bucket.lane.near(anchor.bucket, REACH)
-    candidates = [(bucket, bucket.prefix(max_rows)) for bucket in reversed(window)]
-    targets = {tuple(map(max, anchor.shape, bucket.shape)) for bucket in window}
-    best: list[Request] = []
-    best_score = (-1, 0)
-    for target in sorted(targets, key=lambda shape: (prod(shape), shape)):
-        members, rows = _fill(anchor, target, candidates, max_rows, max_padding_ratio)
-        # Requests may have no rows at all; then their number decides.
-        if (rows, len(members)) > best_score:
-            best, best_score = members, (rows, len(members))
-            if rows == max_rows:
-                break
-    return together(best)
-
-
-def _fill(
-    anchor: Request,
-    target: tuple[int, ...],
-    candidates: Sequence[tuple[Bucket, Sequence[Request]]],
-    max_rows: int,
-    max_padding_ratio: float,
-) -> tuple[list[Request], int]:
-    """The anchor and, largest first, what fits under `target`; as many as keep the padding in bounds."""
-    filled = 1.0 - max_padding_ratio
-    area = prod(target) * filled
-    members, rows, real = [anchor], anchor.rows, anchor.rows * prod(anchor.shape)
-    allowed, allowed_rows = (1, rows) if area * rows <= real else (0, 0)
-    for bucket, requests in candidates:
-        elements = prod(bucket.shape)
-        if elements < area and area * rows > real:
-            break  # too much padding, of which this and all that follow have more
-        if tuple(map(max, bucket.shape, target)) != target:
-            continue
-        for request in requests:
-            if request is anchor:
-                continue
-            if rows + request.rows > max_rows or len(members) == max_rows:
-                break
-            members.append(request)
-            rows += request.rows
-            real += request.rows * elements
-            if area * rows <= real:
-                allowed, allowed_rows = len(members), rows
-    return members[:allowed], allowed_rows
+def _rows_near(first: Request) -> int:
+    """Rows around a request that padding allows in its batch."""
+    max_batch = first.queue.profile.max_batch
+    lane = first.bucket.lane
+    parts = lane.window(first.bucket, 2 * max_batch)
+    ratio = first.queue.profile.max_padding_ratio
+    least = 1.0 - (0.125 if ratio is None else ratio)
+    return max(
+        sum([bucket.rows for bucket, _ in parts if least * top.elements <= bucket.elements <= top.elements])
+        for top, _ in parts
+        if least * top.elements <= first.bucket.elements <= top.elements
+    )

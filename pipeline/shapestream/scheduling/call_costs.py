@@ -1,0 +1,216 @@
+"""What a batch costs in the call that it would be run in: the one place where a batch's sizes become a call's.
+
+A batch has the sum of its members' rows and their largest shape. Its call may be larger: where learned sizes are
+rounded to, or where a static model of a somewhat larger shape is faster than the dynamic one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapestream.scheduling.events import ModelProfile
+
+__all__ = ["Call", "CallCosts", "CallSizes", "Prediction"]
+
+_REMEMBERED = 2048
+"""Shapes whose costs are remembered, at most; then all are forgotten."""
+NEAR_BEST = 1.01
+"""A number of equal rows whose seconds per row are so near the least fills a batch."""
+
+Shape = tuple[int, ...]
+
+
+class Prediction(Protocol):
+    """What planning asks of a `Surface` (cost_surface.py)."""
+
+    @property
+    def version(self) -> int:
+        """Another one when what was planned is out of date."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether predictions are seconds at all."""
+
+    def seconds(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Of batches: rows (n,), shapes (n, d); inf for what cannot be run."""
+
+    def second(self, rows: int, shape: Shape) -> float:
+        """The same of one batch."""
+
+    def preparation_s(self, rows: int, shape: Shape) -> float:
+        """What it costs extra if this batch's call is new to the device."""
+
+
+class CallSizes(Protocol):
+    """Sizes that calls are rounded up to (rounding.py)."""
+
+    @property
+    def version(self) -> int:
+        """Another one when sizes have changed."""
+
+    def call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
+        """The rows and the shape of the call for such a batch; neither is smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a batch is run as, and for how long."""
+
+    rows: int
+    shape: Shape
+    seconds: float
+
+
+class CallCosts:
+    """One model's costs on one surface, with the calls chosen."""
+
+    __slots__ = (
+        "_best",
+        "_new",
+        "_prepares",
+        "_statics",
+        "_tables",
+        "_version",
+        "profile",
+        "sizes",
+        "surface",
+    )
+
+    def __init__(self, surface: Prediction, profile: ModelProfile, sizes: CallSizes | None = None) -> None:
+        self.surface = surface
+        self.profile = profile
+        self.sizes = sizes
+        self._statics = (
+            [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
+        )
+        self._version: tuple[int, int] | None = None
+        self._tables: dict[Shape, NDArray[np.float64]] = {}
+        self._best: dict[Shape, int] = {}
+        # Preparations outlive versions: that a shape has become known is noted one by one.
+        self._new: dict[Shape, NDArray[np.float64]] = {}
+        self._prepares = False
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one when what was planned is out of date. Looking at it forgets what is."""
+        version = self.surface.version, 0 if self.sizes is None else self.sizes.version
+        if version != self._version:
+            self._version = version
+            self._forget()
+        return version
+
+    def _forget(self) -> None:
+        self._tables.clear()
+        self._best.clear()
+        if not self._prepares or len(self._new) > _REMEMBERED:
+            self._new.clear()
+
+    # ------------------------------------------------------------ which call
+
+    def call(self, rows: int, shape: Shape) -> Call:
+        """The call for a batch of these sizes, and its predicted seconds, what is new to the device included."""
+        call_rows, call_shape = rows, shape
+        if self.sizes is not None:
+            call_rows, call_shape = self.sizes.call_sizes(rows, shape)
+        surface = self.surface
+        seconds = surface.second(max(1, call_rows), call_shape)
+        for static_rows, static in self._statics:
+            if static_rows == rows and self._fits(shape, static):
+                other = surface.second(rows, static)
+                if other < seconds:
+                    call_rows, call_shape, seconds = rows, static, other
+        return Call(call_rows, call_shape, seconds + surface.preparation_s(max(1, call_rows), call_shape))
+
+    def _fits(self, shape: Shape, larger: Shape) -> bool:
+        """Whether requests of a shape may be padded to a larger one."""
+        paddable = self.profile.paddable[1:] if self.profile.has_batch else self.profile.paddable
+        return all(
+            size == other or (padded and size < other)
+            for size, other, padded in zip(shape, larger, paddable, strict=True)
+        )
+
+    def started(self, rows: int, shape: Shape) -> None:
+        """A call of these sizes is about to run, so that the device will know them."""
+        new = self._new.get(shape)
+        if new is not None and rows < len(new) and new[rows]:
+            new[rows] = 0.0
+            self._tables.pop(shape, None)
+
+    # ------------------------------------------------------------ many at once
+
+    def seconds(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Of many different batches. What is new to the device is not added: there are too many to ask for."""
+        rows = np.maximum(rows, 1)
+        if self.sizes is not None:
+            rounded = [
+                self.sizes.call_sizes(count, tuple(shape))
+                for count, shape in zip(rows.tolist(), shapes.tolist(), strict=True)
+            ]
+            call_rows = np.array([count for count, _ in rounded], dtype=np.intp)
+            call_shapes = np.array([shape for _, shape in rounded], dtype=np.intp).reshape(shapes.shape)
+        else:
+            call_rows, call_shapes = rows, shapes
+        seconds = self.surface.seconds(call_rows, call_shapes)
+        for static_rows, static in self._statics:
+            here = rows == static_rows
+            for axis, padded in enumerate(self.profile.paddable[1:]):
+                column = shapes[:, axis]
+                here &= column <= static[axis] if padded else column == static[axis]
+            seconds[here] = np.minimum(seconds[here], self.surface.second(static_rows, static))
+        return seconds
+
+    def table(self, shapes: NDArray[np.intp], max_rows: int) -> NDArray[np.float64]:
+        """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""
+        tables = self._tables
+        keys = [tuple(shape) for shape in shapes.tolist()]
+        missing = [key for key in keys if (known := tables.get(key)) is None or len(known) <= max_rows]
+        if missing:
+            self._learn(missing, max_rows)
+        return np.stack([tables[key][: max_rows + 1] for key in keys])
+
+    def row_seconds(self, shape: Shape) -> NDArray[np.float64]:
+        """Of every number of rows, from 0 to `max_batch`, at one shape."""
+        known = self._tables.get(shape)
+        max_rows = self.profile.max_batch
+        if known is None or len(known) <= max_rows:
+            self._learn([shape], max_rows)
+            known = self._tables[shape]
+        return known
+
+    def full_rows(self, shape: Shape) -> int:
+        """The rows at one shape that cost the least per row, or nearly so: more company gains nothing."""
+        best = self._best.get(shape)
+        if best is None:
+            seconds = self.row_seconds(shape)[1 : self.profile.max_batch + 1]
+            each = seconds / np.arange(1, len(seconds) + 1)
+            best = self._best[shape] = int((each <= NEAR_BEST * each.min()).argmax()) + 1
+        return best
+
+    def _learn(self, shapes: list[Shape], max_rows: int) -> None:
+        if len(self._tables) + len(shapes) > _REMEMBERED:
+            self._tables.clear()
+            if len(self._new) > _REMEMBERED:
+                self._new.clear()
+        count = max_rows + 1
+        rows = np.tile(np.arange(count), len(shapes))
+        wide = np.repeat(np.array(shapes, dtype=np.intp).reshape(len(shapes), -1), count, axis=0)
+        seconds = self.seconds(rows, wide).reshape(len(shapes), count)
+        for shape, line in zip(shapes, seconds, strict=True):
+            self._tables[shape] = line + self._preparations(shape, count)
+
+    def _preparations(self, shape: Shape, count: int) -> NDArray[np.float64]:
+        new = self._new.get(shape)
+        if new is None or len(new) < count:
+            prepared = [self._preparation_s(max(1, rows), shape) for rows in range(count)]
+            new = self._new[shape] = np.array(prepared)
+            self._prepares = self._prepares or bool(new.any())
+        return new[:count]
+
+    def _preparation_s(self, rows: int, shape: Shape) -> float:
+        if self.sizes is not None:
+            rows, shape = self.sizes.call_sizes(rows, shape)
+        return self.surface.preparation_s(rows, shape)

@@ -1,0 +1,150 @@
+"""The plan of one lane: where it is cut, kept from one batch to the next.
+
+A plan does not name requests. It says from which size to which a batch reaches, and how many of each size it takes.
+Whoever leaves is simply no longer there, and who arrives at a size takes the place of one who has gone: started
+segments fill up again, so that a plan is good for longer than the requests that it was made for. Sizes that it does not
+know are taken in where that is cheaper than alone. After enough of that it is made anew, if the budget allows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.lanes import Bucket, Lane
+from shapestream.scheduling.planning_budget import PlanningBudget, planning_s
+from shapestream.scheduling.segments import PAIRS, Limits, Window, cut_window
+
+__all__ = ["WINDOWS", "LanePlan", "PlannedSegment", "current_plan", "make_plan"]
+
+WINDOWS = (256, 64, 16)
+"""Requests that are planned at once; the most that can be afforded, and no more than wait."""
+LARGEST_REACH = 128
+"""Requests in a segment, at most, however large `max_batch` is. Equal shapes are not bound by it."""
+RENEW = 8
+"""A plan is made anew when more than one in so many of its requests have gone and others have come."""
+BATCH_S = 1e-4
+"""What a batch costs its slot besides its own time: the hand-over. It decides between cuts that are otherwise equal."""
+
+Key = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSegment:
+    """From one size to another, both included. The sizes at its ends may belong to its neighbours too."""
+
+    low: Key
+    high: Key
+    counts: dict[tuple[int, ...], int]
+    """By shape, how many were there when it was planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """The segments of one window, in order."""
+
+    segments: list[PlannedSegment]
+    highs: list[Key]
+    counts: dict[tuple[int, ...], int]
+    """By shape, over all segments."""
+    requests: int
+    arrivals: int
+    """Of the lane, when it was made."""
+    version: tuple[int, int]
+    most_s: float | None
+
+    def outdated(self, lane: Lane, bucket: Bucket, version: tuple[int, int]) -> bool:
+        """Whether it should be made anew to serve a bucket."""
+        return (
+            (lane.arrivals - self.arrivals) * RENEW > self.requests
+            or self.version != version
+            or bucket.shape not in self.counts
+        )
+
+    def segment(self, bucket: Bucket) -> PlannedSegment | None:
+        """The first segment that this size falls into; None if it lies between two, or beyond them."""
+        at = bisect_left(self.highs, bucket.key)
+        if at == len(self.segments) or bucket.key < self.segments[at].low:
+            return None
+        return self.segments[at]
+
+    def allowed(self, segment: PlannedSegment, bucket: Bucket) -> int:
+        """How many requests of a bucket the segment may take: those that no other segment has a claim to."""
+        shape = bucket.shape
+        if segment.low < bucket.key < segment.high:
+            return bucket.count
+        claimed = self.counts.get(shape, 0) - segment.counts.get(shape, 0)
+        return bucket.count - max(0, min(claimed, bucket.count - segment.counts.get(shape, 0)))
+
+
+def current_plan(
+    bucket: Bucket, costs: CallCosts, limits: Limits, waiting: float | None, budget: PlanningBudget
+) -> LanePlan | None:
+    """The plan of the bucket's lane, made anew if that is due and can be afforded; None if there is none at all."""
+    lane = bucket.lane
+    plan = lane.plan
+    version = costs.version
+    if plan is not None and not plan.outdated(lane, bucket, version):
+        return plan
+    reach = min(limits.max_rows, LARGEST_REACH)
+    dimensions = len(bucket.shape) - len(lane.key)
+    # More than a lane's requests do not exist; a lower bound of their number is enough.
+    present = sum(min(other.count, WINDOWS[0]) for other in islice(lane.buckets, WINDOWS[0]))
+    for size in WINDOWS:
+        wanted = min(size, present, PAIRS // reach)
+        if budget.spend(planning_s(wanted, reach, dimensions)):
+            plan = lane.plan = make_plan(bucket, wanted, costs, limits, waiting)
+            break
+    return plan
+
+
+def make_plan(bucket: Bucket, size: int, costs: CallCosts, limits: Limits, waiting: float | None) -> LanePlan:
+    """The optimal cuts of the `size` requests around a bucket."""
+    parts = bucket.lane.window(bucket, size)
+    window = _window(parts, limits)
+    measured = costs.surface.measured
+    ends = cut_window(
+        window,
+        costs,
+        limits,
+        waiting=max(waiting or 0.0, len(window)) if measured else None,
+        batch_s=BATCH_S if measured else 0.0,
+    )
+    buckets = [part for part, count in parts for _ in range(count)]
+    segments = []
+    counts: dict[tuple[int, ...], int] = {}
+    start = 0
+    for end in ends:
+        own: dict[tuple[int, ...], int] = {}
+        for part in buckets[start:end]:
+            own[part.shape] = own.get(part.shape, 0) + 1
+        for shape, count in own.items():
+            counts[shape] = counts.get(shape, 0) + count
+        segments.append(PlannedSegment(buckets[start].key, buckets[end - 1].key, own))
+        start = end
+    return LanePlan(
+        segments=segments,
+        highs=[segment.high for segment in segments],
+        counts=counts,
+        requests=len(window),
+        arrivals=bucket.lane.arrivals,
+        version=costs.version,
+        most_s=limits.most_s,
+    )
+
+
+def _window(parts: list[tuple[Bucket, int]], limits: Limits) -> Window:
+    counts = [count for _, count in parts]
+    shapes = np.repeat(np.array([bucket.shape for bucket, _ in parts], dtype=np.intp), counts, axis=0)
+    if limits.max_bytes is None and all(bucket.single_rows for bucket, _ in parts):
+        return Window(rows=np.ones(len(shapes), dtype=np.intp), shapes=shapes)
+    requests = [request for bucket, count in parts for request in bucket.first_requests(count)]
+    return Window(
+        rows=np.array([request.rows for request in requests], dtype=np.intp),
+        shapes=shapes,
+        nbytes=np.array([request.nbytes for request in requests], dtype=np.intp),
+    )

@@ -1,0 +1,84 @@
+"""What planning may spend: a share of the time of the batches that it plans.
+
+Counted in work, not by a clock, so that the same events give the same cuts. The seconds that work is said to take
+were measured on one core of a 2020s server; where they are off, so is the share, by the same factor.
+"""
+
+from __future__ import annotations
+
+from shapestream.scheduling.call_costs import CallCosts, Prediction
+from shapestream.scheduling.events import ModelProfile
+
+__all__ = ["PlanningBudget", "planning_s"]
+
+SHARE = 0.02
+"""Of each batch's predicted seconds, what may be spent on planning."""
+MOST_S = 0.02
+"""What may be saved up: some twenty windows of 256."""
+FIRST_S = 0.005
+"""What there is before the first batch."""
+UNMEASURED_S = 0.01
+"""What a batch is taken to last while nothing of its model is measured."""
+
+CUT_S = 60e-6
+"""Of one dynamic programme, whatever its size."""
+REQUEST_S = 1.2e-6
+"""Per request in its window."""
+SEGMENT_S = 25e-9
+"""Per segment that it looks at, if every segment has the shape of its last request."""
+MIXED_SEGMENT_S = 120e-9
+"""Per segment, if shapes do not rise together."""
+
+_SURFACES = 64
+"""Surfaces whose costs are remembered; more than there are kinds of slots times models, as a rule."""
+
+
+def planning_s(requests: int, reach: int, dimensions: int) -> float:
+    """Seconds that the optimal cuts of a window take: `requests` in it, `reach` in a segment at most."""
+    segment_s = SEGMENT_S if dimensions < 2 else MIXED_SEGMENT_S
+    return CUT_S + requests * (REQUEST_S + min(requests, reach) * segment_s)
+
+
+class PlanningBudget:
+    """A scheduler's one account of planning: earned by batches, spent on cuts. It keeps what was worked out on costs."""
+
+    __slots__ = ("_costs", "balance_s", "cuts", "share", "spent_s")
+
+    def __init__(self, share: float = SHARE, first_s: float = FIRST_S) -> None:
+        self.share = share
+        self.balance_s = first_s
+        self.cuts = 0
+        """Dynamic programmes that were run."""
+        self.spent_s = 0.0
+        """Seconds that they are said to have taken."""
+        self._costs: dict[tuple[str, int], CallCosts] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"<planning: {self.cuts} cuts, {self.spent_s * 1e3:.3g} ms, {self.balance_s * 1e3:.3g} ms left>"
+        )
+
+    def earn(self, batch_s: float | None) -> None:
+        """A batch was started; None where it cannot be predicted in seconds."""
+        earned = self.share * (UNMEASURED_S if batch_s is None else batch_s)
+        self.balance_s = min(MOST_S, self.balance_s + earned)
+
+    def spend(self, seconds: float) -> bool:
+        """Whether there was enough; then it is spent."""
+        if seconds > self.balance_s:
+            return False
+        self.balance_s -= seconds
+        self.spent_s += seconds
+        self.cuts += 1
+        return True
+
+    def costs(self, surface: Prediction, profile: ModelProfile) -> CallCosts:
+        """The costs of a model on a surface, as far as they were worked out before."""
+        key = profile.name, id(surface)
+        known = self._costs.get(key)
+        # The entry holds on to its surface, so that nothing else can have its id.
+        if known is None:
+            if len(self._costs) >= _SURFACES:
+                self._costs.clear()
+            known = self._costs[key] = CallCosts(surface, profile)
+        return known

@@ -1,0 +1,211 @@
+"""The optimal cuts of a sorted window: dynamic programming over contiguous segments.
+
+Requests are sorted by the size of one row. A batch is a segment of that order; its call has the elementwise
+largest shape and the sum of the rows. With one padded dimension, and seconds that never fall when a call grows
+in rows or in length, no other partition into sets of the same sizes is cheaper: exchanging members between two
+sets until one holds the smaller ones leaves the larger shape as it was and can only shrink the other's. Rows must
+be equal for that (or else sums would change), and the only limit on a batch its number of requests. In all
+other cases (several padded dimensions, unequal rows, a limit on padding) it is a good restriction, not a proof.
+
+**What is minimised.** All members of a batch end together, and all who wait behind it wait for its end. Let `Q`
+requests wait for the slots, and let batch `i` take `s_i` seconds and have `k_i` members. Its members wait for all of
+it. Of the `Q - k_i` others half come after it, when nothing is known about the order, and wait for it too. And
+in a steady state another `Q` arrive until those are served (Little's law); half of them before it is over. So it adds
+`s_i * (k_i + (Q - k_i) / 2 + Q / 2) = s_i * (Q + k_i / 2)` to the sum of all waiting times, and that is summed over
+the batches. For long queues it is the work alone; for short ones it hesitates to let the first wait for the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PAIRS", "Limits", "SegmentCosts", "Window", "cut_window", "optimal_ends", "segment_seconds"]
+
+PAIRS = 16384
+"""Segments that are looked at per window, at most: 256 ends of up to 64 requests each."""
+
+_MARKED = 1 << 17
+"""Combinations of sizes up to which those in use are marked in an array, rather than sorted."""
+
+NEVER = 1e6
+"""What a request that no call can take is said to cost, in multiples of the dearest finite segment: it
+must be in some segment, and it shall spoil no other's."""
+
+
+class SegmentCosts(Protocol):
+    """Predicted seconds of batches, in whatever calls they are run."""
+
+    def seconds(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Of batches with `rows` (n,) and `shapes` (n, d); inf where that cannot be run."""
+
+    def table(self, shapes: NDArray[np.intp], max_rows: int) -> NDArray[np.float64]:
+        """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a segment of more than one request may be."""
+
+    max_rows: int
+    max_bytes: int | None = None
+    max_padding_ratio: float | None = None
+    most_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Waiting requests, smallest rows first."""
+
+    rows: NDArray[np.intp]
+    shapes: NDArray[np.intp]
+    """(n, d), without the batch axis."""
+    nbytes: NDArray[np.intp] | None = None
+    """Needed only where bytes are limited."""
+
+    def __len__(self) -> int:
+        """Requests in it."""
+        return len(self.rows)
+
+
+def cut_window(
+    window: Window, costs: SegmentCosts, limits: Limits, *, waiting: float | None = None, batch_s: float = 0.0
+) -> list[int]:
+    """The ends (exclusive) of the segments of least cost, in order. Of equally cheap cuts larger segments win.
+
+    `waiting` is the `Q` above; None minimises the work alone. `batch_s`: what each batch costs besides its calls.
+    """
+    seconds = segment_seconds(window, costs, limits)
+    seconds += batch_s
+    if waiting is not None:
+        members = np.arange(seconds.shape[1], 0, -1)
+        seconds *= waiting + 0.5 * members
+    return optimal_ends(seconds)
+
+
+def optimal_ends(costs: NDArray[np.float64]) -> list[int]:
+    """The cheapest way to cover `n` items: ends (exclusive) of its segments, in order.
+
+    `costs[j, c]` is the cost of the segment that ends with item `j` and has `K - c` items, where `K` is the number
+    of columns; what reaches before the first item is not looked at. Costs must not be NaN, and each single
+    item's (the last column) must be finite. O(n K), one pass of NumPy per item.
+    """
+    n, reach = costs.shape
+    # best[reach - 1 + i]: the least cost of the first i items; infinite before the first.
+    best = np.full(n + reach, np.inf)
+    best[reach - 1] = 0.0
+    lengths = [0] * n
+    total = np.empty(reach)
+    for j in range(n):
+        np.add(best[j : j + reach], costs[j], out=total)
+        column = int(total.argmin())
+        best[j + reach] = total[column]
+        lengths[j] = reach - column
+    ends = []
+    end = n
+    while end > 0:
+        ends.append(end)
+        end -= lengths[end - 1]
+    ends.reverse()
+    return ends
+
+
+def segment_seconds(window: Window, costs: SegmentCosts, limits: Limits) -> NDArray[np.float64]:
+    """Seconds of every segment, laid out as `optimal_ends` wants it; inf where it is not legal.
+
+    A single request is always legal.
+    """
+    n = len(window)
+    reach = max(1, min(n, limits.max_rows, PAIRS // n))
+    starts = np.arange(1 - reach, 1) + np.arange(n)[:, None]
+    np.maximum(starts, 0, out=starts)
+    rows = _sums(window.rows, starts)
+    legal = rows <= limits.max_rows
+    if limits.max_bytes is not None and window.nbytes is not None:
+        legal &= _sums(window.nbytes, starts) <= limits.max_bytes
+    shapes, places = _call_shapes(window.shapes, reach)
+    if limits.max_padding_ratio is not None:
+        real = _sums(window.rows * window.shapes.prod(axis=1), starts)
+        computed = rows * shapes.prod(axis=1)[places]
+        legal &= real >= (1.0 - limits.max_padding_ratio) * computed
+    legal[:, -1] = True
+    seconds = _look_up(rows, shapes, places, legal, costs, limits.max_rows)
+    if limits.most_s is not None:
+        company = seconds[:, :-1]
+        company[company > limits.most_s] = np.inf
+    _make_singles_finite(seconds)
+    return seconds
+
+
+def _sums(values: NDArray[np.intp], starts: NDArray[np.intp]) -> NDArray[np.intp]:
+    before = np.concatenate(([0], np.cumsum(values)))
+    sums: NDArray[np.intp] = before[1:, None] - before[starts]
+    return sums
+
+
+def _call_shapes(shapes: NDArray[np.intp], reach: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The different elementwise largest shapes of all segments, and which of them each segment has."""
+    n = len(shapes)
+    if (shapes[1:] >= shapes[:-1]).all():
+        # Every segment has the shape of its last request.
+        new = np.concatenate(([True], (shapes[1:] != shapes[:-1]).any(axis=1)))
+        return shapes[new], np.broadcast_to((np.cumsum(new) - 1)[:, None], (n, reach))
+    # Sizes are replaced by their ranks per dimension, so that a shape is one small number.
+    codes = np.zeros((n, reach), dtype=np.intp)
+    sizes_of = []
+    for column in shapes.T:
+        sizes, ranks = np.unique(column, return_inverse=True)
+        codes *= len(sizes)
+        codes += _largest(ranks, reach)
+        sizes_of.append(sizes)
+    grid = tuple(map(len, sizes_of))
+    if prod(grid) <= _MARKED:
+        marks = np.zeros(prod(grid), dtype=np.intp)
+        marks[codes] = 1
+        used = np.flatnonzero(marks)
+        places = (np.cumsum(marks) - 1)[codes]
+    else:
+        used, places = np.unique(codes, return_inverse=True)
+    found = np.unravel_index(used, grid)
+    columns = [sizes[ranks] for sizes, ranks in zip(sizes_of, found, strict=True)]
+    return np.stack(columns, axis=1), places.reshape(codes.shape)
+
+
+def _largest(ranks: NDArray[np.intp], reach: int) -> NDArray[np.intp]:
+    """The largest of every segment: (n, reach)."""
+    n = len(ranks)
+    padded = np.concatenate((np.zeros(reach - 1, dtype=ranks.dtype), ranks))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach)
+    largest: NDArray[np.intp] = np.maximum.accumulate(windows[:, ::-1], axis=1)[:n, ::-1]
+    return largest
+
+
+def _look_up(
+    rows: NDArray[np.intp],
+    shapes: NDArray[np.intp],
+    places: NDArray[np.intp],
+    legal: NDArray[np.bool_],
+    costs: SegmentCosts,
+    max_rows: int,
+) -> NDArray[np.float64]:
+    seconds = np.full(rows.shape, np.inf)
+    large = rows[:, -1] > max_rows  # they run alone
+    if len(shapes) * max_rows <= 2 * rows.size:
+        table = costs.table(shapes, max_rows)
+        np.copyto(seconds, table[places, np.minimum(rows, max_rows)], where=legal)
+        if large.any():
+            seconds[large, -1] = costs.seconds(rows[large, -1], shapes[places[large, -1]])
+    else:
+        seconds[legal] = costs.seconds(rows[legal], shapes[places[legal]])
+    return seconds
+
+
+def _make_singles_finite(seconds: NDArray[np.float64]) -> None:
+    finite = np.isfinite(seconds[:, -1])
+    if not finite.all():
+        dearest = float(seconds[np.isfinite(seconds)].max(initial=1.0))
+        seconds[~finite, -1] = NEVER * dearest
