@@ -20,26 +20,17 @@ Static shapes are beside it: the dynamic model never meets them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shapestream.scheduling.boundaries import (
-    BoundaryChoices,
-    Floats,
-    SizeHistogram,
-    Sizes,
-    cost_of,
-    next_of,
-)
+from shapestream.scheduling.boundaries import Floats, Sizes, next_of
+from shapestream.scheduling.boundary_learning import LearnedBoundaries
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.row_sizes import choose_row_sizes
-from shapestream_engine.batching.rounding import grid_sizes
-from shapestream_engine.shapes import Dimension
 
 __all__ = ["Seconds", "ShapeRounding"]
 
@@ -47,16 +38,6 @@ Shape: TypeAlias = tuple[int, ...]
 Seconds: TypeAlias = Callable[[Sizes, Sizes], Floats]
 """`Surface.seconds`: of batches, by rows (n,) and shapes (n, d)."""
 
-FIRST_LOOK = 256
-"""Requests after which boundaries are learned for the first time."""
-LOOK_EVERY = 1024
-"""Requests between looks at whether others would be better. A look takes about a millisecond."""
-WORTH = 0.03
-"""Share of the cost that other boundaries must save to be taken: each new shape has to be prepared for."""
-_WORTH_ONE = 0.005
-"""The same of a single boundary: what is not spent is there when the traffic changes."""
-_CANDIDATES = 64
-"""Sizes that boundaries are chosen among."""
 _REMEMBERED = 4096
 """Roundings remembered; when so many are known, all are forgotten."""
 _MOST_GROUPS = 1024
@@ -94,25 +75,11 @@ class ShapeRounding:
         self._fixed = tuple(axis for axis in range(len(profile.dimensions) - first) if axis not in self._axes)
         self._bounds = {axis: _bound(profile, axis + first) for axis in self._axes}
         self._rows = self._row_sizes()
-        self._boundaries = dict(
-            zip(
-                self._axes,
-                grid_sizes(
-                    [Dimension(1, self._bounds[axis]) for axis in self._axes],
-                    max(1, self._combinations // (4 * len(self._rows))),
-                ),
-                strict=True,
-            )
-        )
-        self._seen = {axis: SizeHistogram(bound) for axis, bound in self._bounds.items()}
+        self._learned = LearnedBoundaries(self._bounds, self._combinations // len(self._rows), self._prices)
         self._groups: OrderedDict[Shape, _Group] = OrderedDict()
         self._given: dict[tuple[int, Shape], tuple[int, Shape]] = {}
-        self._observed = 0
-        self._look_at = FIRST_LOOK
         self.version = 0
         """Changes when shapes are rounded otherwise than before."""
-        self.learned = 0
-        """How often boundaries were learned."""
 
     def _row_sizes(self) -> tuple[int, ...]:
         profile = self._profile
@@ -134,7 +101,12 @@ class ShapeRounding:
     def boundaries(self) -> tuple[tuple[int, ...] | None, ...]:
         """Per dimension of a shape, the sizes that late calls have; None: any, as it may not be rounded."""
         count = len(self._profile.dimensions) - self._first
-        return tuple(self._boundaries.get(axis) for axis in range(count))
+        return tuple(self._learned.per_axis.get(axis) for axis in range(count))
+
+    @property
+    def learned(self) -> int:
+        """How often boundaries were learned."""
+        return self._learned.learned
 
     @property
     def known(self) -> frozenset[Shape]:
@@ -142,13 +114,11 @@ class ShapeRounding:
         return frozenset().union(*[group.given for group in self._groups.values()])
 
     def observe(self, sizes: Shape) -> None:
-        """A request of these sizes has arrived. Now and then this learns; see `LOOK_EVERY`."""
+        """A request of these sizes has arrived. Now and then this learns, which takes about a millisecond."""
         weight = max(1, sizes[0]) if self._first else 1
-        for axis, seen in self._seen.items():
-            seen.add(sizes[axis + self._first], weight)
-        self._observed += 1
-        if self._observed >= self._look_at:
-            self._look()
+        if self._learned.observe(sizes[self._first :], weight) and self._learned.look(self._used()):
+            self.version += 1
+            self._given.clear()
 
     def call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
         """What a call that is now to be started is given: no smaller, and the same wherever it may not be rounded.
@@ -184,7 +154,7 @@ class ShapeRounding:
         if as_they_come is not None and as_they_come.all():
             return rows, shapes
         out_rows, out_shapes = self._rounded_rows(rows), shapes.copy()
-        for axis, boundaries in self._boundaries.items():
+        for axis, boundaries in self._learned.per_axis.items():
             out_shapes[:, axis] = next_of(boundaries, shapes[:, axis])
         for exact in group.exact if group is not None else ():
             self._take(rows, shapes, out_rows, out_shapes, exact, smaller=False)
@@ -256,87 +226,27 @@ class ShapeRounding:
                 group.given.add(call)
         return call_rows, call_shape
 
-    def _look(self) -> None:
-        """Takes other boundaries if they save enough; what was seen so far counts half from now on."""
-        self._look_at = self._observed + (LOOK_EVERY if self._observed >= LOOK_EVERY else 3 * self._observed)
-        if self._axes:
-            self._learn()
-            for seen in self._seen.values():
-                seen.fade(0.5)
+    def _used(self) -> dict[int, set[int]]:
+        """Per axis that is rounded, the boundaries that some call was given."""
+        given = [sizes for group in self._groups.values() for sizes in group.given - group.exact]
+        return {axis: {sizes[axis + self._first] for sizes in given} for axis in self._axes}
 
-    def _learn(self) -> None:
-        kept = {axis: self._kept(axis) for axis in self._axes}
-        used = len(self._rows) * prod(map(len, kept.values()))
-        left = self._combinations - used
-        share = 0.75 if self.learned == 0 else 0.5
-        budget = used + max(int(left * share), min(left, len(self._rows)))
-        choices, current = {}, 1.0
-        for axis, own in kept.items():
-            sizes, weights = self._seen[axis].columns(_CANDIDATES, (*own, *self._boundaries[axis]))
-            costs = self._costs(axis, sizes)
-            # As many as there could be if this were the only dimension.
-            room = budget // (len(self._rows) * prod(map(len, kept.values())) // len(own)) - len(own)
-            choices[axis] = BoundaryChoices.of(
-                sizes, weights, costs, own, min(max(0, room), len(sizes) - len(own))
-            )
-            current *= cost_of(self._boundaries[axis], sizes, weights, costs)
-        counts = self._shared_out(choices, {axis: len(own) for axis, own in kept.items()}, budget)
-        best = prod([choices[axis].costs[count] for axis, count in counts.items()])
-        if best > current * (1 - WORTH):
-            return
-        self._boundaries = {axis: choices[axis].boundaries[count] for axis, count in counts.items()}
-        self.learned += 1
-        self.version += 1
-        self._given.clear()
-
-    def _kept(self, axis: int) -> tuple[int, ...]:
-        """The boundaries that some call was given, and the upper bound, which everything fits under."""
-        place = axis + self._first
-        used = {sizes[place] for group in self._groups.values() for sizes in group.given - group.exact}
-        return tuple(size for size in self._boundaries[axis] if size in used or size == self._bounds[axis])
-
-    def _shared_out(
-        self, choices: dict[int, BoundaryChoices], kept: dict[int, int], budget: int
-    ) -> dict[int, int]:
-        """New boundaries per dimension: one after the other to where it saves most, while combinations are left."""
-        counts = dict.fromkeys(choices, 0)
-        while True:
-            gains = {}
-            for axis, count in counts.items():
-                more = {**counts, axis: count + 1}
-                combinations = prod([kept[other] + new for other, new in more.items()])
-                if count + 1 < len(choices[axis].costs) and combinations * len(self._rows) <= budget:
-                    costs = choices[axis].costs
-                    gains[axis] = 1 - costs[count + 1] / costs[count] if costs[count] else 0.0
-            if not gains or max(gains.values()) <= _WORTH_ONE:
-                return counts
-            counts[max(gains, key=lambda axis: (gains[axis], -axis))] += 1
-
-    def _costs(self, axis: int, sizes: Sizes) -> Floats:
-        """What a request costs at each size along this dimension; it never falls as the size grows."""
+    def _prices(self, axis: int, sizes: Sizes, usual: Mapping[int, int]) -> Floats:
+        """What a request costs at each size along an axis, in the best company that it can have; it never falls."""
         plain = np.maximum(sizes, 1).astype(np.float64)
         if self._seconds is None:
             return plain
-        shapes = np.empty((len(sizes), len(self._profile.dimensions) - self._first), np.intp)
+        fixed = dict(zip(self._fixed, next(reversed(self._groups), (1,) * len(self._fixed)), strict=True))
+        shapes = np.empty((len(sizes), len(self._axes) + len(self._fixed)), np.intp)
         for other in range(shapes.shape[1]):
-            shapes[:, other] = self._usual(other)
+            shapes[:, other] = {**usual, **fixed}[other]
         shapes[:, axis] = sizes
-        # In the best company that it can have.
         per_row = [
             self._seconds(np.full(len(sizes), rows, np.intp), shapes) / rows
             for rows in [rows for rows in self._rows if rows <= self._profile.max_batch] or self._rows
         ]
-        costs: NDArray[np.float64] = np.min(per_row, axis=0)
+        costs: Floats = np.min(per_row, axis=0)
         return np.maximum.accumulate(costs) if np.isfinite(costs).all() else plain
-
-    def _usual(self, axis: int) -> int:
-        """A size of another dimension that is neither rare nor extreme."""
-        seen = self._seen.get(axis)
-        if seen is None:
-            groups = list(self._groups)
-            return groups[-1][self._fixed.index(axis)] if groups else 1
-        sizes, weights = seen.columns(_CANDIDATES, ())
-        return int(sizes[np.searchsorted(np.cumsum(weights), weights.sum() / 2)]) if len(sizes) else 1
 
 
 def _bound(profile: ModelProfile, dimension: int) -> int:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapestream.scheduling.boundaries import BoundaryChoices, Floats, SizeHistogram, Sizes, cost_of
+from shapestream.scheduling.boundary_learning import FIRST_LOOK, LOOK_EVERY
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.rounding import FIRST_LOOK, LOOK_EVERY, ShapeRounding
+from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.row_sizes import choose_row_sizes, row_sizes
 
 
@@ -270,8 +271,7 @@ def test_other_traffic_is_learned_while_there_is_room() -> None:
     rounding = ShapeRounding(profile(112))
     played = Played(rounding)
     played.play(lognormal(3 * LOOK_EVERY, 12))
-    calls = [(size, rounding.call_sizes(1, (size,))[1][0]) for size in range(4, 200)]
-    used = {call for size, call in calls if size < call}
+    used = {rounding.call_sizes(2, (size,))[1][0] for size in range(4, 200)}
     learned, stale = rounding.learned, played.play(lognormal(LOOK_EVERY // 2, 120, seed=2))
     played.play(lognormal(4 * LOOK_EVERY, 120, seed=3))
     assert rounding.learned > learned
