@@ -77,7 +77,7 @@ class ShapeRounding:
         self._rows = self._row_sizes()
         self._learned = LearnedBoundaries(self._bounds, self._combinations // len(self._rows), self._prices)
         self._groups: OrderedDict[Shape, _Group] = OrderedDict()
-        self._given: dict[tuple[int, Shape], tuple[int, Shape]] = {}
+        self._remembered: dict[tuple[int, Shape], tuple[int, Shape]] = {}
         self.version = 0
         """Changes when shapes are rounded otherwise than before."""
 
@@ -118,21 +118,52 @@ class ShapeRounding:
         weight = max(1, sizes[0]) if self._first else 1
         if self._learned.observe(sizes[self._first :], weight) and self._learned.look(self._used()):
             self.version += 1
-            self._given.clear()
+            self._remembered.clear()
 
     def call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
-        """What a call that is now to be started is given: no smaller, and the same wherever it may not be rounded.
+        """What a call of such a batch would be given: no smaller, and the same wherever it may not be rounded.
 
-        This is for good: it counts under the cap. To compare what might be started, see `preview`.
+        What was rounded stays as it is when it is rounded again. Nothing is counted: see `start`.
         """
         key = (rows, shape)
-        given = self._given.get(key)
+        given = self._remembered.get(key)
         if given is None:
-            given = self._settled(rows, shape)
-            if len(self._given) >= _REMEMBERED:
-                self._given.clear()
-            self._given[key] = given
+            own_rows, own_shape = self.preview(np.array([rows], np.intp), np.array([shape], np.intp))
+            given = int(own_rows[0]), tuple(own_shape[0].tolist())
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = given
         return given
+
+    def start(self, rows: int, shape: Shape) -> tuple[int, Shape]:
+        """`call_sizes` of a call that is now started: from now on its shape counts under the cap."""
+        group = self._group(tuple([shape[axis] for axis in self._fixed]))
+        call_rows, call_shape = self.call_sizes(rows, shape)
+        most = self._rows[-1]
+        # More rows than one call has are divided: whole ones, and what is left.
+        for each in {most, call_rows % most or most} if call_rows > most else {call_rows}:
+            call = (each, *call_shape) if self._first else call_shape
+            if call in group.given or call in self._profile.static_shapes:
+                continue
+            group.given.add(call)
+            if call_rows <= most and len(group.exact) < self._exact:
+                group.exact.add(call)
+                if len(group.exact) == self._exact:
+                    # From now on this group is rounded.
+                    self.version += 1
+                    self._remembered.clear()
+        return call_rows, call_shape
+
+    def _group(self, name: Shape) -> _Group:
+        group = self._groups.get(name)
+        if group is not None:
+            self._groups.move_to_end(name)
+            return group
+        if len(self._groups) >= _MOST_GROUPS:
+            self._groups.popitem(last=False)
+            self._remembered.clear()
+        group = self._groups[name] = _Group()
+        return group
 
     def preview(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
         """What calls of these rows (n,) and shapes (n, d) would be given, each by itself; none is counted."""
@@ -194,37 +225,6 @@ class ShapeRounding:
             return next_of(self._rows, rows)
         whole, rest = np.divmod(rows, most)
         return whole * most + np.where((rest > 0) | (rows == 0), next_of(self._rows, rest), 0)
-
-    def _settled(self, rows: int, shape: Shape) -> tuple[int, Shape]:
-        """A call of the next allowed shape, which from now on is known."""
-        name = tuple([shape[axis] for axis in self._fixed])
-        group = self._groups.get(name)
-        if group is None:
-            if len(self._groups) >= _MOST_GROUPS:
-                self._groups.popitem(last=False)
-            group = self._groups[name] = _Group()
-        else:
-            self._groups.move_to_end(name)
-        sizes = (rows, *shape) if self._first else shape
-        if sizes in self._profile.static_shapes:
-            return rows, shape
-        most = self._rows[-1]
-        if rows <= most or not self._first:
-            if sizes not in group.exact and len(group.exact) < self._exact:
-                group.exact.add(sizes)
-                if len(group.exact) == self._exact:
-                    self.version += 1
-            if sizes in group.exact:
-                group.given.add(sizes)
-                return rows, shape
-        own_rows, own_shape = self._preview_group(np.array([rows], np.intp), np.array([shape], np.intp))
-        call_rows, call_shape = int(own_rows[0]), tuple(own_shape[0].tolist())
-        # More rows than one call has are divided: whole ones, and what is left.
-        for each in {min(call_rows, most), call_rows % most or most} if self._first else (1,):
-            call = (each, *call_shape) if self._first else call_shape
-            if call not in self._profile.static_shapes:
-                group.given.add(call)
-        return call_rows, call_shape
 
     def _used(self) -> dict[int, set[int]]:
         """Per axis that is rounded, the boundaries that some call was given."""

@@ -134,7 +134,8 @@ class Played:
             self.rounding.observe(sizes)
             if number % every:
                 continue
-            rows, shape = self.rounding.call_sizes(sizes[0], sizes[1:])
+            rows, shape = self.rounding.start(sizes[0], sizes[1:])
+            assert (rows, shape) == self.rounding.call_sizes(rows, shape)
             assert all(own <= size for own, size in zip(sizes, (rows, *shape), strict=True))
             self.given.add((rows, *shape))
             asked, computed = asked + prod(sizes), computed + rows * prod(shape)
@@ -176,7 +177,7 @@ def test_what_may_not_be_rounded_stays(cap: int, has_batch: bool, calls: list[tu
     rounding = ShapeRounding(known)
     for rows, seq, width in calls:
         rounding.observe((rows, seq, width) if has_batch else (seq, width))
-        got_rows, (got_seq, got_width) = rounding.call_sizes(rows if has_batch else 1, (seq, width))
+        got_rows, (got_seq, got_width) = rounding.start(rows if has_batch else 1, (seq, width))
         assert (width, True) == (got_width, rows <= got_rows or not has_batch)
         assert seq <= got_seq <= 90
     for width in (3, 4, 5):
@@ -193,7 +194,7 @@ def test_what_may_not_be_rounded_stays(cap: int, has_batch: bool, calls: list[tu
 def test_a_preview_says_what_each_call_would_get(
     cap: int, before: list[tuple[int, int]], asked: list[tuple[int, int]], static: set[tuple[int, int]]
 ) -> None:
-    """Each by itself: `call_sizes` of the same says the same, as long as nothing else was started in between."""
+    """Each by itself, and `start` of the same then does, as long as nothing else was started in between."""
     known = profile(cap, static=tuple(static))
 
     def rounding() -> ShapeRounding:
@@ -208,7 +209,8 @@ def test_a_preview_says_what_each_call_would_get(
     call_rows, call_shapes = own.preview(rows, shapes)
     assert counted == own.known
     for number, (one, seq) in enumerate(asked[:6]):
-        expected = rounding().call_sizes(one, (seq,))
+        expected = rounding().start(one, (seq,))
+        assert expected == own.call_sizes(one, (seq,))
         assert expected == (int(call_rows[number]), tuple(call_shapes[number].tolist()))
 
 
@@ -216,7 +218,7 @@ def test_groups_can_be_previewed_together() -> None:
     """Sizes that may not be rounded differ from call to call."""
     rounding = ShapeRounding(profile(8, (8, 90, None), (False, True, False)))
     for seq in range(1, 60):
-        rounding.call_sizes(1, (seq, 3))
+        rounding.start(1, (seq, 3))
     rows, shapes = rounding.preview(np.array([1, 1, 1]), np.array([[50, 3], [50, 4], [51, 3]], np.intp))
     assert [1, 1, 1] == rows.tolist()
     assert [50, 4] == shapes[1].tolist()
@@ -226,7 +228,7 @@ def test_groups_can_be_previewed_together() -> None:
 def test_more_rows_than_one_call_may_have_are_divided() -> None:
     """As the worker divides them: whole calls and the rest, all of them known shapes."""
     rounding = ShapeRounding(profile(16, (8, 512)))
-    rows, shape = rounding.call_sizes(21, (100,))
+    rows, shape = rounding.start(21, (100,))
     assert rows >= 21
     calls = {(8, *shape), (rows % 8 or 8, *shape)}
     assert calls == rounding.known
@@ -259,7 +261,7 @@ def test_boundaries_are_learned_from_the_traffic() -> None:
     grid = ShapeRounding(profile(56))
     unlearned = 0.0
     for rows, size in lognormal(2000, 24, seed=1):
-        call_rows, (call,) = grid.call_sizes(rows, (size,))
+        call_rows, (call,) = grid.start(rows, (size,))
         unlearned += call_rows * call
     learned = played.play(lognormal(2000, 24, seed=1))
     assert learned < 1.3
@@ -271,7 +273,7 @@ def test_other_traffic_is_learned_while_there_is_room() -> None:
     rounding = ShapeRounding(profile(112))
     played = Played(rounding)
     played.play(lognormal(3 * LOOK_EVERY, 12))
-    used = {rounding.call_sizes(2, (size,))[1][0] for size in range(4, 200)}
+    used = {rounding.start(2, (size,))[1][0] for size in range(4, 200)}
     learned, stale = rounding.learned, played.play(lognormal(LOOK_EVERY // 2, 120, seed=2))
     played.play(lognormal(4 * LOOK_EVERY, 120, seed=3))
     assert rounding.learned > learned
@@ -329,7 +331,7 @@ def test_static_shapes_are_beside_the_cap_and_taken_where_they_are_no_larger() -
     """The dynamic model never meets them."""
     rounding = ShapeRounding(profile(4, static=((1, 40),)))
     for size in range(1, 200):
-        rounding.call_sizes(1, (size,))
+        rounding.start(1, (size,))
     assert (1, (40,)) == rounding.call_sizes(1, (40,))
     assert (1, (40,)) == rounding.call_sizes(1, (39,))
     assert 40 < rounding.call_sizes(2, (39,))[1][0]
