@@ -83,7 +83,13 @@ def calibrate(
         known = entry.read()
         if known is not None and known.key == key and known.dimensions == model.signature.dimensions:
             return Calibration(table=known, from_cache=True)
-        measured = _measured(model, slots, max_batch, budget_s, values, key)
+        if not entry.begin():
+            empty = CostTable(key=key, dimensions=model.signature.dimensions)
+            return Calibration(table=empty, findings=("the process ended each time that it was measured",))
+        try:
+            measured = _measured(model, slots, max_batch, budget_s, values, key)
+        finally:
+            entry.end()
         if measured.table.points:
             entry.write(measured.table)
         return measured

@@ -14,8 +14,9 @@ import json
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,15 +31,45 @@ from shapestream_engine.signature import ModelSignature
 __all__ = ["ENVIRONMENT", "CostCache", "CostEntry", "cost_key"]
 
 ENVIRONMENT = "SHAPESTREAM_COST_CACHE"
+MOST_TRIES = 2
+LATELY_S = 3600.0
 _FORMAT = 1
 """Of the entries, and of what is measured: raised when either changes, so that old tables are not taken for new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostEntry:
-    """The place of one table; None: there is no cache."""
+    """The place of one table; None: there is no cache.
+
+    What cannot be written (a full or read-only disk) costs time at the next start, and nothing else.
+    """
 
     path: Path | None
+
+    def begin(self) -> bool:
+        """Notes that measuring begins. False if it began `MOST_TRIES` times lately and never ended.
+
+        A model may crash on inputs that nobody sends. Its process is started anew, and must not do the same for ever.
+        """
+        if self.path is None:
+            return True
+        tries = self.path.with_suffix(".tries")
+        try:
+            before = tries.read_text(encoding="utf-8").split() if tries.exists() else []
+            since = time.time() - LATELY_S
+            lately = [entry for entry in before if entry.isdigit() and int(entry) >= since]
+            if len(lately) >= MOST_TRIES:
+                return False
+            tries.write_text(" ".join([*lately, str(int(time.time()))]), encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            pass
+        return True
+
+    def end(self) -> None:
+        """Notes that the process has survived."""
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.with_suffix(".tries").unlink(missing_ok=True)
 
     def read(self) -> CostTable | None:
         """The table, if there is one that can be read."""
@@ -50,7 +81,7 @@ class CostEntry:
             return None  # none yet, or cut short: it is measured again, and written anew
 
     def write(self, table: CostTable) -> None:
-        """Keeps a table; a disk that is full or read-only costs time at the next start, and nothing else."""
+        """Keeps a table."""
         if self.path is None:
             return
         try:

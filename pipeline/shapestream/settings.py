@@ -21,6 +21,7 @@ from shapestream.settings_values import (
     engine_of_path,
     read_auto,
     read_bytes,
+    read_invariant,
     read_memory_limit,
     read_model_path,
     read_output_path,
@@ -46,6 +47,8 @@ __all__ = [
 
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 1}
+DEFAULT_INVARIANT_ROWS = 4
+"""Most of what batching gains short rows is had with so many, and a request alone pays for filling up the others."""
 
 Address: TypeAlias = Annotated[str, BeforeValidator(check_address), WithJsonSchema(_TEXT)]
 Bytes: TypeAlias = Annotated[
@@ -214,6 +217,19 @@ class BatchingSettings(_Model):
     """Elements computed only as padding / elements computed, at most. Default: as much as measured costs make worth it."""
     max_batch_bytes: Bytes | None = None
     """Bytes of the requests in one call, padding not counted. Default: any; a larger request runs alone."""
+    batch_invariant: Annotated[
+        Any, BeforeValidator(read_invariant), WithJsonSchema({"anyOf": [_COUNT, {"type": "boolean"}]})
+    ] = False
+    """Results that are the same to the bit whoever shares the call: no padding, and so many rows in every call. true: 4."""
+
+    @property
+    def invariant_rows(self) -> int | None:
+        """The rows of every call; None: as many as there are."""
+        if self.batch_invariant is False:
+            return None
+        if self.batch_invariant is True:
+            return min(DEFAULT_INVARIANT_ROWS, self.max_batch or DEFAULT_INVARIANT_ROWS)
+        return int(self.batch_invariant)
 
 
 class ModelSettings(_Model):
@@ -239,6 +255,8 @@ class ModelSettings(_Model):
     """Realistic inputs, by input, to try batching and padding on; or the path of an .npz of samples."""
     trust: bool = False
     """You vouch that rows depend neither on their batch-mates nor on padding: the model is served without proof."""
+    calibration_s: float = Field(default=5.0, ge=0, le=3600, allow_inf_nan=False)
+    """Seconds at start-up, at most, in which a worker measures what calls cost; kept. 0: learned from traffic alone."""
     shapes: ShapesSettings = ShapesSettings()
     batching: BatchingSettings = BatchingSettings()
 

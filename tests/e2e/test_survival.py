@@ -25,7 +25,8 @@ GATED = """\
         inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
         outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
         batching: {max_batch: 8}
-        trust: true   # a proof would wait at the gate
+        trust: true   # a proof would wait at the gate,
+        calibration_s: 0   # and so would measuring
 """
 TWO_WORKERS = GATED + "    workers: [{count: 2, slots: 1, threads: 1}]\n"
 ONE_WORKER = GATED + "    workers: [{count: 1, slots: 1, threads: 1}]\n"
@@ -267,7 +268,8 @@ DIAL_IN = """\
         function: gated:double_when_open
         inputs: {{x: {{shape: "batch:1..8, n:1..64", element_type: f32}}}}
         outputs: {{y: {{shape: "batch, n", element_type: f32, rule: rows}}}}
-        trust: true   # a proof would wait at the gate
+        trust: true   # a proof would wait at the gate,
+        calibration_s: 0   # and so would measuring
     workers: []
 """
 

@@ -160,9 +160,24 @@ def infer(
 
 
 @app.command()
-def models(target: Target, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+def models(
+    target: Target,
+    costs: Annotated[
+        bool, typer.Option("--costs", help="What their calls cost, as kept, or measured now; for a CONFIG.")
+    ] = False,
+    timeout: Timeout = 10.0,
+    as_json: Json = False,
+) -> None:
     """List the models of a running server, or of CONFIG as it stands: what they take and give, and at which shapes."""
     with reported(as_json=as_json):
+        if costs:
+            if "://" in target:
+                raise typer.BadParameter("costs are measured for a CONFIG", param_hint="--costs")
+            from shapestream_workers.costs_report import costs_of
+
+            configure("warning", "auto")
+            typer.echo("\n".join(costs_of(load_settings(target), as_json=as_json)))
+            return
         if "://" in target:
             from shapestream_workers.inference import signatures_of
 

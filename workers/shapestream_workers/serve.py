@@ -25,6 +25,7 @@ from shapestream.serving.server import Server, serve
 from shapestream.settings import Settings
 from shapestream.settings_loader import LoadedSettings
 from shapestream_engine.resources import divide_cpus
+from shapestream_workers.costs import tables
 from shapestream_workers.in_process_memory import InProcessMemory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
@@ -107,7 +108,8 @@ def run_server(loaded: LoadedSettings) -> int:
     if in_process is not None:
         slots, threads = divide_cpus(available_cpus(), 1, in_process.slots, in_process.threads)
         models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
-        local = LocalSlots(models=models, slots=slots)
+        costs = tables(loaded.settings.models, models, slots=slots, threads=threads)
+        local = LocalSlots(models=models, slots=slots, costs=costs)
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"
         )

@@ -22,6 +22,7 @@ from shapestream.settings_loader import LoadedSettings
 from shapestream.transport.interface import Connection
 from shapestream.transport.zeromq import DealerSocket
 from shapestream_engine.resources import divide_cpus
+from shapestream_workers.costs import tables
 from shapestream_workers.memory import resident_bytes, spell_bytes, watch_memory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
@@ -61,7 +62,9 @@ def run_worker(
     structlog.contextvars.bind_contextvars(process=name)
     processes = sum(other.count for other in loaded.settings.worker_groups)
     slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
-    models = compile_models(loaded, loaded.settings.models_of(group), slots=slots, threads=threads)
+    own = loaded.settings.models_of(group)
+    models = compile_models(loaded, own, slots=slots, threads=threads)
+    costs = tables(own, models, slots=slots, threads=threads)
     _check_memory_limit(loaded, group)
 
     def connect() -> Connection:
@@ -82,7 +85,8 @@ def run_worker(
     log.info(
         "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
     )
-    worker = Worker(unique, LocalSlots(models=models, slots=slots), connect, ready=ready)
+    local = LocalSlots(models=models, slots=slots, costs=costs)
+    worker = Worker(unique, local, connect, ready=ready)
     return trio.run(_run, worker, loaded.settings.server.grace_s, group.memory_limit, ready_channel)
 
 
