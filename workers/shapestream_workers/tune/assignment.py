@@ -19,7 +19,7 @@ from shapestream_workers.models import available_cpus, model_spec, problem_of
 from shapestream_workers.tune.bench_file import subject_of
 from shapestream_workers.tune.edited_file import require_editor, write_tuned
 from shapestream_workers.tune.plot import require_plots, write_plot
-from shapestream_workers.tune.report import lines_of, plain_report, spell_verdict, table_of
+from shapestream_workers.tune.report import WIDTH, lines_of, plain_report, spell_verdict, table_of
 from shapestream_workers.tune.tuning import Options, Outcome, run_tuning
 from shapestream_workers.tune.workload import read_workload
 
@@ -51,7 +51,10 @@ class Assignment:
         if as_json:
             typer.echo(json.dumps(plain_report(outcome, str(self.target)), indent=2))
             return
-        Console().print(table_of(outcome))
+        console = Console()
+        if not console.is_terminal:
+            console.width = WIDTH
+        console.print(table_of(outcome))
         for line in spell_verdict(outcome):
             typer.echo(line)
         typer.echo(f"written: {self.target}" + (f", {self.plot}" if self.plot is not None else ""))

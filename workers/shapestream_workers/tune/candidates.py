@@ -90,6 +90,13 @@ class Candidate:
         """For tables and plots."""
         return f"{self.placement}; {self.shapes}" + (" (as it is)" if self.is_baseline else "")
 
+    @property
+    def calls_key(self) -> tuple[object, ...]:
+        """Equal for candidates whose calls cost the same: a cap on shapes changes which calls are made, not their cost."""
+        place, shapes = self.placement, self.shapes
+        sizes = tuple(sorted((name, tuple(allowed)) for name, allowed in shapes.sizes.items()))
+        return (place.all_slots, place.all_threads, shapes.strategy, sizes, shapes.static)
+
     def with_shapes(self, shapes: ShapeChoice) -> Candidate:
         """Elsewhere the same."""
         return replace(self, shapes=shapes, is_baseline=False)

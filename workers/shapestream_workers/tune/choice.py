@@ -12,11 +12,13 @@ from math import isfinite, sqrt
 from statistics import median
 from typing import Literal, TypeAlias
 
-__all__ = ["LEAST_NOISE", "Objective", "Scored", "choose", "noise_of"]
+__all__ = ["LEAST_NOISE", "UNKNOWN_NOISE", "Objective", "Scored", "choose", "noise_of"]
 
 Objective: TypeAlias = Literal["throughput", "latency"]
 LEAST_NOISE = 0.02
 """Relative: differences below this are never believed, however alike the rounds were."""
+UNKNOWN_NOISE = 0.15
+"""Relative: what is assumed where single rounds show no noise."""
 ALIKE_MEMORY = 0.10
 """Relative: resident memory moves by so much from run to run."""
 
@@ -48,7 +50,7 @@ def noise_of(scored: Sequence[Scored]) -> float:
     alike = [each for each in scored if each.values and all(map(isfinite, each.values)) and each.middle > 0]
     rounds = min((len(each.values) for each in alike), default=0)
     if rounds < 2:
-        return LEAST_NOISE
+        return UNKNOWN_NOISE
     common = [median(each.values[number] / each.middle for each in alike) for number in range(rounds)]
     deviations = [
         abs(each.values[number] / each.middle / common[number] - 1)

@@ -16,7 +16,6 @@ from shapestream_workers.tune.candidates import Candidate
 from shapestream_workers.tune.children import ChildEnded, running
 from shapestream_workers.tune.measuring import Wishes
 from shapestream_workers.tune.prediction import predict
-from shapestream_workers.tune.proposals import calls_to_measure
 from shapestream_workers.tune.trials import Budget, Calibration, Trial
 from shapestream_workers.tune.workload import Workload
 
@@ -28,7 +27,6 @@ Say: TypeAlias = Callable[[str], None]
 CALLS_SHARE = 0.03
 """Of the budget, for the calls of one candidate: some ten of them take their turn."""
 LEAST_CALLS_S = 0.5
-_Key: TypeAlias = tuple[Any, ...]
 
 
 class Calibrator:
@@ -42,7 +40,6 @@ class Calibrator:
         budget: Budget,
         folder: Path,
         *,
-        max_batch: int,
         in_flight: int,
         say: Say,
     ) -> None:
@@ -51,15 +48,14 @@ class Calibrator:
         self._signature = signature
         self._budget = budget
         self._folder = folder
-        self._max_batch = max_batch
         self._in_flight = in_flight
         self._say = say
-        self._known: dict[_Key, Calibration | str] = {}
+        self._known: dict[tuple[object, ...], Calibration | str] = {}
 
     async def calibrate(self, candidate: Candidate, *, until_left_s: float) -> Trial:
         """Measures and predicts, as long as the budget does not fall below `until_left_s`."""
         trial = Trial(candidate=candidate)
-        key = _key(candidate)
+        key = candidate.calls_key
         if key not in self._known:
             left = self._budget.left() - until_left_s
             if left <= 0:
@@ -83,9 +79,6 @@ class Calibrator:
         wishes = Wishes(
             slots=candidate.placement.all_slots,
             threads=candidate.placement.all_threads,
-            calls=calls_to_measure(
-                self._workload, self._signature, candidate.shapes, max_batch=self._max_batch
-            ),
             budget_s=max(LEAST_CALLS_S, CALLS_SHARE * self._budget.seconds),
         )
         self._say(f"measuring calls: {candidate.label}")
@@ -133,13 +126,6 @@ def _strategy_of(candidate: Candidate, signature: ModelSignature) -> dict[str, A
     static = [dict(zip(signature.dimensions, sizes, strict=True)) for sizes in shapes.static]
     cap = {"strategy": "native", "max_prepared": shapes.max_prepared}
     return {"strategy": {**cap, "static": static} if static else cap}
-
-
-def _key(candidate: Candidate) -> _Key:
-    """What the seconds of calls depend on."""
-    place, shapes = candidate.placement, candidate.shapes
-    sizes = tuple(sorted((name, tuple(allowed)) for name, allowed in shapes.sizes.items()))
-    return (place.all_slots, place.all_threads, shapes.strategy, sizes, shapes.static)
 
 
 def _parsed(said: bytes) -> dict[str, Any] | None:

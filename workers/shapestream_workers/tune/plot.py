@@ -56,27 +56,29 @@ def write_plot(outcome: Outcome, path: Path) -> None:
     left.set_xlabel(
         "results per second" if objective == "throughput" else "p99 in ms, at the trace's own times"
     )
-    right.set_xlabel("memory in MiB (pale: of the calls alone)")
+    right.set_xlabel("memory in MiB")
     left.set_title(
         f"{outcome.workload.model}: {len(outcome.workload.requests)} recorded requests", fontsize=10
     )
-    _legend(left)
+    _legend(figure)
     figure.savefig(path)
 
 
-def _legend(axes: Any) -> None:
+def _legend(figure: Any) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    axes.legend(
+    figure.legend(
         handles=[
             Patch(color=_CHOSEN, label="chosen (median of its rounds)"),
             Patch(color=_OTHER, label="others that were served"),
+            Patch(color=_PALE, label="memory of the model alone"),
             Line2D([], [], marker="o", color="black", linestyle="", markersize=3, label="one round"),
             Line2D([], [], marker="D", color="#c44e52", linestyle="", markersize=5, label="predicted"),
         ],
-        fontsize=7,
-        loc="lower right",
+        fontsize=8,
+        ncols=5,
+        loc="outside lower center",
     )
 
 

@@ -1,4 +1,4 @@
-"""What is worth trying for a workload: choices of shapes, and the calls to measure them by. Pure.
+"""What is worth trying for a workload: choices of shapes. Pure.
 
 The proof of padding is not judged here: whatever pads is proposed only where the file allows padding, and each
 candidate's own start puts it to the proof, as serving it would.
@@ -6,14 +6,12 @@ candidate's own start puts it to the proof, as serving it would.
 
 from __future__ import annotations
 
-from math import prod
-
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.tune.candidates import ShapeChoice
 from shapestream_workers.tune.sizes import best_boundaries, powers_of_two
 from shapestream_workers.tune.workload import Workload, hot_shapes
 
-__all__ = ["Proposals", "calls_to_measure", "propose"]
+__all__ = ["Proposals", "propose"]
 
 CAPS = (64, 16)
 """Numbers of prepared shapes that `max_prepared` is tried with."""
@@ -22,8 +20,6 @@ BUCKETS = (4, 8)
 MOST_STATIC = 8
 HOT_SHARE = 0.02
 """A shape that fewer of the requests have is not hot: its static model would stand idle."""
-ROW_STEPS = (1, 4, 16)
-_SHARES = (0.5, 0.05, 0.95, 0.25, 0.75, 1.0)
 
 
 class Proposals:
@@ -115,29 +111,3 @@ def _buckets(
         if sizes not in tried:
             tried.append(sizes)
     return tried
-
-
-def calls_to_measure(
-    workload: Workload, signature: ModelSignature, choice: ShapeChoice, *, max_batch: int
-) -> tuple[tuple[int, ...], ...]:
-    """Sizes of calls that span what the trace will need: the static ones first, then few rows before many.
-
-    Shapes are quantiles of the requests' by elements, so that what is common is measured where it lies.
-    """
-    shapes = _typical_shapes(workload, signature)
-    calls: list[tuple[int, ...]] = list(choice.static)
-    if not signature.has_batch:
-        return tuple(dict.fromkeys([*calls, *shapes]))
-    steps = sorted({min(rows, max_batch) for rows in (*ROW_STEPS, max_batch)})
-    for rows in steps:
-        calls += [(rows, *shape) for shape in shapes]
-    return tuple(dict.fromkeys(calls))
-
-
-def _typical_shapes(workload: Workload, signature: ModelSignature) -> list[tuple[int, ...]]:
-    first = 1 if signature.has_batch else 0
-    ordered = sorted(
-        (request.sizes[first:] for request in workload.requests), key=lambda sizes: (prod(sizes), sizes)
-    )
-    last = len(ordered) - 1
-    return list(dict.fromkeys(ordered[round(share * last)] for share in _SHARES))

@@ -6,7 +6,7 @@ at its own time, whatever became of the others: how long users wait, counted fro
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from time import perf_counter
@@ -58,9 +58,18 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 async def replay_closed(
-    client: Client, model: str, requests: Sequence[TraceRequest], maker: InputMaker, in_flight: int
+    client: Client,
+    model: str,
+    requests: Iterable[TraceRequest],
+    maker: InputMaker,
+    *,
+    in_flight: int,
+    most_s: float,
 ) -> Round:
-    """All of `requests`, `in_flight` at a time, as fast as they are answered. Deadlines are left out."""
+    """`requests`, `in_flight` at a time, as fast as they are answered; none is begun after `most_s` seconds.
+
+    Deadlines are left out.
+    """
     sent: dict[int, float] = {}
     latencies: list[float] = []
     failures: list[str] = []
@@ -68,7 +77,10 @@ async def replay_closed(
     async def source() -> AsyncIterator[tuple[int, object]]:
         for number, request in enumerate(requests):
             inputs = maker.arrays(request.sizes)
-            sent[number] = perf_counter()
+            now = perf_counter()
+            if now - began > most_s:
+                return
+            sent[number] = now
             yield number, inputs
 
     began = perf_counter()
@@ -81,7 +93,7 @@ async def replay_closed(
             else:
                 failures.append(str(getattr(result, "error", result)))
     return Round(
-        requests=len(requests),
+        requests=len(sent),
         seconds=perf_counter() - began,
         latencies_s=tuple(latencies),
         failures=tuple(failures),

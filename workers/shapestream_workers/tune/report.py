@@ -16,9 +16,10 @@ from shapestream_workers.memory import spell_bytes
 from shapestream_workers.tune.trials import Trial
 from shapestream_workers.tune.tuning import Outcome
 
-__all__ = ["plain_report", "spell_table", "spell_verdict", "table_of"]
+__all__ = ["WIDTH", "plain_report", "spell_table", "spell_verdict", "table_of"]
 
-_WIDE = 110
+WIDTH = 120
+"""Columns of the table where no terminal says how many there are."""
 
 
 def spell_value(outcome: Outcome, value: float | None) -> str:
@@ -40,16 +41,18 @@ def table_of(outcome: Outcome) -> Table:
     """One line per candidate: the chosen one, then the others by what was measured, then by what was predicted."""
     what = "goodput" if outcome.options.objective == "throughput" else "p99"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("candidate", overflow="fold")
+    table.add_column("slots x threads", no_wrap=True)
+    table.add_column("shapes", overflow="fold")
     for heading in (f"predicted {what}", f"measured {what}", "memory", "start-up"):
         table.add_column(heading, justify="right")
     table.add_column("", overflow="fold")
     for trial in ordered(outcome):
         table.add_row(
-            trial.candidate.label,
+            str(trial.candidate.placement),
+            f"{trial.candidate.shapes}{' (as it is)' if trial.candidate.is_baseline else ''}",
             spell_value(outcome, trial.predicted(outcome.options.objective)),
             spell_value(outcome, measured(outcome, trial)),
-            spell_bytes(trial.memory_bytes) if trial.memory_bytes else "",
+            _memory(trial),
             f"{trial.startup_s:.1f} s" if trial.startup_s else "",
             _remark(outcome, trial),
         )
@@ -71,6 +74,13 @@ def ordered(outcome: Outcome) -> list[Trial]:
         )
 
     return sorted(outcome.trials, key=place)
+
+
+def _memory(trial: Trial) -> str:
+    """Of the whole server; in brackets what the model alone took, where none was served."""
+    if not trial.memory_bytes:
+        return ""
+    return spell_bytes(trial.memory_bytes) if trial.rounds else f"({spell_bytes(trial.memory_bytes)})"
 
 
 def _remark(outcome: Outcome, trial: Trial) -> str:
@@ -112,7 +122,7 @@ def _gain(outcome: Outcome) -> str:
     return f"{better} and {memory:.2f} x the memory"
 
 
-def spell_table(outcome: Outcome, width: int = _WIDE) -> str:
+def spell_table(outcome: Outcome, width: int = WIDTH) -> str:
     """The table as plain text."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(table_of(outcome))

@@ -6,9 +6,9 @@ machine is everybody's. Each round replays the same requests at every candidate,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -27,42 +27,49 @@ from shapestream_workers.tune.servers import Served, serving
 from shapestream_workers.tune.trials import Budget, Trial
 from shapestream_workers.tune.workload import Workload
 
-__all__ = ["Contest", "Plan", "plan_rounds"]
+__all__ = ["Contest", "Plan", "has_room", "plan_rounds"]
 
 MOST_FINALISTS = 4
 ROUNDS = (5, 3)
 """As many as time allows; a median of fewer than three says nothing about noise."""
 LEAST_ROUND_S, MOST_ROUND_S = 0.7, 10.0
-START_SLACK_S = 1.5
-"""What starting a server takes beyond compiling its model."""
 OVERRUN = 1.3
 """A round takes longer than planned where the real thing is slower than the warm-up let expect."""
-PATIENCE = 8.0
-"""A round that takes so many times as long as it should is given up."""
-LEAST_PATIENCE_S = 20.0
+PATIENCE = 6.0
+"""A round that takes so many times as long as it should is given up, and its candidate with it."""
+SLOW = 2.0
+"""A round of a slow candidate ends early, after so many times its length; its rate is known by then."""
+MOST_OF_A_ROUND = 1_000_000
+LEAST_START_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How the time that is left is spent."""
+    """How the time that is left is spent on the servers that run."""
 
-    finalists: int
     rounds: int
     round_s: float
 
 
-def plan_rounds(left_s: float, startups_s: list[float]) -> Plan | None:
-    """The most candidates, then the most rounds, of a length that means something; None: no time for two of them.
+def plan_rounds(left_s: float, finalists: int) -> Plan:
+    """The most rounds of a length that means something; the fewest and shortest where there is hardly any time left.
 
-    `startups_s` of the candidates in the order of their promise. One more round each goes to warming up.
+    One more round each goes to warming up.
     """
-    for finalists in range(min(MOST_FINALISTS, len(startups_s)), min(2, len(startups_s)) - 1, -1):
-        starting = sum(startups_s[:finalists]) + START_SLACK_S * finalists
-        for rounds in ROUNDS:
-            round_s = (left_s - starting) / (finalists * (rounds + 1) * OVERRUN)
-            if round_s >= LEAST_ROUND_S and finalists:
-                return Plan(finalists=finalists, rounds=rounds, round_s=min(MOST_ROUND_S, round_s))
-    return None
+    for rounds in ROUNDS:
+        round_s = left_s / (finalists * (rounds + 1) * OVERRUN)
+        if round_s >= LEAST_ROUND_S:
+            return Plan(rounds=rounds, round_s=min(MOST_ROUND_S, round_s))
+    return Plan(rounds=ROUNDS[-1], round_s=LEAST_ROUND_S)
+
+
+def has_room(left_s: float, startups_s: list[float]) -> bool:
+    """Whether one more server can be started and played at, besides those that took so long to start."""
+    if len(startups_s) < 2:
+        return left_s > 0
+    finalists = len(startups_s) + 1
+    rounds_s = finalists * (ROUNDS[-1] + 1) * OVERRUN * LEAST_ROUND_S
+    return finalists <= MOST_FINALISTS and left_s >= max(startups_s) + rounds_s
 
 
 class Contest:
@@ -89,16 +96,20 @@ class Contest:
         self._say = say
         self._maker = InputMaker(subject.settings, signature)
         self._place = 0
-        self._window = 0.0
+        self._passed_s = 0.0
 
-    async def run(self, trials: list[Trial], plan: Plan) -> None:
-        """Starts all of them, warms them up, and plays the rounds."""
+    async def run(self, trials: list[Trial]) -> None:
+        """Starts as many of them as there is time for, in this order, warms them up, and plays the rounds."""
         async with AsyncExitStack() as stack:
             running: list[tuple[Trial, Served]] = []
             for number, trial in enumerate(trials):
-                served = await self._start(stack, number, trial)
-                if served is not None:
+                if not has_room(self._budget.left(), [served.startup_s for _, served in running]):
+                    trial.skipped = "not served: others promised more"
+                elif (served := await self._start(stack, number, trial)) is not None:
                     running.append((trial, served))
+            if not running:
+                return
+            plan = plan_rounds(self._budget.left(), len(running))
             requests = await self._warm_up(running, plan)
             for number in range(plan.rounds):
                 running = [(trial, served) for trial, served in running if trial.problem is None]
@@ -107,11 +118,19 @@ class Contest:
                         trial.skipped = f"{plan.rounds - number} of {plan.rounds} rounds left out: no time"
                     return
                 self._say(f"round {number + 1} of {plan.rounds}: {len(running)} candidates")
-                some = self._slice(requests, plan.round_s)
+                some = (
+                    list(self._cycle(requests))
+                    if self._objective == "throughput"
+                    else self._window(plan.round_s)
+                )
                 # Each round begins with another one: whoever comes first may find the caches cold.
                 turn = number % max(1, len(running))
                 for trial, served in [*running[turn:], *running[:turn]]:
-                    if (played := await self._play(trial, served, some, plan.round_s)) is not None:
+                    if (
+                        played := await self._play(
+                            trial, served, some, plan.round_s, most_s=SLOW * plan.round_s
+                        )
+                    ) is not None:
                         trial.rounds.append(played)
                     trial.memory_bytes = family_bytes(served.child.pid)
 
@@ -120,7 +139,7 @@ class Contest:
         folder.mkdir()
         self._say(f"serving: {trial.candidate.label}")
         config = self._subject.write(trial.candidate, folder)
-        patience_s = max(LEAST_PATIENCE_S, PATIENCE * trial.startup_s)
+        patience_s = max(LEAST_START_S, PATIENCE * trial.startup_s)
         try:
             served = await stack.enter_async_context(
                 serving(config, self._workload.model, trial.candidate.placement.all_slots, patience_s)
@@ -135,37 +154,47 @@ class Contest:
         """Plays one round that does not count; returns how many requests a closed round should have."""
         rates: list[float] = []
         for trial, served in running:
-            expected = trial.prediction.goodput_per_s if trial.prediction else float(self._in_flight)
-            some = self._slice(max(self._in_flight, round(expected * plan.round_s / 2)), plan.round_s)
-            if (played := await self._play(trial, served, some, plan.round_s)) is not None:
+            closed = self._objective == "throughput"
+            some = self._cycle(MOST_OF_A_ROUND) if closed else iter(self._window(plan.round_s))
+            played = await self._play(trial, served, some, plan.round_s, most_s=plan.round_s)
+            if played is not None:
                 rates.append(played.goodput_per_s)
         return max(self._in_flight, round(median(rates or [1.0]) * plan.round_s))
 
-    def _slice(self, requests: int, seconds: float) -> list[TraceRequest]:
-        """The next part of the trace, from its beginning again after its end."""
+    def _cycle(self, requests: int) -> Iterator[TraceRequest]:
+        """So many from where the last ones ended, from the beginning again after the end."""
         everything = self._workload.requests
-        if self._objective == "throughput":
-            place, self._place = self._place, (self._place + requests) % len(everything)
-            doubled = (everything[(place + step) % len(everything)] for step in range(requests))
-            return list(doubled)
-        start = everything[0].at_s + self._window
+        place, self._place = self._place, (self._place + requests) % len(everything)
+        return (everything[(place + step) % len(everything)] for step in range(requests))
+
+    def _window(self, seconds: float) -> list[TraceRequest]:
+        """Those of the next so many seconds of the trace, from its beginning again after its end."""
+        everything = self._workload.requests
+        start = everything[0].at_s + self._passed_s
         some = [each for each in everything if start <= each.at_s < start + seconds]
-        self._window += seconds
+        self._passed_s += seconds
         if not some or start + seconds >= everything[-1].at_s:
-            self._window = 0.0
-        return some or list(islice(everything, self._in_flight))
+            self._passed_s = 0.0
+        return some or list(everything[: self._in_flight])
 
     async def _play(
-        self, trial: Trial, served: Served, requests: list[TraceRequest], round_s: float
+        self,
+        trial: Trial,
+        served: Served,
+        requests: Iterable[TraceRequest],
+        round_s: float,
+        *,
+        most_s: float,
     ) -> Round | None:
-        patience_s = max(LEAST_PATIENCE_S, PATIENCE * round_s)
         name = self._workload.model
-        with trio.move_on_after(patience_s):
+        with trio.move_on_after(PATIENCE * round_s):
             try:
                 if self._objective == "throughput":
-                    played = await replay_closed(served.client, name, requests, self._maker, self._in_flight)
+                    played = await replay_closed(
+                        served.client, name, requests, self._maker, in_flight=self._in_flight, most_s=most_s
+                    )
                 else:
-                    played = await replay_open(served.client, name, requests, self._maker)
+                    played = await replay_open(served.client, name, list(requests), self._maker)
             except RequestError as error:
                 trial.problem = f"{error}; {served.child.last_words()}"
                 return None
@@ -174,7 +203,5 @@ class Contest:
                 trial.problem = f"{count} of {played.requests} requests failed: {played.failures[0]}"
                 return None
             return played
-        trial.problem = (
-            f"{len(requests)} requests took more than {patience_s:.0f} s; {served.child.last_words()}"
-        )
+        trial.problem = f"a round of {round_s:.1f} s was not done within {PATIENCE * round_s:.1f} s"
         return None

@@ -27,7 +27,7 @@ from shapestream_workers.tune.candidates import Candidate, Placement, placements
 from shapestream_workers.tune.choice import Objective, choose, noise_of
 from shapestream_workers.tune.first_stage import Calibrator, Say
 from shapestream_workers.tune.proposals import propose
-from shapestream_workers.tune.second_stage import Contest, plan_rounds
+from shapestream_workers.tune.second_stage import Contest
 from shapestream_workers.tune.trials import Budget, Trial, scored
 from shapestream_workers.tune.workload import Workload
 
@@ -35,6 +35,9 @@ __all__ = ["Options", "Outcome", "TuningFailed", "run_tuning"]
 
 FIRST_STAGE_SHARE = 0.5
 """Of the budget, at most: predictions choose who runs, but only runs decide."""
+
+WORTH_A_LOOK = 0.15
+"""Relative: predictions are off by about so much, so who is predicted nearer than this to the best may be the best."""
 
 
 class TuningFailed(ShapestreamError):
@@ -80,7 +83,7 @@ def run_tuning(
     folder = Path(tempfile.mkdtemp(prefix="shapestream-tune-", dir="/tmp"))
     try:
         run = _Run(subject, workload, signature, options, folder, say)
-        return trio.run(run.to_the_end, strict_exception_groups=False)
+        return trio.run(run.to_the_end)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -111,7 +114,6 @@ class _Run:
             signature,
             self._budget,
             folder,
-            max_batch=self._max_batch,
             in_flight=options.in_flight,
             say=say,
         )
@@ -169,14 +171,11 @@ class _Run:
             (trial for trial in others if trial.prediction and trial.problem is None),
             key=lambda trial: trial.rank(objective),
         )
-        entrants = [trial for trial in (baseline, *able) if trial.problem is None]
-        plan = plan_rounds(self._budget.left(), [trial.startup_s for trial in entrants])
-        if plan is None:
-            self._notes.append("nothing was served for real: no time left (give more by --budget)")
+        entrants = [trial for trial in (baseline, *varied(able, objective)) if trial.problem is None]
+        if entrants and self._budget.left() <= 0:
+            self._notes.append("there is no time left to serve them (give more by --budget)")
             return
-        for trial in entrants[plan.finalists :]:
-            trial.skipped = "not served: others promised more"
-        await self._contest.run(entrants[: plan.finalists], plan)
+        await self._contest.run(entrants)
 
     def _outcome(self) -> Outcome:
         """What was measured decides; without any real run, nothing does, and the file stays as it is."""
@@ -196,6 +195,22 @@ class _Run:
             seconds=self._budget.spent(),
             notes=self._notes,
         )
+
+
+def varied(able: list[Trial], objective: Objective) -> list[Trial]:
+    """The same, the most promising first, but what makes other calls before more of the same.
+
+    Candidates that differ in a cap alone are predicted alike; one of them shows what the cap costs, and a place is left
+    for another idea, unless that promises clearly less.
+    """
+    if not able:
+        return []
+    best = abs(able[0].rank(objective)[0])
+    first: dict[object, Trial] = {}
+    for trial in able:
+        if abs(abs(trial.rank(objective)[0]) - best) <= WORTH_A_LOOK * best:
+            first.setdefault(trial.candidate.calls_key, trial)
+    return [*first.values(), *(trial for trial in able if trial not in first.values())]
 
 
 async def _obey_sigterm() -> None:

@@ -1,0 +1,126 @@
+"""`shapestream tune` on a real model: measured in real processes, within its budget, and a file that can be served."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import psutil
+import pytest
+import yaml
+from openvino import opset13 as ops
+from tests.e2e.conftest import until
+
+from shapestream.simulation.trace import TraceRequest, header_line, request_line
+
+pytestmark = pytest.mark.e2e
+
+BUDGET_S = 20
+
+
+def summing_model(path: Path) -> None:
+    """y[row] = the sum over seq of x[row, seq] @ w: padding with zeros changes nothing."""
+    weights = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    x = ops.parameter([-1, -1, 16], np.float32)
+    x.output(0).get_tensor().set_names({"x"})
+    y = ops.reduce_sum(ops.matmul(x, ops.constant(weights), False, False), ops.constant([1]))
+    y.output(0).get_tensor().set_names({"y"})
+    ov.save_model(ov.Model([ops.result(y)], [x]), path, compress_to_fp16=False)
+
+
+YAML = """\
+# Sums.
+models:
+  - name: sums   # its name
+    path: sums.xml
+    inputs:
+      x: {shape: "batch:1..16, seq:1..128, 16", pad: {seq: 0}}
+in_process: true
+"""
+
+
+@pytest.fixture
+def prepared(workplace: Any) -> Any:
+    """A folder with a model, its YAML and a trace of three common lengths."""
+    summing_model(workplace.folder / "sums.xml")
+    workplace.write("server: {listen: [ipc://s.sock]}\n" + YAML, "sums.yaml")
+    lengths = (8, 8, 8, 24, 24, 100)
+    requests = [TraceRequest(n * 0.002, 0, 0, (1, lengths[n % 6])) for n in range(600)]
+    write_trace(workplace.folder / "sums.trace", "sums", requests)
+    return workplace
+
+
+def write_trace(path: Path, model: str, requests: list[TraceRequest]) -> None:
+    """A trace of one model."""
+    lines = [header_line({model: ("batch", "seq")}), *map(request_line, requests)]
+    path.write_text("".join(lines))
+
+
+def test_a_tuned_file_is_written_with_what_justifies_it(prepared: Any) -> None:
+    """The user's file is measured too, something is chosen among what was measured, and the result can be used."""
+    folder = prepared.folder
+    ran = prepared.run(
+        *("tune", "sums.yaml", "--trace", "sums.trace", "--budget", str(BUDGET_S)),
+        *("--json", "--plot", "sums.svg"),
+    )
+    assert 0 == ran.returncode, ran.stderr
+    report = json.loads(ran.stdout)
+    candidates = report["candidates"]
+    (chosen,) = [each for each in candidates if each["chosen"]]
+    (as_it_is,) = [each for each in candidates if each["as_it_is"]]
+    for each in (chosen, as_it_is):
+        assert each["measured"] > 0
+        assert each["predicted"] > 0
+        assert each["memory_bytes"] > 1 << 20
+    for each in candidates:
+        assert each["measured"] or each["problem"] or each["skipped"]
+    assert "<svg" in (folder / "sums.svg").read_text()
+    text = (folder / "sums.tuned.yaml").read_text()
+    assert text.startswith("# Made by `shapestream tune` from sums.yaml and sums.trace.")
+    assert "# its name" in text
+    tuned = yaml.safe_load(text)
+    if not chosen["as_it_is"]:
+        assert chosen["placement"]["slots"] == tuned["in_process"]["slots"]
+    checked = prepared.run("check", "sums.tuned.yaml")
+    assert 0 == checked.returncode, checked.stderr
+
+
+def test_what_does_not_fit_together_is_told_before_anything_is_measured(prepared: Any) -> None:
+    """A trace of another model, sizes that the model does not take, no requests, and the input as the output: status 3."""
+    folder = prepared.folder
+    write_trace(folder / "other.trace", "other", [TraceRequest(0.0, 0, 0, (1, 8))])
+    write_trace(folder / "large.trace", "sums", [TraceRequest(0.0, 0, 0, (1, 999))])
+    write_trace(folder / "empty.trace", "sums", [])
+    for trace, extra, words in (
+        ("other.trace", (), "no request of the model 'sums'; it is about other"),
+        ("large.trace", (), "seq 999: the model takes 1..128"),
+        ("empty.trace", (), "no request"),
+        ("gone.trace", (), "no such file"),
+        ("sums.trace", ("--out", "sums.yaml"), "never overwritten"),
+        ("sums.trace", ("--model", "sum"), "there is no model 'sum'"),
+        ("sums.trace", ("--plot", "sums.txt"), "a plot is a file called .svg"),
+    ):
+        ran = prepared.run("tune", "sums.yaml", "--trace", trace, *extra)
+        assert (3, "") == (ran.returncode, ran.stdout), ran.stderr
+        assert words in ran.stderr
+    assert not (folder / "sums.tuned.yaml").exists()
+
+
+def test_an_interrupted_run_leaves_nothing_behind(prepared: Any) -> None:
+    """Ctrl-C ends the processes that it started; nothing is written."""
+    command = prepared.start("tune", "sums.yaml", "--trace", "sums.trace")
+    command.family |= {child.pid for child in _some_child(command.pid)}
+    command.send(signal.SIGINT)
+    assert 1 == command.wait()
+    assert "interrupted" in command.log.read_text()
+    assert command.family_is_gone()
+    assert not (prepared.folder / "sums.tuned.yaml").exists()
+
+
+def _some_child(pid: int) -> list[psutil.Process]:
+    found: list[psutil.Process] = until("a child process", lambda: psutil.Process(pid).children())
+    return found

@@ -1,0 +1,92 @@
+"""What is read of a trace, and what is told of one that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from shapestream.errors import ConfigurationError
+from shapestream.serving.models import ModelOptions
+from shapestream.simulation.trace import TraceRequest, header_line, request_line
+from shapestream_engine.cost_table import CostPoint, CostTable
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.tune.prediction import predict
+from shapestream_workers.tune.workload import read_workload
+
+SIGNATURE = ModelSignature.from_dict(
+    {
+        "name": "m",
+        "inputs": [{"name": "x", "element_type": "f32", "shape": "batch:1..8, seq:1..64", "pad": {"seq": 0}}],
+        "outputs": [{"name": "y", "element_type": "f32", "shape": "batch, 4", "rule": {"rule": "rows"}}],
+    }
+)
+
+
+def write(
+    path: Path, requests: list[TraceRequest], models: Mapping[str, tuple[str, ...]] | None = None
+) -> Path:
+    """A trace, by default of the model m alone."""
+    lines = [header_line(models or {"m": ("batch", "seq")}), *map(request_line, requests)]
+    path.write_text("".join(lines))
+    return path
+
+
+def test_one_models_requests_are_read(tmp_path: Path) -> None:
+    """In order, with their times; those of other models are left out."""
+    requests = [TraceRequest(number / 10, number % 2, 0, (1, 1 + number)) for number in range(10)]
+    models = {"other": ("batch", "seq"), "m": ("batch", "seq")}
+    workload = read_workload(write(tmp_path / "t", requests, models), "m", SIGNATURE)
+    assert [2, 4, 6, 8, 10] == [request.sizes[1] for request in workload.requests]
+    assert 5.0 == pytest.approx(workload.rate_per_s)
+    assert {2: 1, 4: 1, 6: 1, 8: 1, 10: 1} == workload.counts_along(1)
+
+
+@pytest.mark.parametrize(
+    ("models", "sizes", "words"),
+    [
+        ({"other": ("batch", "seq")}, (1, 1), "no request of the model 'm'; it is about other"),
+        ({"m": ("batch", "length")}, (1, 1), r"\[batch, length\], but the model has \[batch, seq\]"),
+        ({"m": ("seq",)}, (1,), "a trace of another model"),
+        ({"m": ("batch", "seq")}, (1, 65), r"seq 65: the model takes 1\.\.64"),
+        ({"m": ("batch", "seq")}, (9, 1), "batch 9: the model takes"),
+    ],
+)
+def test_a_trace_that_does_not_fit_is_refused(
+    tmp_path: Path, models: Mapping[str, tuple[str, ...]], sizes: tuple[int, ...], words: str
+) -> None:
+    """With the file, and what does not fit."""
+    path = write(tmp_path / "t", [TraceRequest(0.0, 0, 0, sizes)], models)
+    with pytest.raises(ConfigurationError, match=words) as raised:
+        read_workload(path, "m", SIGNATURE)
+    assert str(path) in str(raised.value)
+
+
+def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
+    """Nothing can be learned from it."""
+    with pytest.raises(ConfigurationError, match="no request"):
+        read_workload(write(tmp_path / "t", []), "m", SIGNATURE)
+
+
+def test_more_slots_and_cheaper_calls_are_predicted_to_do_more() -> None:
+    """The scheduler over the trace at measured costs: goodput near the sum of the slots, p99 no less than a call."""
+    requests = [TraceRequest(number * 0.02, 0, 0, (1, 8 + number % 8)) for number in range(200)]
+
+    def table(fixed_s: float) -> CostTable:
+        points = [
+            CostPoint(sizes=(rows, seq), seconds=fixed_s + 1e-4 * rows * seq)
+            for rows in (1, 2, 4, 8)
+            for seq in (1, 8, 16, 64)
+        ]
+        return CostTable(key="k", dimensions=("batch", "seq"), points=tuple(points))
+
+    def goodput(fixed_s: float, slots: int) -> float:
+        options = ModelOptions(max_batch=8)
+        found = predict(SIGNATURE, options, table(fixed_s), requests, slots=slots, in_flight=32)
+        assert found.p99_s >= fixed_s + 8e-4
+        return found.goodput_per_s
+
+    slow, fast = goodput(0.010, 1), goodput(0.001, 1)
+    assert fast > 1.5 * slow
+    assert goodput(0.010, 2) > 1.5 * slow
