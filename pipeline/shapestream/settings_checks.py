@@ -82,8 +82,23 @@ def _model(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
             yield where, f'there is no input "{followed}" {did_you_mean(followed, list(inputs))}'
     yield from _rules(location, outputs, complete=path is None)
     yield from shapes_findings((*location, "shapes"), model)
+    yield from _invariance(location, model)
     for name, probe in _mapping(model.get("probe")).items():
         yield from _probe((*location, "probe", name), _mapping(probe))
+
+
+def _invariance(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
+    """Calls that are all alike leave nothing for `shapes` to choose."""
+    invariant = _mapping(model.get("batching")).get("batch_invariant")
+    if invariant is None or invariant is False:
+        return
+    shapes = _mapping(model.get("shapes"))
+    for key, value in shapes.items():
+        if value not in ("native", None, [], False):
+            message = (
+                "batch_invariant runs exact shapes, in calls of a fixed number of rows (remove one of them)"
+            )
+            yield (*location, "shapes", key), message
 
 
 def _suffix(location: Location, path: str, engine: Any) -> Iterator[Finding]:

@@ -187,6 +187,17 @@ def read_sizes(value: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def read_invariant(value: Any) -> bool | int:
+    """Whether, or with how many rows, calls are all alike."""
+    if isinstance(value, bool):
+        return value
+    if type(value) is not int or value < 1:
+        raise _wrong(
+            f"expected true, false or a number of rows from 1, got {describe(value)} (write true, or 8)"
+        )
+    return value
+
+
 def check_element_type(value: Any) -> str:
     """One of the engine's element types."""
     if isinstance(value, str) and value in ELEMENT_TYPES:

@@ -13,8 +13,10 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings, ShapesSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.yaml_source import Location
+from shapestream_engine.batching.padded import Padded
 from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.batching.strategy import Strategy
+from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.prepared import PreparedLimits
@@ -33,8 +35,12 @@ def available_cpus() -> int:
 
 
 def model_spec(model: ModelSettings) -> ModelSpec:
-    """The model as the engine wants it described, with all the padding that the configuration allows."""
-    return ModelSpec(
+    """The model as the engine wants it described, with all the padding that the configuration allows.
+
+    Where results must not depend on the company, every call has the same number of rows, and nothing is padded.
+    """
+    rows = model.batching.invariant_rows
+    spec = ModelSpec(
         name=model.name,
         path=None if model.path is None else Path(model.path),
         function=model.function,
@@ -57,6 +63,10 @@ def model_spec(model: ModelSettings) -> ModelSpec:
         strategy=_strategy(model.shapes),
         prepared=_limits(model.shapes),
     )
+    if rows is None:
+        return spec
+    padded = frozenset(name for port in model.inputs.values() for name in port.pad)
+    return replace(without_padding(spec, padded), strategy=Padded({BATCH: (rows,)}))
 
 
 def _strategy(shapes: ShapesSettings) -> Strategy:
@@ -148,6 +158,8 @@ def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError)
 def _location(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> Location:
     """The setting that the engine's complaint is about, as far as the kind of the error and its words tell."""
     location: Location = ("models", loaded.settings.models.index(model))
+    if model.batching.invariant_rows is not None and "strategy padded: 'batch'" in str(error):
+        return (*location, "batching", "batch_invariant")
     if isinstance(error, EngineMissing):
         return (*location, "engine")
     if isinstance(error, ModelLoadError):

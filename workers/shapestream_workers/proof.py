@@ -49,7 +49,12 @@ def probe_options(model: ModelSettings) -> ProbeOptions:
     """What the configuration says about realistic inputs, as the engine takes it."""
     values = {name: known for name, probe in model.probe.items() if (known := _values(probe)) is not None}
     samples = {name: Path(probe.samples) for name, probe in model.probe.items() if probe.samples is not None}
-    return ProbeOptions(values=values, samples=samples, max_batch=model.batching.max_batch)
+    return ProbeOptions(
+        values=values,
+        samples=samples,
+        max_batch=model.batching.max_batch,
+        batch_invariant=model.batching.invariant_rows is not None,
+    )
 
 
 def probe_model(

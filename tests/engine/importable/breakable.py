@@ -132,3 +132,15 @@ def limited(x: Array) -> Array:
     if x.shape[1] % 8 or x.min() < 0 or x.max() > 1:
         raise ValueError("not an input of mine")
     return (x * 3).astype(np.float32)
+
+
+def barely(x: Array) -> Array:
+    """Lets a neighbour change the last bits of a result, as summing in another order does."""
+    return np.asarray(x + np.float32(1e-6) * (x.sum(axis=0) > 0), np.float32)
+
+
+def by_position(x: Array) -> Array:
+    """Is a little off in every row but the first."""
+    result = np.array(x, np.float32)
+    result[1:] = np.nextafter(result[1:], np.float32(np.inf))
+    return result

@@ -1,0 +1,214 @@
+"""Batch-invariant mode: the same bits whoever shares the call, proved at the start, or refused."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import trio
+from openvino import opset13 as op
+from tests.pipeline.serving.harness import memory_serving
+
+from shapestream.errors import ConfigurationError
+from shapestream.serving.executors import LocalSlots
+from shapestream.settings_loader import load_settings
+from shapestream.wire.messages import Failure, Request, Result
+from shapestream_engine import CompiledModel, Padded
+from shapestream_engine.layout import Tensors
+from shapestream_workers.models import compile_models, model_spec
+
+IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
+Array = np.ndarray[Any, Any]
+
+YAML = """\
+models:
+  - name: m
+    {source}
+    inputs: {{x: {{shape: "batch:1..8, n:1..64", element_type: f32, pad: {{n: 0}}}}}}
+    outputs: {{y: {{shape: "batch, n", element_type: f32, rule: rows}}}}
+    shapes: {shapes}
+    batching: {batching}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(IMPORTABLE))
+
+
+def written(
+    folder: Path, batching: str, source: str = "function: breakable:slightly", shapes: str = "{}"
+) -> Path:
+    """A configuration of one model."""
+    path = folder / "x.yaml"
+    path.write_text(YAML.format(source=source, shapes=shapes, batching=batching))
+    return path
+
+
+def compiled(path: Path) -> CompiledModel:
+    """The model, proved; raises `ConfigurationError`."""
+    loaded = load_settings(path)
+    return compile_models(loaded, loaded.settings.models, slots=1, threads=1)["m"]
+
+
+@pytest.mark.parametrize(
+    ("batching", "rows"),
+    [
+        ("{}", None),
+        ("{batch_invariant: false}", None),
+        ("{batch_invariant: true}", 4),
+        ("{batch_invariant: true, max_batch: 2}", 2),
+        ("{batch_invariant: true, max_batch: 64}", 4),
+        ("{batch_invariant: 8}", 8),
+        ("{batch_invariant: 1}", 1),
+    ],
+)
+def test_every_call_has_as_many_rows_as_is_said_and_nothing_is_padded(
+    tmp_path: Path, batching: str, rows: int | None
+) -> None:
+    """`true` means 4, or fewer where a batch has no more."""
+    (model,) = load_settings(written(tmp_path, batching)).settings.models
+    spec = model_spec(model)
+    if rows is None:
+        assert {"n": 0} == spec.inputs["x"].pad
+        return
+    assert Padded({"batch": (rows,)}) == spec.strategy
+    assert {} == spec.inputs["x"].pad
+
+
+@pytest.mark.parametrize(
+    ("batching", "shapes", "words"),
+    [
+        (
+            "{batch_invariant: 0}",
+            "{}",
+            "batching.batch_invariant: expected true, false or a number of rows from 1",
+        ),
+        ("{batch_invariant: many}", "{}", 'a number of rows from 1, got "many" (write true, or 8)'),
+        (
+            "{batch_invariant: true}",
+            "{max_prepared: 9}",
+            "shapes.max_prepared: batch_invariant runs exact shapes",
+        ),
+        (
+            "{batch_invariant: 2}",
+            "{strategy: bucketed, n: 8}",
+            "shapes.strategy: batch_invariant runs exact shapes",
+        ),
+        ("{batch_invariant: 2}", "{static: [{batch: 1, n: 8}]}", "shapes.static: batch_invariant runs exact"),
+    ],
+)
+def test_what_contradicts_it_is_refused(tmp_path: Path, batching: str, shapes: str, words: str) -> None:
+    """With the place of what to remove."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(written(tmp_path, batching, shapes=shapes))
+    assert words in "\n".join(caught.value.problems)
+
+
+def test_more_rows_than_the_model_takes_are_refused(tmp_path: Path) -> None:
+    """Where the setting stands."""
+    with pytest.raises(ConfigurationError) as caught:
+        compiled(written(tmp_path, "{batch_invariant: 9}"))
+    (problem,) = caught.value.problems
+    assert "models[0].batching.batch_invariant" in problem
+    assert "9 is not within 1..8" in problem
+
+
+@pytest.mark.parametrize("function", ["barely", "by_position"])
+def test_a_model_whose_last_bits_depend_on_the_company_is_refused(tmp_path: Path, function: str) -> None:
+    """Though it is served without the mode, where that much is within the tolerance of its element type."""
+    source = f"function: breakable:{function}"
+    compiled(written(tmp_path, "{}", source)).close()
+    with pytest.raises(ConfigurationError) as caught:
+        compiled(written(tmp_path, "{batch_invariant: true}", source))
+    refused = [line for line in caught.value.problems if "batching.batch_invariant" in line]
+    assert 1 == len(refused)
+    assert "output 'y': the results depend on who shares the call: largest difference" in refused[0]
+    assert "where 0 is allowed" in refused[0]
+
+
+def mixing(folder: Path) -> Path:
+    """[batch, n] -> [batch, n]: two layers over the last axis, of sums long enough to be added in several orders."""
+    x = op.parameter([-1, -1], np.float32, name="x")
+    random = np.random.default_rng(0)
+    wide = op.unsqueeze(x, op.constant(np.int64(2)))
+    for rows, columns in ((1, 256), (256, 257), (257, 1)):
+        weights = op.constant(random.standard_normal((rows, columns)).astype(np.float32))
+        wide = op.tanh(op.matmul(wide, weights, False, False))
+    result = op.squeeze(wide, op.constant(np.int64(2)))
+    result.output(0).get_tensor().set_names({"y"})
+    path = folder / "mixing.xml"
+    ov.save_model(ov.Model([op.result(result)], [x]), path, compress_to_fp16=False)
+    return path
+
+
+def served(model: CompiledModel, rounds: list[list[Array]]) -> list[list[bytes]]:
+    """What a server answers to each round, all of whose requests come in one message."""
+    answers: list[list[bytes]] = []
+
+    async def main() -> None:
+        # Real threads run, so the clock is the real one.
+        with trio.fail_after(60):
+            async with memory_serving(LocalSlots(models={"m": model})) as running:
+                client = running.client()
+                await client.open_session(model="m")
+                number = 0
+                for arrays in rounds:
+                    got: dict[int, bytes] = {}
+                    first = number
+                    requests = []
+                    for array in arrays:
+                        tensors = Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),))
+                        requests.append(
+                            Request(sequence=number, model=0, remaining_ms=None, priority=0, tensors=tensors)
+                        )
+                        number += 1
+                    client.say(*requests)
+                    while len(got) < len(arrays):
+                        answer: Any = await client.hear((Result, Failure))  # type: ignore[arg-type] # either of them
+                        assert isinstance(answer, Result), answer
+                        got[answer.sequence] = bytes(answer.tensors.buffers[0])
+                    answers.append([got[first + place] for place in range(len(arrays))])
+
+    trio.run(main)
+    return answers
+
+
+def test_results_are_equal_to_the_bit_whoever_comes_along(tmp_path: Path) -> None:
+    """On the real OpenVINO and through a real server: alone, at any place, beside anything, and in several rows."""
+    path = written(tmp_path, "{batch_invariant: true}", f"path: {mixing(tmp_path)}")
+    model = compiled(path)
+    random = np.random.default_rng(1)
+    ones = [random.standard_normal((1, 23)).astype(np.float32) for _ in range(3)]
+    strangers = [(random.standard_normal((rows, 23)) * 1e3).astype(np.float32) for rows in (1, 2, 3, 1, 1)]
+    rounds = [[one] for one in ones]
+    rounds += [[*strangers[:place], one, *strangers[place:]] for one in ones for place in range(6)]
+    rounds += [
+        [ones[2], ones[1], ones[0]],
+        [np.concatenate(ones)],
+        [random.random((1, 9), np.float32), ones[0]],
+    ]
+    answers = served(model, rounds)
+    alone = [answers[place][0] for place in range(3)]
+    at = 3
+    for number in range(3):
+        for place in range(6):
+            assert alone[number] == answers[at][place]
+            at += 1
+    assert alone[::-1] == answers[at]
+    assert b"".join(alone) == answers[at + 1][0]
+    assert alone[0] == answers[at + 2][1]
+    model.close()
+
+
+def test_the_signature_says_that_nothing_is_padded(tmp_path: Path) -> None:
+    """What clients and `models` see."""
+    model = compiled(written(tmp_path, "{batch_invariant: 2}", f"path: {mixing(tmp_path)}"))
+    described = textwrap.dedent("\n".join(model.signature.describe()))
+    assert "batch: 1..8, filled up to calls of 2" in described
+    assert "n: 1..64, never padded" in described
+    model.close()
