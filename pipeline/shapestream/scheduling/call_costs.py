@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.rounding import ShapeRounding
 
-__all__ = ["Call", "CallCosts", "CallSizes", "Prediction"]
+__all__ = ["Call", "CallCosts", "Prediction"]
 
 _REMEMBERED = 2048
 """Shapes whose costs are remembered, at most; then all are forgotten."""
@@ -45,17 +46,6 @@ class Prediction(Protocol):
         """What it costs extra if this batch's call is new to the device."""
 
 
-class CallSizes(Protocol):
-    """Sizes that calls are rounded up to (rounding.py)."""
-
-    @property
-    def version(self) -> int:
-        """Another one when sizes have changed."""
-
-    def call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
-        """The rows and the shape of the call for such a batch; neither is smaller."""
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a batch is run as, and for how long."""
@@ -80,7 +70,9 @@ class CallCosts:
         "surface",
     )
 
-    def __init__(self, surface: Prediction, profile: ModelProfile, sizes: CallSizes | None = None) -> None:
+    def __init__(
+        self, surface: Prediction, profile: ModelProfile, sizes: ShapeRounding | None = None
+    ) -> None:
         self.surface = surface
         self.profile = profile
         self.sizes = sizes
@@ -136,25 +128,24 @@ class CallCosts:
     def started(self, rows: int, shape: Shape) -> None:
         """A call of these sizes is about to run, so that the device will know them."""
         new = self._new.get(shape)
-        if new is not None and rows < len(new) and new[rows]:
+        if new is None or rows >= len(new) or not new[rows]:
+            return
+        if self.sizes is None:
             new[rows] = 0.0
             self._tables.pop(shape, None)
+        else:
+            # Batches of other sizes may be rounded to the same call. This happens once for each that there is.
+            self._new.clear()
+            self._tables.clear()
+            self._best.clear()
 
     # ------------------------------------------------------------ many at once
 
     def seconds(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
         """Of many different batches. What is new to the device is not added: there are too many to ask for."""
         rows = np.maximum(rows, 1)
-        if self.sizes is not None:
-            rounded = [
-                self.sizes.call_sizes(count, tuple(shape))
-                for count, shape in zip(rows.tolist(), shapes.tolist(), strict=True)
-            ]
-            call_rows = np.array([count for count, _ in rounded], dtype=np.intp)
-            call_shapes = np.array([shape for _, shape in rounded], dtype=np.intp).reshape(shapes.shape)
-        else:
-            call_rows, call_shapes = rows, shapes
-        seconds = self.surface.seconds(call_rows, call_shapes)
+        called = (rows, shapes) if self.sizes is None else self.sizes.preview(rows, shapes)
+        seconds = self.surface.seconds(*called)
         for static_rows, static in self._statics:
             here = rows == static_rows
             for axis, padded in enumerate(self.profile.paddable[1:]):

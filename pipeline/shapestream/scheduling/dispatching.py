@@ -119,6 +119,8 @@ class Dispatching:
         self._next_batch += 1
         self.batches[batch.id] = batch
         self.budget.earn(predicted_s)
+        if queue.rounding is not None:
+            queue.rounding.start(plan.call_rows, plan.shape)
         behind = slot.batch
         if behind is None:
             self._slots.occupy(slot, batch, now)

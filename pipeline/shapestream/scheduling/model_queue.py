@@ -12,6 +12,7 @@ from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.lanes import Bucket, Lane
 from shapestream.scheduling.lazy_heap import LazyHeap
 from shapestream.scheduling.records import DONE, RERUN, RUNNING, Request, Slot, State
+from shapestream.scheduling.rounding import ShapeRounding
 
 MAX_SEEN = 1024
 """Sizes of batches that are remembered to tell new ones. When another comes, the one that was met first goes."""
@@ -41,6 +42,7 @@ class ModelQueue:
         "recalling",
         "rerun_count",
         "reruns",
+        "rounding",
         "rows",
         "seen",
         "shares",
@@ -63,6 +65,8 @@ class ModelQueue:
         """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
         self.reruns: list[tuple[float, int, Sequence[Request]]] = []
         self.shares = FairShares(self)
+        self.rounding: ShapeRounding | None = None
+        """What call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
         self.count = 0
         self.rows = 0
         self.cost_s = 0.0
@@ -104,6 +108,8 @@ class ModelQueue:
             bucket = self._open_bucket(request.shape)
         request.bucket = bucket
         bucket.add(request)
+        if self.rounding is not None:
+            self.rounding.observe((request.rows, *request.shape) if self.has_batch else request.shape)
         self.oldest.push(request.rank, request)
         self.count += 1
         self.rows += request.rows

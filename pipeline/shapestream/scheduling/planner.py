@@ -6,7 +6,7 @@ request that goes next (`plan_batch`), and then takes them out itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, prod
 
@@ -16,12 +16,11 @@ from shapestream.scheduling.call_costs import CallCosts, Prediction
 from shapestream.scheduling.company import planned_company, within_limits
 from shapestream.scheduling.lane_plan import BATCH_S, current_plan
 from shapestream.scheduling.lanes import Bucket
-from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planning_budget import PlanningBudget
-from shapestream.scheduling.records import Request, Slot
+from shapestream.scheduling.records import Request
 from shapestream.scheduling.segments import Limits
 
-__all__ = ["Cut", "PlanningBudget", "fair_share", "next_anchor", "next_up", "plan_batch", "together"]
+__all__ = ["Cut", "PlanningBudget", "plan_batch", "together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def plan_batch(
     """
     queue = anchor.queue
     profile = queue.profile
-    costs = budget.costs(surface, profile)
+    costs = budget.costs(surface, profile, queue.rounding)
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or queue.count == 1:
         return _cut([anchor], costs)
@@ -87,7 +86,8 @@ def plan_batch(
 
 def together(members: Sequence[Request], surface: Prediction) -> Cut:
     """The batch of exactly these requests."""
-    return _cut(members, CallCosts(surface, members[0].queue.profile))
+    queue = members[0].queue
+    return _cut(members, CallCosts(surface, queue.profile, queue.rounding))
 
 
 def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, waiting: float | None) -> int:
@@ -118,76 +118,3 @@ def _cut(members: Sequence[Request], costs: CallCosts) -> Cut:
     costs.started(rows, shape)
     seconds = call.seconds if costs.surface.measured and isfinite(call.seconds) else 0.0
     return Cut(members, rows, call.shape, call.rows * prod(call.shape) - real, seconds, call.rows)
-
-
-def fair_share(queue: ModelQueue, slot: Slot) -> int:
-    """Rows that `slot` should take at most: the rows that it could serve, divided by the model's free slots.
-
-    So that the queue is not emptied into the first of several free slots. A model that waits for company
-    (`max_delay_s`) is not divided: it asked for large batches.
-    """
-    free = len(queue.free)
-    if free < 2 or queue.delay_s:
-        return queue.profile.max_batch
-    waiting = sum(other.rows for other in slot.queues)
-    return min(queue.profile.max_batch, -(-waiting // free))
-
-
-def next_up(queues: Iterable[ModelQueue], now: float) -> Request | None:
-    """The request that goes next, of all models that have a free slot; None if all wait, or nothing does.
-
-    What must be run again goes before everything else; then the first by rank.
-    """
-    best: Request | None = None
-    best_key: tuple[bool, float, int] = (True, 0.0, 0)
-    for queue in queues:
-        if not queue.free:
-            continue
-        again = queue.rerun_count > 0
-        request = queue.next_rerun()[0] if again else next_anchor(queue, now)
-        if request is not None:
-            key = (not again, request.rank, request.order)
-            if best is None or key < best_key:
-                best, best_key = request, key
-    return best
-
-
-def next_anchor(queue: ModelQueue, now: float) -> Request | None:
-    """The request of this model that goes next, or None while all of them may wait for company.
-
-    Without a delay that is the first by rank. With one, nothing goes until some request's delay has ended
-    or a batch would be full.
-    """
-    first = queue.oldest.first()
-    if first is None:
-        return None
-    if queue.delay_s:
-        due = queue.due.first()
-        if due is None or due[0] > now:
-            return _first_of_full(queue, first[2])
-    return first[2]
-
-
-def _first_of_full(queue: ModelQueue, first: Request) -> Request | None:
-    """A request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
-    max_batch = queue.profile.max_batch
-    if queue.rows < max_batch:
-        return None
-    if queue.full:
-        heads = [bucket.first() for bucket in queue.full.values()]
-        return min(heads, key=lambda request: (request.rank, request.order))
-    return first if _rows_near(first) >= max_batch else None
-
-
-def _rows_near(first: Request) -> int:
-    """Rows around a request that padding allows in its batch."""
-    max_batch = first.queue.profile.max_batch
-    lane = first.bucket.lane
-    parts = lane.window(first.bucket, 2 * max_batch)
-    ratio = first.queue.profile.max_padding_ratio
-    least = 1.0 - (0.125 if ratio is None else ratio)
-    return max(
-        sum([bucket.rows for bucket, _ in parts if least * top.elements <= bucket.elements <= top.elements])
-        for top, _ in parts
-        if least * top.elements <= first.bucket.elements <= top.elements
-    )

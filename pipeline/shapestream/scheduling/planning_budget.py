@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from shapestream.scheduling.call_costs import CallCosts, Prediction
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.rounding import ShapeRounding
 
 __all__ = ["PlanningBudget", "planning_s"]
 
@@ -72,7 +73,9 @@ class PlanningBudget:
         self.cuts += 1
         return True
 
-    def costs(self, surface: Prediction, profile: ModelProfile) -> CallCosts:
+    def costs(
+        self, surface: Prediction, profile: ModelProfile, sizes: ShapeRounding | None = None
+    ) -> CallCosts:
         """The costs of a model on a surface, as far as they were worked out before."""
         key = profile.name, id(surface)
         known = self._costs.get(key)
@@ -80,5 +83,5 @@ class PlanningBudget:
         if known is None:
             if len(self._costs) >= _SURFACES:
                 self._costs.clear()
-            known = self._costs[key] = CallCosts(surface, profile)
+            known = self._costs[key] = CallCosts(surface, profile, sizes)
         return known

@@ -37,6 +37,7 @@ from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import RUNNING, Batch, Request
 from shapestream.scheduling.recovery import Recovery
+from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.slots import SlotTable, aside_s
 from shapestream.scheduling.statistics import Statistics, take_stock
 from shapestream.scheduling.story import Story
@@ -141,6 +142,10 @@ class Scheduler:
         if known is None:
             queue = self._queues[profile.name] = ModelQueue(profile)
             self._costs.add_model(profile)
+            if profile.max_shapes is not None:
+                queue.rounding = ShapeRounding(
+                    profile, lambda rows, shapes: self._costs.surface(profile.name).seconds(rows, shapes)
+                )
             self._slots.connect_model(queue)
         elif known.profile != profile:
             raise ValueError(f"model {profile.name!r} is here already, with another profile")

@@ -1,0 +1,99 @@
+"""Buckets keep the order of ranks, whatever order they come in; lanes find neighbours."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.lanes import CHUNK, Bucket, Lane
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.records import DONE, QUEUED, Request
+
+
+def _queue() -> ModelQueue:
+    return ModelQueue(
+        ModelProfile(
+            name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=8
+        )
+    )
+
+
+def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: int = 4) -> Request:
+    return Request(order, 0, queue, rows, (length,), 1, None, 0, 0.0, rank, order)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 3)) | st.integers(0, 60),
+        max_size=60,
+    ),
+    st.integers(1, 12),
+)
+def test_a_bucket_is_always_in_order(steps, max_rows):
+    """Arrivals of any rank and departures from anywhere, beside a plain sorted list."""
+    queue = _queue()
+    bucket = Bucket(Lane(()), (4,), 4)
+    living: list[Request] = []
+    for order, step in enumerate(steps):
+        if isinstance(step, tuple):
+            rank, rows = step
+            request = _request(queue, order, float(rank), rows)
+            bucket.add(request)
+            living.append(request)
+            living.sort(key=lambda request: (request.rank, request.order))
+        elif living:
+            gone = living.pop(step % len(living))
+            gone.state = DONE
+            bucket.count -= 1
+            bucket.rows -= gone.rows
+            bucket.drop_dead()
+        assert living == [request for request in bucket.held() if request.state is QUEUED]
+        assert len(list(bucket.held())) <= 2 * len(living) + 32
+        if living:
+            assert living[0] is bucket.first()
+        expected: list[Request] = []
+        for request in living[:max_rows]:
+            if sum(other.rows for other in expected) + request.rows > max_rows:
+                break
+            expected.append(request)
+        assert expected == bucket.prefix(max_rows)
+        assert expected[:2] == bucket.prefix(max_rows, 2)
+
+
+def test_a_long_bucket_is_held_in_pieces():
+    """An insertion at the front of a hundred thousand moves no more than a piece."""
+    queue = _queue()
+    bucket = Bucket(Lane(()), (4,), 4)
+    count = 5 * CHUNK
+    for order in range(count):
+        bucket.add(_request(queue, order, float(order)))
+    for order in range(count, count + 3 * CHUNK):
+        bucket.add(_request(queue, order, float(order % 700) + 0.5))
+    ranks = [(request.rank, request.order) for request in bucket.held()]
+    assert sorted(ranks) == ranks
+    assert count + 3 * CHUNK == len(ranks) == bucket.count
+    assert max(map(len, bucket._chunks)) <= CHUNK
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=60),
+    st.integers(0, 59),
+    st.integers(1, 70),
+)
+def test_a_window_holds_the_nearest_requests(lengths, choice, size):
+    """Contiguous, around the bucket, of the wanted size where so many wait, and not far more to one side."""
+    queue = _queue()
+    for order, length in enumerate(lengths):
+        queue.add(_request(queue, order, 0.0, length=length))
+    (lane,) = queue.lanes.values()
+    bucket = queue.buckets[(lengths[choice % len(lengths)],)]
+    window = lane.window(bucket, size)
+    assert min(size, len(lengths)) == sum(count for _, count in window)
+    assert bucket in [part for part, _ in window]
+    places = [lane.position(part) for part, _ in window]
+    assert list(range(places[0], places[-1] + 1)) == places
+    assert all(0 < count <= part.count for part, count in window)
+    smaller = sum(count for part, count in window if part.key < bucket.key)
+    larger_held = sum(part.count for part in lane.buckets if not part.key < bucket.key)
+    assert smaller <= max(size // 2, size - larger_held)
