@@ -132,7 +132,8 @@ class Admission:
         terms = self._terms.get(key)
         if terms is None:
             rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
-            cost_s = self.costs.request_s(arrival.model, shape, rows)
+            # Nothing is free of charge, a request without rows neither.
+            cost_s = self.costs.request_s(arrival.model, shape, max(1, rows))
             slots = max(1, queue.slot_count)
             if cost_s is None:
                 terms = Terms(0.0, NOMINAL_S / slots)

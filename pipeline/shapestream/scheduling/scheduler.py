@@ -276,10 +276,8 @@ class Scheduler:
         """Takes a batch off its slot; None if the batch is unknown, because its slot had left before."""
         batch = self._dispatching.batches.pop(id, None)
         if batch is not None:
-            slot = batch.slot
-            self._slots.end(batch, now)
-            successor = slot.batch
-            if successor is not None and not successor.wanted and successor.started == now:
+            successor = self._slots.end(batch, now)
+            if successor is not None and not successor.wanted:
                 # It began while it was being recalled.
                 self._ledger.unwanted.append(successor)
         return batch

@@ -133,8 +133,11 @@ class SlotTable:
         batch.queue.ahead.remove(running.ends_at, slot)
         batch.queue.recalling += 1
 
-    def end(self, batch: Batch, now: float) -> None:
-        """A batch is over: its slot is free, or runs what waited behind it, or has nothing waiting any more."""
+    def end(self, batch: Batch, now: float) -> Batch | None:
+        """A batch is over: its slot is free, or runs what waited behind it, or has nothing waiting any more.
+
+        What waited is returned if it runs now.
+        """
         slot = batch.slot
         if slot.behind is batch:
             self._unqueue(slot, batch)
@@ -143,16 +146,17 @@ class SlotTable:
             if running is not None and running.commit_at is not None:
                 for queue in slot.queues:
                     queue.commits.add(running.commit_at, slot)
-            return
+            return None
         self._forget_end(slot, batch)
         behind, slot.behind = slot.behind, None
         if behind is not None:
             self._unqueue(slot, behind, batch)
             self._begin(slot, behind, now)
-            return
+            return behind
         slot.batch = None
         if slot.free:
             self._show(slot)
+        return None
 
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
         slot.batch = batch

@@ -19,8 +19,25 @@ from shapestream.scheduling.events import (
     ModelProfile,
     RequestsArrived,
     SlotJoined,
+    SlotsJoined,
     TimePassed,
 )
+from shapestream_engine.cost_table import CostPoint, CostTable
+
+
+def table(
+    call_s: float, token_s: float, *, key: str = "slot", dimensions: tuple[str, ...] = ("batch", "seq")
+) -> CostTable:
+    """Measured costs: a fixed part per call and a part per element; along (batch, seq), or one dimension."""
+    grid = [(rows, seq) for rows in (1, 2, 4, 8, 16, 32, 64) for seq in (1, 4, 8, 16, 32, 64, 128, 256)]
+    points = [(sizes[2 - len(dimensions) :], call_s + token_s * sizes[0] * sizes[1]) for sizes in grid]
+    if len(dimensions) == 1:
+        points = [((seq,), call_s + token_s * seq) for rows, seq in grid if rows == 1]
+    return CostTable(
+        key=key,
+        dimensions=dimensions,
+        points=tuple(CostPoint(sizes=sizes, seconds=seconds) for sizes, seconds in points),
+    )
 
 
 class Stage:
@@ -112,6 +129,14 @@ class Stage:
     def repeat_ids(self) -> None:
         """Numbers what arrives from 1 again, as a broken caller would."""
         self._ids = count(1)
+
+    def measured_slots(
+        self, *ids: int, call_s: float = 0.096, token_s: float = 0.001, **options: Any
+    ) -> None:
+        """Lets slots join together, with measured costs of the model `text`; by default a row of 4 takes 0.1 s."""
+        costs = {"text": table(call_s, token_s)}
+        joined = [SlotJoined(slot=id_, models=frozenset({"text"}), costs=costs, **options) for id_ in ids]
+        self.play(SlotsJoined(slots=tuple(joined)))
 
     def starts(self) -> list[tuple[int, ...]]:
         """The members of the batches that the last event started."""

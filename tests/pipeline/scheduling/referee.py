@@ -18,6 +18,7 @@ from shapestream.scheduling.actions import (
     DeliverResults,
     FailRequest,
     ForgetRequest,
+    RecallBatch,
     StartBatch,
 )
 from shapestream.scheduling.events import (
@@ -35,6 +36,7 @@ MAX_QUEUED_REQUESTS = 14
 MAX_QUEUED_BYTES = 200
 MAX_ATTEMPTS = 2
 # A slot rests for at least 0.1 s, and for two mean calls, of which none here takes longer than a second.
+LONGEST_CALL_S = 1.0
 MIN_ASIDE_S, LONGEST_FIRST_PAUSE_S, MAX_ASIDE_S = 0.1, 2.0, 30.0
 
 
@@ -82,10 +84,10 @@ class Known:
         """Its rows; 1 where there is no batch axis."""
         return self.arrival.sizes[0] if PROFILES[self.arrival.model].has_batch else 1
 
-    @property
-    def rank(self) -> tuple[float, int]:
-        """Its place: a step of priority is a second of waiting, 32 steps count at most."""
-        return self.arrived - max(-32, min(32, self.arrival.priority)), self.order
+    def equals(self, other: Known) -> bool:
+        """Whether the two are first come, first served."""
+        mine, its = self.arrival, other.arrival
+        return (self.shape, mine.client, mine.priority) == (other.shape, its.client, its.priority)
 
     @property
     def lane(self) -> tuple[object, ...]:
@@ -101,7 +103,9 @@ class Running:
     """What the machine knows of one batch."""
 
     start: StartBatch
+    behind: int | None = None  # the batch that it waits for, until that is over
     cancelled: bool = False
+    recalled: bool = False
     over: bool = False
     wanted: set[int] = field(default_factory=set)
 
@@ -140,6 +144,17 @@ class Referee(RuleBasedStateMachine):
 
     def _running(self) -> list[Running]:
         return [running for running in self.batches.values() if not running.over]
+
+    def _active(self) -> list[Running]:
+        """Those that run, not those that wait behind them."""
+        return [running for running in self._running() if running.behind is None]
+
+    def _finish_off(self, running: Running) -> None:
+        """A batch is over; what waited behind it runs."""
+        running.over = True
+        for other in self._running():
+            if other.behind == running.start.batch:
+                other.behind = None
 
     def _queued(self) -> list[Known]:
         return [k for i, k in self.known.items() if i not in self.ended and k.batch is None]
@@ -184,10 +199,27 @@ class Referee(RuleBasedStateMachine):
                     running = self.batches[action.batch]
                     assert not running.over, "a batch was cancelled that is over"
                     assert not running.cancelled, "a batch was cancelled twice"
+                    assert running.behind is None, "a batch was cancelled that has not started"
                     assert running.start.slot == action.slot
                     assert not running.wanted, "a batch was cancelled that somebody waits for"
                     running.cancelled = True
+                case RecallBatch():
+                    self._recalled(action, event)
         return actions
+
+    def _recalled(self, action: RecallBatch, event: Event) -> None:
+        running = self.batches[action.batch]
+        assert not running.over, "a batch was recalled that is over"
+        assert not running.recalled, "a batch was recalled twice"
+        assert running.start.slot == action.slot
+        running.recalled = True
+        if running.behind is None:
+            assert isinstance(event, BatchFailed), "a batch was recalled that had started"
+            assert event.code == "unavailable"
+            return
+        free = self._free_slots(for_certain=False)
+        elsewhere = any(running.start.model in self.slots[slot] for slot in free)
+        assert elsewhere or not running.wanted or action.slot in self.closing, "recalled without a reason"
 
     def _note_refusals(self, event: Event) -> None:
         """Before the starts that the event caused: of those a slot that just refused must have none."""
@@ -195,6 +227,10 @@ class Referee(RuleBasedStateMachine):
             case BatchFailed(code="unavailable"):
                 slot = self.batches[event.batch].start.slot
                 self.refusals[slot] = (self.refusals.get(slot, (0, 0.0))[0] + 1, self.now)
+            case BatchFailed(code="recalled"):
+                slot = self.batches[event.batch].start.slot
+                if slot in self.refusals and slot in self._idle_slots():
+                    self.refusals[slot] = (self.refusals[slot][0], self.now)
             case BatchFinished() | BatchFailed(code="model_error" | "internal"):
                 self.refusals.pop(self.batches[event.batch].start.slot, None)
             case _:
@@ -212,7 +248,7 @@ class Referee(RuleBasedStateMachine):
         match action.code:
             case "deadline_exceeded":
                 left_out = isinstance(event, BatchFinished) and action.id in event.expired
-                assert left_out or self._is_late(action.id), "failed before its deadline"
+                assert left_out or self._is_late(action.id) or self._is_hopeless(known, event)
             case "cancelled":
                 assert isinstance(event, RequestCancelled)
                 assert action.id == event.id
@@ -227,13 +263,21 @@ class Referee(RuleBasedStateMachine):
                 assert action.id in {arrival.id for arrival in event.requests}
         self._end(action.id, action.code)
 
+    def _is_hopeless(self, known: Known, event: Event) -> bool:
+        """Ended before its deadline: only while it waits, and for no more than the longest call, which lasts a second."""
+        assert known.batch is None, "failed before its deadline although it ran"
+        assert known.arrival.deadline is not None
+        refused = isinstance(event, RequestsArrived) and known.arrival in event.requests
+        # At admission the time until a slot is free counts as well.
+        assert refused or known.arrival.deadline - self.now <= LONGEST_CALL_S
+        return True
+
     def _started(self, start: StartBatch) -> None:
         profile = PROFILES[start.model]
         members = [self.known[id_] for id_ in start.requests]
         assert start.batch not in self.batches
-        assert start.slot in self._idle_slots(), "a slot runs one batch at a time, and none once it closes"
-        assert start.slot in self._free_slots(for_certain=False), "a slot that must rest was given a batch"
         assert start.model in self.slots[start.slot]
+        self._check_place(start)
         assert members
         assert len(members) == len(set(start.requests))
         for id_, member in zip(start.requests, members, strict=True):
@@ -243,11 +287,29 @@ class Referee(RuleBasedStateMachine):
         assert {start.model} == {member.arrival.model for member in members}
         assert len({member.lane for member in members}) == 1, "a batch mixes what may not mix"
         self._check_sizes(start, members, profile)
-        self._check_order(start, members, profile)
+        self._check_order(start, members)
         for member in members:
             member.batch = start.batch
             member.group = None
-        self.batches[start.batch] = Running(start, wanted=set(start.requests))
+        self.batches[start.batch] = Running(start, start.behind, wanted=set(start.requests))
+
+    def _check_place(self, start: StartBatch) -> None:
+        if start.behind is None:
+            assert start.slot in self._idle_slots(), (
+                "a slot runs one batch at a time, and none once it closes"
+            )
+            assert start.slot in self._free_slots(for_certain=False), (
+                "a slot that must rest was given a batch"
+            )
+            return
+        ahead = self.batches[start.behind]
+        assert not ahead.over, "a batch waits behind one that is over"
+        assert ahead.behind is None, "a batch waits behind one that waits"
+        assert start.slot == ahead.start.slot
+        assert start.slot not in self.closing, "a batch was sent ahead to a slot that closes"
+        assert all(other.behind != start.behind for other in self._running()), "two batches wait on one slot"
+        free = self._free_slots(for_certain=True)
+        assert all(start.model not in self.slots[slot] for slot in free), "sent ahead although a slot is free"
 
     def _check_sizes(self, start: StartBatch, members: list[Known], profile: ModelProfile) -> None:
         shape = tuple(map(max, zip(*[member.shape for member in members], strict=True)))
@@ -260,10 +322,11 @@ class Referee(RuleBasedStateMachine):
         assert len(members) <= profile.max_batch
         if members[0].group is None:
             wanted = sum(member.rows * prod(member.shape) for member in members)
-            assert wanted >= (1.0 - (0.125 if profile.max_padding_ratio is None else profile.max_padding_ratio)) * rows * prod(shape), "too much padding"
+            ratio = 1.0 if profile.max_padding_ratio is None else profile.max_padding_ratio
+            assert wanted >= (1.0 - ratio) * rows * prod(shape) * (1.0 - 1e-9), "too much padding"
 
-    def _check_order(self, start: StartBatch, members: list[Known], profile: ModelProfile) -> None:
-        """What must run again goes first, in its group; then the oldest by rank; no equal is overtaken."""
+    def _check_order(self, start: StartBatch, members: list[Known]) -> None:
+        """What must run again goes first, in its group; nobody overtakes an equal of the same client."""
         waiting = [k for k in self._queued() if k.arrival.model == start.model and self._admitted(k)]
         again = [k for k in waiting if k.group is not None]
         if again:
@@ -272,11 +335,9 @@ class Referee(RuleBasedStateMachine):
             assert set(start.requests) == {i for i in group if i not in self.ended}, "a group was changed"
             return
         others = [k for k in waiting if k.arrival.id not in start.requests]
-        if not profile.max_delay_s or not profile.has_batch:
-            assert min(k.rank for k in waiting) == min(m.rank for m in members), "the oldest did not go"
         for member in members:
             for other in others:
-                if (other.shape, other.arrival.priority) == (member.shape, member.arrival.priority):
+                if other.equals(member):
                     assert other.order > member.order, "an equal was overtaken"
 
     def _admitted(self, known: Known) -> bool:
@@ -323,7 +384,11 @@ class Referee(RuleBasedStateMachine):
             assert wakeup <= min(deadlines)
 
     @invariant()
-    def unwanted_batches_are_cancelled(self) -> None:
-        """A running batch that nobody waits for has been cancelled, and no other."""
+    def unwanted_batches_are_stopped(self) -> None:
+        """A batch that nobody waits for has been cancelled, or called back while it had not started; no other was."""
         for running in self._running():
-            assert running.cancelled == (not running.wanted)
+            if running.behind is None:
+                assert running.cancelled == (not running.wanted)
+            else:
+                assert running.recalled or running.wanted
+                assert not running.cancelled

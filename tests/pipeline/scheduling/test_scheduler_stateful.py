@@ -33,8 +33,10 @@ from shapestream.scheduling.events import (
     SlotClosing,
     SlotJoined,
     SlotLeft,
+    SlotsJoined,
     TimePassed,
 )
+from shapestream_engine.cost_table import CostPoint, CostTable
 
 
 def _turn(model: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[object, ...]]]:
@@ -53,6 +55,26 @@ def _turn(model: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[object,
     )
 
 
+def _costs(seconds: float) -> dict[str, CostTable]:
+    """What a worker has measured: calls of up to so many seconds."""
+    return {
+        name: CostTable(
+            key=f"{name} {seconds}",
+            dimensions=profile.dimensions,
+            points=tuple(
+                CostPoint(
+                    sizes=(size,) * len(profile.dimensions),
+                    seconds=seconds * (0.5 + size / 12),
+                    first_seconds=None,
+                )
+                for size in (1, 6)
+            ),
+        )
+        for name, profile in PROFILES.items()
+    }
+
+
+COSTS = {"unknown": {}, "fast": _costs(0.05), "slow": _costs(0.4)}
 TURNS = st.one_of(*[_turn(st.just(name)) for name in PROFILES], _turn(st.sampled_from(MODELS)))
 
 
@@ -109,7 +131,8 @@ class SchedulerMachine(Referee):
         if admitted:
             held = sum(request.arrival.nbytes for request in queued_before)
             assert held + sum(a.nbytes for a in admitted) <= MAX_QUEUED_BYTES, "the queue's bound in bytes"
-        if "overloaded" in failed.values():
+        # With a deadline, the wait may be too long though there is room.
+        if any(failed.get(arrival.id) == "overloaded" and arrival.deadline is None for arrival in arrivals):
             held = sum(k.arrival.nbytes for k in queued_before) + sum(a.nbytes for a in admitted)
             full = len(admitted) >= room or held + max(a.nbytes for a in arrivals) > MAX_QUEUED_BYTES
             assert full, "a request was refused although there was room"
@@ -124,8 +147,10 @@ class SchedulerMachine(Referee):
             assert code == "deadline_exceeded"
         elif arrival.nbytes > MAX_QUEUED_BYTES:
             assert code in ("too_large", "overloaded")
-        else:
+        elif arrival.deadline is None:
             assert code in (None, "overloaded")
+        else:
+            assert code in (None, "overloaded", "deadline_exceeded")
 
     @rule(
         models=st.sampled_from(
@@ -135,17 +160,33 @@ class SchedulerMachine(Referee):
                 frozenset({"text", LATE}),
                 frozenset({"image", "alone", "patient"}),
             ]
-        )
+        ),
+        worker=st.sampled_from(sorted(COSTS)),
+        prefetch_s=st.sampled_from([None, 0.0, 0.1, 5.0]),
+        count=st.integers(1, 2),
     )
-    def slot_joins(self, models) -> None:
-        """A slot serves some models, or all."""
-        if len(self.slots) < 3:
-            self._add_slot(models)
+    def slots_join(self, models, worker, prefetch_s, count) -> None:
+        """A slot, or two of one process, serves some models, or all; with measured costs or without."""
+        if len(self.slots) < 4:
+            self._add_slot(models, worker, prefetch_s, count)
 
-    def _add_slot(self, models: frozenset[str]) -> None:
-        slot = next(self.slot_ids)
-        self.slots[slot] = models
-        self._play(SlotJoined(slot=slot, models=models))
+    def _add_slot(
+        self,
+        models: frozenset[str],
+        worker: str = "unknown",
+        prefetch_s: float | None = None,
+        count: int = 1,
+    ) -> None:
+        joined = []
+        for _ in range(count):
+            slot = next(self.slot_ids)
+            self.slots[slot] = models
+            joined.append(
+                SlotJoined(
+                    slot=slot, models=models, worker=worker, costs=COSTS[worker], prefetch_s=prefetch_s
+                )
+            )
+        self._play(joined[0] if count == 1 else SlotsJoined(slots=tuple(joined)))
 
     @precondition(lambda self: self._running())
     @rule(data=st.data())
@@ -154,10 +195,31 @@ class SchedulerMachine(Referee):
         slot = data.draw(st.sampled_from(sorted(self.slots)))
         del self.slots[slot]
         self.closing.discard(slot)
-        for running in self._running():
-            if running.start.slot == slot:
+        held = [running for running in self._running() if running.start.slot == slot]
+        # What waited first, since the end of the other lets it run.
+        for running in sorted(held, key=lambda running: running.behind is None):
+            if running.behind is None:
                 self._lose(running)
+            else:
+                self._give_back(running)
         self._play(SlotLeft(slot=slot))
+
+    def _give_back(self, running: Running) -> None:
+        """A batch that did not start is over: its members go again as they are, and none has lost anything."""
+        left = frozenset(i for i in running.wanted if not self._is_late(i))
+        self._finish_off(running)
+        for id_ in running.wanted:
+            self.known[id_].batch = None
+            self.known[id_].group = left
+
+    @precondition(lambda self: any(running.recalled for running in self._running()))
+    @rule(data=st.data())
+    def recall_succeeds(self, data) -> None:
+        """A batch that was called back had not started; otherwise it goes its way like any other."""
+        running = data.draw(st.sampled_from([running for running in self._running() if running.recalled]))
+        self._give_back(running)
+        actions = self._play(BatchFailed(batch=running.start.batch, code="recalled", message="as asked"))
+        assert not any(isinstance(action, DeliverResults) for action in actions)
 
     @precondition(lambda self: len(self.slots) > 1)
     @rule(data=st.data())
@@ -181,7 +243,7 @@ class SchedulerMachine(Referee):
 
     def _lose(self, running: Running) -> None:
         """What the loss of a batch means for its members, before the scheduler has said anything."""
-        running.over = True
+        self._finish_off(running)
         for id_ in running.wanted:
             self.known[id_].lost += 1
             self.known[id_].batch = None
@@ -191,10 +253,10 @@ class SchedulerMachine(Referee):
     @rule(data=st.data(), run_s=st.sampled_from([0.0, 0.2, 1.0]))
     def batch_finishes(self, data, run_s) -> None:
         """A batch ends well; members with a deadline may have been left out by their slot."""
-        running = data.draw(st.sampled_from(self._running()))
+        running = data.draw(st.sampled_from(self._active()))
         may_expire = [i for i in running.start.requests if self.known[i].arrival.deadline is not None]
         expired = frozenset(i for i in may_expire if data.draw(st.integers(0, 3)) == 0)
-        running.over = True
+        self._finish_off(running)
         wanted = set(running.wanted)
         batch = running.start.batch
         late = {i for i in wanted if self._is_late(i)} | (wanted & expired)
@@ -207,8 +269,8 @@ class SchedulerMachine(Referee):
     @rule(data=st.data(), code=st.sampled_from(["model_error", "internal"]))
     def batch_is_broken(self, data, code) -> None:
         """A batch fails because of its data."""
-        running = data.draw(st.sampled_from(self._running()))
-        running.over = True
+        running = data.draw(st.sampled_from(self._active()))
+        self._finish_off(running)
         self._halve(running)
         self._play(BatchFailed(batch=running.start.batch, code=code, message="broken"))
 
@@ -216,7 +278,7 @@ class SchedulerMachine(Referee):
     @rule(data=st.data(), code=st.sampled_from(["unavailable", "cancelled"]))
     def batch_is_lost(self, data, code) -> None:
         """A batch fails because of its device; its slot stays."""
-        running = data.draw(st.sampled_from(self._running()))
+        running = data.draw(st.sampled_from(self._active()))
         self._lose(running)
         self._play(BatchFailed(batch=running.start.batch, code=code, message="gone"))
 
@@ -273,11 +335,13 @@ class SchedulerMachine(Referee):
         """With a slot for everything, all that is left ends well; and the same events give the same actions."""
         if self.models:
             self._add_slot(frozenset(MODELS))
-            while self._running() or self._queued():
+            for _ in range(500):
                 while self._running():
-                    running = self._running()[0]
-                    running.over = True
+                    running = self._active()[0]
+                    self._finish_off(running)
                     self._play(BatchFinished(batch=running.start.batch, busy_s=0.1))
+                if not self._queued():
+                    break
                 self.timer_fires()
         assert set(self.known) == set(self.ended), "a request was lost"
         assert self.scheduler.statistics().idle
