@@ -176,7 +176,9 @@ class CallCosts:
         """The rows at one shape that cost the least per row, or nearly so: more company gains nothing."""
         best = self._best.get(shape)
         if best is None:
-            seconds = self.row_seconds(shape)[1 : self.profile.max_batch + 1]
+            # Once all of them are known to the device: company of another shape might be had without preparing.
+            steady = self.row_seconds(shape) - self._preparations(shape, self.profile.max_batch + 1)
+            seconds = steady[1 : self.profile.max_batch + 1]
             each = seconds / np.arange(1, len(seconds) + 1)
             best = self._best[shape] = int((each <= NEAR_BEST * each.min()).argmax()) + 1
         return best

@@ -29,7 +29,8 @@ def planned_company(plan: LanePlan, bucket: Bucket, costs: CallCosts, limits: Li
     segment = plan.segment(bucket)
     if segment is None:
         return bucket.prefix(limits.max_rows)
-    members = bucket.prefix(limits.max_rows, plan.allowed(segment, bucket))
+    most = limits.max_rows
+    members = bucket.prefix(most, min(most, plan.allowed(segment, bucket)))
     rows = sum([request.rows for request in members])
     shape = bucket.shape
     seconds = costs.call(rows, shape).seconds
@@ -37,8 +38,8 @@ def planned_company(plan: LanePlan, bucket: Bucket, costs: CallCosts, limits: Li
     for other in _around(bucket):
         if not segment.low <= other.key <= segment.high:
             continue
-        allowed = plan.allowed(segment, other)
-        more = other.prefix(limits.max_rows - rows, allowed) if allowed > 0 and rows < limits.max_rows else []
+        allowed = min(plan.allowed(segment, other), most - len(members))
+        more = other.prefix(most - rows, allowed) if allowed > 0 else []
         if not more:
             continue
         more_rows = rows + sum([request.rows for request in more])

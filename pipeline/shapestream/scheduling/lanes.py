@@ -100,7 +100,8 @@ class Bucket:
 
         Nor are there more than `max_requests` (`max_rows` if None), though they had no rows at all.
         """
-        taken = self.first_requests(max_rows if max_requests is None else min(max_rows, max_requests))
+        most = max_rows if max_requests is None else max_requests
+        taken = self.first_requests(min(most, max_rows) if self.single_rows else most)
         if not self.single_rows:
             rows = 0
             for place, request in enumerate(taken):

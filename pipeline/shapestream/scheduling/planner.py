@@ -76,7 +76,7 @@ def plan_batch(
     bucket = anchor.bucket
     waiting = float(queue.count) if surface.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
-        members = bucket.prefix(_equal_rows(bucket, costs, limits, waiting))
+        members = bucket.prefix(_equal_rows(bucket, costs, limits, waiting), rows)
     else:
         plan = current_plan(bucket, costs, limits, waiting, budget)
         members = bucket.prefix(rows) if plan is None else planned_company(plan, bucket, costs, limits)

@@ -1,185 +1,312 @@
-"""The planner's cuts, against every possible cut of small queues."""
+"""The batch that a request goes in: always legal, at least cost, and in time."""
 
 from __future__ import annotations
 
-from itertools import combinations
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipeline.scheduling.planning_stage import (
+    FormulaSurface,
+    Waiting,
+    affine,
+    ids,
+    make_queue,
+)
 
-from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.planner import REACH, cut, fair_share, next_up, together
-from shapestream.scheduling.records import Request, Slot
+from shapestream.scheduling.planner import PlanningBudget, plan_batch, together
+from shapestream.scheduling.records import QUEUED
 
-# Dyadic, so that the bound is met exactly or not at all.
-RATIOS = st.sampled_from([0.0, 0.125, 0.25, 0.5])
+RICH = 1e6
+SIZES = st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 5))
+SURFACES = st.sampled_from(
+    [
+        affine(),
+        affine(1.0),
+        affine(measured=False),
+        FormulaSurface(lambda rows, elements: (rows * 7919 + elements * 104729) % 97 * 0.01 + 0.01),
+    ]
+)
 
 
-def _queue(padded: tuple[bool, ...], max_padding_ratio: float, max_batch: int = 8) -> ModelQueue:
-    names = ("batch", "height", "width")[: len(padded) + 1]
-    return ModelQueue(
-        ModelProfile(
-            name="m",
-            dimensions=names,
-            has_batch=True,
-            paddable=(False, *padded),
-            max_batch=max_batch,
-            max_padding_ratio=max_padding_ratio,
-        )
+def _plan(waiting, surface, budget=None, **options):
+    return plan_batch(
+        waiting.first(), surface, budget or PlanningBudget(first_s=RICH), **{"now": 0.0, **options}
     )
 
 
-def _fill(queue: ModelQueue, sizes: list[tuple[int, ...]], ranks: list[float] | None = None) -> list[Request]:
-    """Requests of these sizes, rows first, in this order of arrival."""
-    requests = []
-    for order, (rows, *shape) in enumerate(sizes):
-        rank = ranks[order] if ranks else 0.0
-        request = Request(order, 0, queue, rows, tuple(shape), 1, None, 0, 0.0, rank, order)
-        queue.add(request)
-        requests.append(request)
-    return requests
-
-
-def _padding_allowed(members: list[Request], max_padding_ratio: float) -> bool:
-    shape = [max(sizes) for sizes in zip(*[request.shape for request in members], strict=True)]
-    computed = prod(shape) * sum(request.rows for request in members)
-    wanted = sum(request.rows * prod(request.shape) for request in members)
-    return wanted >= (1.0 - max_padding_ratio) * computed
-
-
-def _keeps_order(members: list[Request], requests: list[Request]) -> bool:
-    """Whether of every shape only the first ones are taken."""
+def _in_order(queue, members) -> bool:
+    """Whether of every shape only the first by rank are taken."""
     taken = {request.id for request in members}
-    passed_over: set[tuple[int, ...]] = set()
-    for request in requests:
-        if request.id not in taken:
-            passed_over.add(request.shape)
-        elif request.shape in passed_over:
+    for bucket in queue.buckets.values():
+        order = [request.id for request in bucket.held() if request.state is QUEUED]
+        chosen = [id_ for id_ in order if id_ in taken]
+        if chosen != order[: len(chosen)]:
             return False
     return True
 
 
-def _legal(members: list[Request], requests: list[Request], max_rows: int, max_padding_ratio: float) -> bool:
-    return (
-        sum(request.rows for request in members) <= max_rows
-        and _padding_allowed(members, max_padding_ratio)
-        and _keeps_order(members, requests)
-    )
-
-
-def _most_rows(requests: list[Request], max_rows: int, max_padding_ratio: float) -> int:
-    """The most rows of any legal batch with the first request, by trying them all."""
-    first, *others = requests
-    batches = ([first, *company] for size in range(len(others) + 1) for company in combinations(others, size))
-    return max(
-        sum(request.rows for request in batch)
-        for batch in batches
-        if _legal(batch, requests, max_rows, max_padding_ratio)
-    )
-
-
-@given(st.lists(st.integers(0, 24), min_size=1, max_size=8), st.integers(1, 6), RATIOS)
-def test_single_rows_of_one_padded_dimension_are_cut_optimally(lengths, max_rows, ratio):
-    """For requests of one row no legal batch with the oldest request has more rows than the planner's."""
-    queue = _queue((True,), ratio)
-    requests = _fill(queue, [(1, length) for length in lengths])
-    plan = cut(requests[0], max_rows)
-    assert _legal(list(plan.members), requests, max_rows, ratio)
-    assert _most_rows(requests, max_rows, ratio) == plan.rows
-
-
+@settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=7),
-    st.integers(3, 8),
-    RATIOS,
+    st.lists(
+        st.tuples(
+            SIZES,
+            st.sampled_from([0.0, 5.0, -3.0]),
+            st.none() | st.floats(0.0, 0.4),
+            st.integers(0, 9),
+        ),
+        min_size=1,
+        max_size=14,
+    ),
     st.tuples(st.booleans(), st.booleans()),
+    SURFACES,
+    st.builds(
+        dict,
+        max_batch=st.integers(1, 8),
+        max_batch_bytes=st.none() | st.integers(0, 30),
+        max_padding_ratio=st.none() | st.sampled_from([0.0, 0.25]),
+    ),
+    st.none() | st.floats(0.0, 0.2),
+    st.sampled_from([1.0, 2.5]),
+    st.sampled_from([0.0, 1e-4, RICH]),
 )
-def test_every_cut_is_legal(sizes, max_rows, ratio, padded):
-    """With several rows and dimensions too, a cut has its anchor, its bounds, its lane and its order."""
-    queue = _queue(padded, ratio)
-    requests = _fill(queue, sizes)
-    plan = cut(requests[0], max_rows)
-    members = list(plan.members)
-    assert requests[0] in members
-    assert len(members) == len({request.id for request in members})
-    assert _legal(members, requests, max_rows, ratio)
-    for axis, may_pad in enumerate(padded):
-        assert may_pad or len({request.shape[axis] for request in members}) == 1
-    assert together(members) == plan
-    assert prod(plan.shape) * plan.rows - sum(r.rows * prod(r.shape) for r in members) == plan.padding
+def test_every_batch_is_legal_until_the_queue_is_empty(
+    arrivals, padded, surface, limits, most_s, speed, first_s
+):
+    """Anchor, lanes, order, rows, bytes, padding, share and deadlines, whatever arrives in between."""
+    queue = make_queue(padded, **limits)
+    waiting = Waiting(queue)
+    later = arrivals[len(arrivals) // 2 :]
+    for sizes, rank, deadline, nbytes in arrivals[: len(arrivals) // 2]:
+        waiting.arrive(sizes, rank=rank, deadline=deadline, nbytes=nbytes)
+    budget = PlanningBudget(first_s=first_s)
+    while queue.count or later:
+        if later:
+            sizes, rank, deadline, nbytes = later.pop()
+            waiting.arrive(sizes, rank=rank, deadline=deadline, nbytes=nbytes)
+        anchor = waiting.first()
+        cut = _plan(waiting, surface, budget, most_s=most_s, speed=speed)
+        members = list(cut.members)
+        assert anchor in members
+        assert len(members) == len(ids(cut))
+        assert _in_order(queue, members)
+        for axis, may_pad in enumerate(padded):
+            assert may_pad or len({request.shape[axis] for request in members}) == 1
+        assert sum(request.rows for request in members) == cut.rows == cut.call_rows
+        assert tuple(map(max, zip(*[request.shape for request in members], strict=True))) == cut.shape
+        real = sum(request.rows * prod(request.shape) for request in members)
+        assert cut.rows * prod(cut.shape) - real == cut.padding
+        if surface.measured:
+            assert pytest.approx(surface.second(max(1, cut.rows), cut.shape)) == cut.seconds
+        if len(members) > 1:
+            _check_limits(cut, limits, surface, real, most_s, speed)
+        waiting.start(cut)
+        budget.earn(cut.seconds)
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=7),
-    st.integers(3, 8),
-    RATIOS,
-)
-def test_company_of_another_size_never_costs_rows(sizes, max_rows, ratio):
-    """A padded cut has at least the rows that equals alone would have filled."""
-    alone = _queue((False, False), ratio)
-    padded = _queue((True, True), ratio)
-    rows_alone = cut(_fill(alone, sizes)[0], max_rows).rows
-    assert rows_alone <= cut(_fill(padded, sizes)[0], max_rows).rows
+def _check_limits(cut, limits, surface, real, most_s, speed) -> None:
+    predicted = surface.second(max(1, cut.rows), cut.shape)
+    assert cut.rows <= limits["max_batch"]
+    if limits["max_batch_bytes"] is not None:
+        assert sum(request.nbytes for request in cut.members) <= limits["max_batch_bytes"]
+    if limits["max_padding_ratio"] is not None:
+        assert real >= (1.0 - limits["max_padding_ratio"]) * cut.rows * prod(cut.shape)
+    if most_s is not None:
+        assert predicted <= most_s / speed * 1.000001
+    if surface.measured:
+        for request in cut.members:
+            alone = surface.second(max(1, request.rows), request.shape) * speed
+            if request.deadline is not None and alone <= request.deadline:
+                assert predicted * speed <= request.deadline * 1.000001
 
 
-def test_an_old_small_request_joins_larger_ones_when_many_share_its_padding():
-    """The padding of one is measured against the whole call, so the oldest need not run alone."""
-    queue = _queue((True,), 0.125)
-    requests = _fill(queue, [(1, 10), *[(1, 20)] * 7])
-    plan = cut(requests[0], 8)
-    assert ((20,), 8, 10) == (plan.shape, plan.rows, plan.padding)
+@given(st.lists(SIZES, min_size=1, max_size=10), SURFACES)
+def test_the_same_queue_gives_the_same_batches(sizes, surface):
+    """Nothing but the requests decides."""
+    runs = []
+    for _ in range(2):
+        waiting = Waiting(make_queue((True, True)))
+        waiting.arrive(*sizes)
+        budget = PlanningBudget()
+        batches = []
+        while waiting.queue.count:
+            cut = _plan(waiting, surface, budget)
+            batches.append((ids(cut), cut.shape))
+            waiting.start(cut)
+        runs.append((batches, budget.spent_s))
+    assert runs[0] == runs[1]
 
 
-def test_of_equal_company_the_smaller_shape_is_chosen():
-    """Two ways to fill the batch: the one that computes less wins."""
-    queue = _queue((True,), 0.5)
-    requests = _fill(queue, [(1, 16), (1, 20), (1, 15)])
-    assert [0, 2] == [request.id for request in cut(requests[0], 2).members]
+def test_lengths_that_are_near_share_a_batch_and_far_ones_do_not():
+    """The fixed part of a call is worth some padding, not any."""
+    waiting = Waiting(make_queue())
+    waiting.arrive((1, 20), (1, 100), (1, 21), (1, 104), (1, 19))
+    surface = affine(0.1, 0.001)
+    cut = _plan(waiting, surface)
+    assert {0, 2, 4} == ids(cut)
+    waiting.start(cut)
+    assert {1, 3} == ids(_plan(waiting, surface))
 
 
-def test_planning_looks_no_further_than_its_reach():
-    """However many sizes wait, the planner looks at a bounded number of neighbours."""
-    queue = _queue((True,), 0.5, max_batch=1000)
-    requests = _fill(queue, [(1, 1000), *[(1, 1000 + step) for step in range(1, 101)]])
-    assert REACH + 1 == cut(requests[0], 1000).rows
+def test_where_batches_save_nothing_requests_run_alone():
+    """Long rows on a CPU: a call of two costs twice as much, so nobody waits for a second one."""
+    waiting = Waiting(make_queue())
+    waiting.arrive(*[(1, 200)] * 6, *[(1, 201)] * 6)
+    cut = _plan(waiting, FormulaSurface(lambda rows, elements: rows * elements * 1e-3 + 1e-6))
+    assert 1 == cut.rows
 
 
-def test_rank_orders_a_bucket_across_priorities():
-    """Company is taken in the order of rank, not of arrival."""
-    queue = _queue((False,), 0.0)
-    requests = []
-    for order, (priority, rank) in enumerate([(0, 0.0), (0, 0.5), (1, -0.5), (1, 0.1)]):
-        request = Request(order, 0, queue, 1, (4,), 1, None, priority, 0.0, rank, order)
-        queue.add(request)
-        requests.append(request)
-    first = queue.oldest.first()
-    assert first is not None
-    assert requests[2] is first[2]
-    assert [2, 0, 3] == [request.id for request in cut(requests[2], 3).members]
+def test_equal_shapes_are_not_planned():
+    """One shape in the lane, or one that fills its batch: no dynamic programme, nothing spent."""
+    waiting = Waiting(make_queue())
+    budget = PlanningBudget()
+    waiting.arrive(*[(1, 16)] * 20)
+    cut = _plan(waiting, affine(1.0), budget)
+    assert set(range(8)) == ids(cut)
+    waiting.start(cut)
+    waiting.arrive((1, 17))
+    assert 8 == _plan(waiting, affine(1.0), budget).rows
+    assert (0, 0.0) == (budget.cuts, budget.spent_s)
 
 
-def test_the_first_by_rank_of_all_models_with_a_free_slot_is_next():
-    """A model without a free slot is passed over, however long it has waited."""
-    queues = [_queue((False,), 0.0) for _ in range(3)]
-    for queue, rank in zip(queues, (1.0, 2.0, 3.0), strict=True):
-        _fill(queue, [(1, 4)], [rank])
-    assert next_up(queues, 0.0) is None
-    for queue in queues[1:]:
-        queue.free[0] = Slot(0, frozenset({"m"}))
-    chosen = next_up(queues, 0.0)
-    assert chosen is not None
-    assert queues[1] is chosen.queue
+def test_without_a_budget_a_bucket_goes_by_itself():
+    """What cannot be planned is still batched with its equals."""
+    waiting = Waiting(make_queue())
+    waiting.arrive((1, 16), (1, 17), (1, 16))
+    budget = PlanningBudget(first_s=0.0)
+    assert {0, 2} == ids(_plan(waiting, affine(1.0), budget))
+    assert 0 == budget.cuts
 
 
-@pytest.mark.parametrize(("rows", "share"), [(7, 4), (8, 4), (100, 8)])
-def test_the_share_of_a_slot_is_rounded_up_and_bounded(rows, share):
-    """Seven rows on two free slots are four and three; the share never exceeds `max_batch`."""
-    queue = _queue((False,), 0.0, max_batch=8)
-    _fill(queue, [(1, 4)] * rows)
-    for id_ in range(2):
-        slot = queue.free[id_] = Slot(id_, frozenset({"m"}))
-        slot.queues.append(queue)
-    assert share == fair_share(queue, slot)
+def test_a_model_without_a_batch_axis_runs_requests_alone():
+    """No company, and the call's sizes are the request's."""
+    waiting = Waiting(make_queue((True, True), has_batch=False))
+    queue = waiting.queue
+    (first, _) = waiting.arrive((1, 4, 5), (1, 4, 5))
+    cut = _plan(waiting, affine())
+    assert [first] == list(cut.members)
+    assert (4, 5) == cut.sizes(queue.has_batch)
+
+
+def test_a_request_with_more_rows_than_a_batch_runs_alone():
+    """It could not be cut, and nobody joins it."""
+    waiting = Waiting(make_queue())
+    waiting.arrive((20, 4), (1, 4))
+    assert {0} == ids(_plan(waiting, affine()))
+
+
+def test_zero_rows_ride_along():
+    """They cost nothing, but take a place."""
+    waiting = Waiting(make_queue(max_batch=3))
+    waiting.arrive((0, 4), (0, 4), (1, 4), (0, 4))
+    cut = _plan(waiting, affine(1.0))
+    assert ({0, 1, 2}, 1) == (ids(cut), cut.rows)
+
+
+def test_the_slots_share_bounds_a_batch():
+    """It lasts no longer than wanted, on a slot of that speed, unless its first request does."""
+    surface = affine(0.01, 0.001)
+    for speed, most_s, rows in ((1.0, 0.05, 4), (2.0, 0.06, 2)):
+        waiting = Waiting(make_queue())
+        waiting.arrive(*[(1, 10)] * 8)
+        assert rows == _plan(waiting, surface, most_s=most_s, speed=speed).rows
+        assert 1 == _plan(waiting, surface, most_s=1e-9, speed=speed).rows
+    assert 2 == _plan(waiting, surface, max_rows=2).rows
+
+
+def test_a_batch_is_cut_smaller_rather_than_make_a_member_late():
+    """The urgent one stays, the others are left for the next batch."""
+    waiting = Waiting(make_queue())
+    surface = affine(1.0, 0.001)
+    waiting.arrive((1, 100), (1, 101), (1, 102))
+    waiting.arrive((1, 101), deadline=1.25)
+    cut = _plan(waiting, surface)
+    assert {0, 1} == ids(cut)
+    waiting = Waiting(make_queue())
+    waiting.arrive((1, 100), (1, 102), (1, 103))
+    waiting.arrive((1, 101), deadline=1.25)
+    assert {0, 3} == ids(_plan(waiting, surface))
+    assert {0, 1, 2, 3} == ids(_plan(waiting, surface, now=1.0))
+    assert 4 == _plan(waiting, affine(1.0, 0.001, measured=False)).rows
+
+
+def test_bytes_bound_a_batch():
+    """The members' bytes together stay within the limit; one alone may be larger."""
+    waiting = Waiting(make_queue(max_batch_bytes=10))
+    waiting.arrive((1, 10), (1, 11), (1, 10), nbytes=4)
+    cut = _plan(waiting, affine(10.0))
+    assert 2 == len(cut.members)
+    waiting = Waiting(make_queue(max_batch_bytes=10))
+    waiting.arrive((1, 10), (1, 11), nbytes=40)
+    assert {0} == ids(_plan(waiting, affine(10.0)))
+
+
+def test_shapes_that_the_device_knows_are_preferred():
+    """A new shape that costs more to prepare than padding wastes is not made."""
+    known = {(2, (24,)), (1, (20,)), (1, (24,))}
+    surface = affine(0.1, 0.001, new=lambda rows, shape: 0.0 if (rows, shape) in known else 1.0)
+    waiting = Waiting(make_queue())
+    waiting.arrive((1, 20), (1, 24), (1, 20))
+    calls = []
+    while waiting.queue.count:
+        cut = _plan(waiting, surface)
+        calls.append((cut.rows, cut.shape, round(cut.seconds, 6)))
+        waiting.start(cut)
+    assert [(1, (20,), 0.12), (2, (24,), 0.148)] == calls
+
+
+def test_a_started_call_counts_as_known():
+    """The second batch of a shape is not charged for its preparation; the surface may still say otherwise."""
+    made: set[tuple[int, tuple[int, ...]]] = set()
+    surface = affine(new=lambda rows, shape: 0.0 if (rows, shape) in made else 5.0)
+    budget = PlanningBudget()
+    waiting = Waiting(make_queue())
+    waiting.arrive((2, 20), (1, 21), (1, 22))
+    first = _plan(waiting, surface, budget)
+    made.add((first.rows, first.shape))
+    again = _plan(waiting, surface, budget)
+    assert first.members == again.members
+    assert pytest.approx(first.seconds - 5.0) == again.seconds
+
+
+def test_a_batch_runs_at_a_static_shape_that_is_faster():
+    """Exactly its rows, its shape fits under it, and the call's sizes are the static model's."""
+    surface = affine(0.01, 0.001, exact={(2, 32): 0.02})
+    waiting = Waiting(make_queue(static_shapes=((2, 32),)))
+    waiting.arrive((1, 30), (1, 31))
+    cut = _plan(waiting, surface)
+    assert ((2, 32), 3, 0.02) == (cut.sizes(True), cut.padding, cut.seconds)
+    slow = affine(0.01, 0.001, exact={(2, 32): 9.0})
+    assert ((2, 31), 1) == (_plan(waiting, slow).sizes(True), _plan(waiting, slow).padding)
+
+
+def test_a_static_shape_is_not_padded_to_where_padding_is_forbidden():
+    """The dimension that may not be padded has to agree."""
+    surface = affine(0.01, 0.001, exact={(1, 8, 32): 1e-6})
+    waiting = Waiting(make_queue((False, True), static_shapes=((1, 8, 32),)))
+    waiting.arrive((1, 7, 30))
+    assert (1, 7, 30) == _plan(waiting, surface).sizes(True)
+
+
+def test_reruns_keep_exactly_their_members():
+    """Whatever it costs."""
+    waiting = Waiting(make_queue())
+    requests = waiting.arrive((1, 4), (2, 400))
+    cut = together(requests, affine())
+    assert requests == cut.members
+    assert (3, (400,), 396) == (cut.rows, cut.shape, cut.padding)
+
+
+def test_a_deep_lane_costs_no_more_than_a_shallow_one():
+    """Of a hundred thousand only those around the anchor are looked at."""
+    surface = affine()
+    spent = []
+    for count in (1_000, 20_000):
+        waiting = Waiting(make_queue(max_batch=64))
+        waiting.arrive(*[(1, 10 + order * 7919 % count) for order in range(count)])
+        budget = PlanningBudget(first_s=RICH)
+        surface.asked = 0
+        _plan(waiting, surface, budget)
+        spent.append((budget.spent_s, surface.asked))
+    assert spent[0] == spent[1]

@@ -1,0 +1,121 @@
+"""Queues, requests and costs for the planner's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.planner import Cut
+from shapestream.scheduling.records import RUNNING, Request
+
+
+class FormulaSurface:
+    """Costs by a formula of a call's rows and the elements of a row, and what new shapes cost extra."""
+
+    def __init__(
+        self,
+        formula: Callable[[Any, Any], Any],
+        *,
+        measured: bool = True,
+        new: Callable[[int, tuple[int, ...]], float] | None = None,
+        exact: dict[tuple[int, ...], float] | None = None,
+    ) -> None:
+        self.formula = formula
+        self.measured = measured
+        self.new = new
+        self.exact = exact or {}
+        """Costs of calls of just these sizes, rows first."""
+        self.version = 1
+        self.asked = 0
+
+    def seconds(self, rows, shapes):
+        """Of batches, as `Surface.seconds`."""
+        self.asked += len(rows)
+        seconds = np.asarray(self.formula(rows, shapes.prod(axis=1)), dtype=np.float64)
+        for (known_rows, *known), value in self.exact.items():
+            seconds[(rows == known_rows) & (shapes == known).all(axis=1)] = value
+        return seconds
+
+    def second(self, rows: int, shape: tuple[int, ...]) -> float:
+        """Of one batch."""
+        return self.exact.get((rows, *shape), float(self.formula(rows, prod(shape))))
+
+    def preparation_s(self, rows: int, shape: tuple[int, ...]) -> float:
+        """What `new` says."""
+        return 0.0 if self.new is None else self.new(rows, shape)
+
+
+def affine(fixed_s: float = 0.01, element_s: float = 0.001, **options: Any) -> FormulaSurface:
+    """A fixed part per call, and so much per element."""
+    return FormulaSurface(lambda rows, elements: fixed_s + element_s * rows * elements, **options)
+
+
+def make_queue(padded: Sequence[bool] = (True,), **options: Any) -> ModelQueue:
+    """A queue of a model with a batch axis."""
+    options = {"max_batch": 8, "has_batch": True, **options}
+    names = ("batch", "height", "width", "depth")
+    return ModelQueue(
+        ModelProfile(
+            name="m",
+            dimensions=names[: len(padded) + 1] if options["has_batch"] else names[1 : len(padded) + 1],
+            paddable=(False, *padded) if options["has_batch"] else tuple(padded),
+            **options,
+        )
+    )
+
+
+class Waiting:
+    """The requests of one queue, numbered in the order of arrival."""
+
+    def __init__(self, queue: ModelQueue) -> None:
+        self.queue = queue
+        self.count = 0
+
+    def arrive(
+        self,
+        *sizes: tuple[int, ...],
+        rank: float | None = None,
+        nbytes: int = 1,
+        deadline: float | None = None,
+    ) -> list[Request]:
+        """Requests of these sizes, rows first."""
+        arrived = []
+        for rows, *shape in sizes:
+            order = self.count
+            self.count += 1
+            request = Request(
+                order,
+                0,
+                self.queue,
+                rows,
+                tuple(shape),
+                nbytes,
+                deadline,
+                0,
+                0.0,
+                float(order) if rank is None else rank,
+                order,
+            )
+            self.queue.add(request)
+            arrived.append(request)
+        return arrived
+
+    def first(self) -> Request:
+        """Who goes next."""
+        first = self.queue.oldest.first()
+        assert first is not None
+        return first[2]
+
+    def start(self, cut: Cut) -> None:
+        """Takes a batch out."""
+        self.queue.take(cut.members, RUNNING)
+
+
+def ids(cut: Cut) -> set[int]:
+    """The numbers of a batch's members."""
+    return {request.id for request in cut.members}
