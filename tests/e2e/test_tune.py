@@ -89,38 +89,15 @@ def test_a_tuned_file_is_written_with_what_justifies_it(prepared: Any) -> None:
     assert 0 == checked.returncode, checked.stderr
 
 
-def test_what_does_not_fit_together_is_told_before_anything_is_measured(prepared: Any) -> None:
-    """A trace of another model, sizes that the model does not take, no requests, and the input as the output: status 3."""
-    folder = prepared.folder
-    write_trace(folder / "other.trace", "other", [TraceRequest(0.0, 0, 0, (1, 8))])
-    write_trace(folder / "large.trace", "sums", [TraceRequest(0.0, 0, 0, (1, 999))])
-    write_trace(folder / "empty.trace", "sums", [])
-    for trace, extra, words in (
-        ("other.trace", (), "no request of the model 'sums'; it is about other"),
-        ("large.trace", (), "seq 999: the model takes 1..128"),
-        ("empty.trace", (), "no request"),
-        ("gone.trace", (), "no such file"),
-        ("sums.trace", ("--out", "sums.yaml"), "never overwritten"),
-        ("sums.trace", ("--model", "sum"), "there is no model 'sum'"),
-        ("sums.trace", ("--plot", "sums.txt"), "a plot is a file called .svg"),
-    ):
-        ran = prepared.run("tune", "sums.yaml", "--trace", trace, *extra)
-        assert (3, "") == (ran.returncode, ran.stdout), ran.stderr
-        assert words in ran.stderr
-    assert not (folder / "sums.tuned.yaml").exists()
-
-
 def test_an_interrupted_run_leaves_nothing_behind(prepared: Any) -> None:
     """Ctrl-C ends the processes that it started; nothing is written."""
-    command = prepared.start("tune", "sums.yaml", "--trace", "sums.trace")
-    command.family |= {child.pid for child in _some_child(command.pid)}
+    folder = prepared.folder
+    command = prepared.start("tune", str(folder / "sums.yaml"), "--trace", str(folder / "sums.trace"))
+    until("the first measurement", lambda: "measuring calls" in command.log.read_text())
+    children = until("its process", lambda: psutil.Process(command.pid).children())
+    command.family |= {child.pid for child in children}
     command.send(signal.SIGINT)
     assert 1 == command.wait()
     assert "interrupted" in command.log.read_text()
     assert command.family_is_gone()
-    assert not (prepared.folder / "sums.tuned.yaml").exists()
-
-
-def _some_child(pid: int) -> list[psutil.Process]:
-    found: list[psutil.Process] = until("a child process", lambda: psutil.Process(pid).children())
-    return found
+    assert not (folder / "sums.tuned.yaml").exists()

@@ -71,8 +71,12 @@ async def _read(descriptor: int) -> bytes:
 
 
 @contextmanager
+@trio.lowlevel.enable_ki_protection
 def running(arguments: Sequence[str], log: Path) -> Iterator[Child]:
-    """Runs `python -P -m ARGUMENTS` until the block ends; its stdin closes when this process dies."""
+    """Runs `python -P -m ARGUMENTS` until the block ends; its stdin closes when this process dies.
+
+    Ctrl-C waits while it starts and while it is ended: a process that is half started would be nobody's.
+    """
     with log.open("wb") as sink:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", *arguments],

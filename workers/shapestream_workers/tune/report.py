@@ -127,7 +127,8 @@ def spell_table(outcome: Outcome, width: int = WIDTH) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(table_of(outcome))
     assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return "\n".join(filter(None, lines))
 
 
 def plain_report(outcome: Outcome, written: str | None) -> dict[str, Any]:
