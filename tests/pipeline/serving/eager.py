@@ -1,0 +1,132 @@
+"""A scheduler that always sends ahead, one request per batch, and takes back on a whim: for the machinery around it.
+
+It decides as badly as is allowed, and makes every case common that the real one makes rare. It plays by the same
+rules: at most one batch behind another, an id ends once, nothing is started again before its slot has answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import Any
+
+from shapestream.scheduling import events
+from shapestream.scheduling.actions import (
+    Action,
+    CancelBatch,
+    DeliverResults,
+    FailRequest,
+    RecallBatch,
+    StartBatch,
+)
+
+
+class EagerScheduler:
+    """In the place of `Scheduler`; `recall_share` of the batches sent ahead are asked back at the next event."""
+
+    recall_share = 0.3
+
+    def __init__(self, **_: Any) -> None:
+        self.random = Random(7)
+        self.queue: deque[events.Arrival] = deque()
+        self.slots: dict[int, list[int]] = {}
+        """Per slot its batches: the one that runs, and the one behind it."""
+        self.batches: dict[int, tuple[int, events.Arrival]] = {}
+        self.unanswered: set[int] = set()
+        """Batches that were asked back or cancelled."""
+        self.gone: set[int] = set()
+        """Requests that have ended before their batch did."""
+        self.log: list[events.Event | Action] = []
+        self.prefetch_s: list[float | None] = []
+        self._numbers = 0
+
+    def handle(self, event: events.Event, now: float) -> list[Action]:
+        """Decides."""
+        self.log.append(event)
+        actions: list[Action] = []
+        match event:
+            case events.RequestsArrived():
+                self.queue.extend(event.requests)
+            case events.SlotJoined():
+                self.slots[event.slot] = []
+                self.prefetch_s.append(event.prefetch_s)
+            case events.SlotLeft():
+                for batch in self.slots.pop(event.slot):
+                    self._again(batch)
+            case events.BatchFinished():
+                request = self._ended(event.batch)
+                if request.id in event.expired:
+                    actions.append(FailRequest(id=request.id, code="deadline_exceeded", message="late"))
+                elif request.id not in self.gone:
+                    actions.append(DeliverResults(batch=event.batch, requests=(request.id,)))
+            case events.BatchFailed():
+                slot = self.batches[event.batch][0]
+                self.slots[slot].remove(event.batch)
+                self._again(event.batch)
+            case events.RequestCancelled():
+                self._cancel(event.id, actions)
+            case _:
+                pass
+        if not isinstance(event, events.BatchFinished | events.BatchFailed):
+            self._recall(actions)
+        self._start(actions)
+        self.log.extend(actions)
+        return actions
+
+    def _ended(self, batch: int) -> events.Arrival:
+        slot, request = self.batches.pop(batch)
+        assert self.slots[slot][0] == batch, "a batch overtook the one before it"
+        self.slots[slot].remove(batch)
+        self.unanswered.discard(batch)
+        return request
+
+    def _again(self, batch: int) -> None:
+        _, request = self.batches.pop(batch)
+        self.unanswered.discard(batch)
+        if request.id not in self.gone:
+            self.queue.appendleft(request)
+
+    def _cancel(self, request: int, actions: list[Action]) -> None:
+        self.gone.add(request)
+        actions.append(FailRequest(id=request, code="cancelled", message="withdrawn"))
+        self.queue = deque([waiting for waiting in self.queue if waiting.id != request])
+        for batch, (slot, arrival) in self.batches.items():
+            if arrival.id == request:
+                self.unanswered.add(batch)
+                actions.append(CancelBatch(batch=batch, slot=slot))
+
+    def _recall(self, actions: list[Action]) -> None:
+        for slot, batches in self.slots.items():
+            for batch in batches[1:]:
+                if batch not in self.unanswered and self.random.random() < self.recall_share:
+                    self.unanswered.add(batch)
+                    actions.append(RecallBatch(batch=batch, slot=slot))
+
+    def _start(self, actions: list[Action]) -> None:
+        for slot, batches in self.slots.items():
+            while self.queue and len(batches) < 2:
+                request = self.queue.popleft()
+                self._numbers += 1
+                self.batches[self._numbers] = (slot, request)
+                actions.append(
+                    StartBatch(
+                        batch=self._numbers,
+                        slot=slot,
+                        model=request.model,
+                        requests=(request.id,),
+                        sizes=request.sizes,
+                        behind=batches[0] if batches else None,
+                    )
+                )
+                batches.append(self._numbers)
+
+    def next_wakeup(self) -> float | None:
+        """Never."""
+        return None
+
+    def statistics(self) -> str:
+        """For the log."""
+        return f"{len(self.queue)} queued"
+
+    def check_invariants(self) -> None:
+        """Nothing that is not asserted on the way."""
