@@ -10,6 +10,7 @@ from itertools import pairwise, product
 from math import prod
 
 from shapestream_engine.batching.native import Native, NativePlanner
+from shapestream_engine.batching.rounding import calibration_shapes
 from shapestream_engine.batching.strategy import SizesPlanner
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.shapes import Dimension
@@ -64,8 +65,8 @@ def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]
     second = _affordable(signature, product(*fine), first)
     cap = signature.strategy.max_prepared if isinstance(signature.strategy, Native) else None
     if cap is not None:
-        most = max(4, cap // 4)
-        first, second = first[:: -(-len(first) // most)] if first else [], []
+        most = calibration_shapes(cap)
+        first, second = first[:: -(-len(first) // most)] if first and most else [], []
     return [list(dict.fromkeys([*sorted(static, key=prod), *first])), second]
 
 

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shapestream_engine.batching.rounding import RoundingTable, escape_shapes
+from shapestream_engine.batching.rounding import RoundingTable, calibration_shapes, escape_shapes
 from shapestream_engine.batching.static_shapes import (
     StaticShape,
     bind_static,
@@ -39,7 +39,10 @@ class Native(Strategy):
     @property
     def chosen_shapes(self) -> int | None:
         """Different call shapes that a scheduler may choose: what is left of `max_prepared` is each process's own."""
-        return None if self.max_prepared is None else self.max_prepared - escape_shapes(self.max_prepared)
+        if self.max_prepared is None:
+            return None
+        served = _served_shapes(self.max_prepared)
+        return served - escape_shapes(served)
 
     def _check_own(self) -> None:
         for dimension in self.sizes:
@@ -87,6 +90,11 @@ class Native(Strategy):
         return {"strategy": self.NAME, **cap, **static}
 
 
+def _served_shapes(cap: int) -> int:
+    """What calibration leaves."""
+    return cap - calibration_shapes(cap)
+
+
 class NativePlanner(Planner):
     """Any shape, on the dynamic model, but for the static ones."""
 
@@ -125,12 +133,12 @@ class RoundingPlanner(NativePlanner):
         self._most_rows = table.bounds[0].maximum if table.has_batch else None
         self._lock = threading.Lock()
         self.table = RoundingTable(
-            cap,
+            _served_shapes(cap),
             [
                 bounds if paddable or (table.has_batch and number == 0) else None
                 for number, (bounds, paddable) in enumerate(zip(table.bounds, table.paddable, strict=True))
             ],
-            on_grid=escape_shapes(cap),
+            on_grid=escape_shapes(_served_shapes(cap)),
         )
 
     def plan(self, sizes: Sizes) -> tuple[PlannedCall, ...]:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from shapestream_engine.shapes import Dimension
 
-__all__ = ["RoundingTable", "escape_shapes", "geometric_sizes", "grid_sizes"]
+__all__ = ["RoundingTable", "calibration_shapes", "escape_shapes", "geometric_sizes", "grid_sizes"]
 
 _Sizes: TypeAlias = tuple[int, ...]
 
@@ -30,6 +30,11 @@ def escape_shapes(cap: int) -> int:
     A scheduler that starts anew knows nothing of what its workers have met; these take up what is too much then.
     """
     return max(1, cap // 8)
+
+
+def calibration_shapes(cap: int) -> int:
+    """How many of the shapes under a cap a process may spend on measuring what calls cost."""
+    return cap // 8
 
 
 class RoundingTable:
