@@ -6,7 +6,7 @@ without a batch axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import exp, isfinite, log, prod
 from typing import TypeAlias
@@ -39,14 +39,18 @@ class CostBase:
     `version` changes when a prediction has changed by more than 5 %.
     """
 
-    def __init__(self, points: Mapping[Sizes, float], static: Sequence[Sizes]) -> None:
+    def __init__(
+        self, points: Mapping[Sizes, float], static: Sequence[Sizes], versions: Iterator[int]
+    ) -> None:
+        """`versions` are numbers that nobody has used: a version is that of one kind of slots, and of no other."""
+        self._versions = versions
         self._static: dict[Sizes, float | None] = {sizes: points.get(sizes) for sizes in static}
         """Seconds of the shapes with a model of their own; None: not known, then they cost what others like them do."""
         self._static_published = dict(self._static)
         dynamic = {sizes: seconds for sizes, seconds in points.items() if sizes not in self._static}
         self._grid = Grid(dynamic) if dynamic else None
         self.line = Line()
-        self.version = 1
+        self.version = next(versions)
         self._speeds: dict[str, float] = {}
         """Per worker, the logarithm of its seconds / what the grid says; their mean is what the grid itself is off."""
         self._drift = 0.0
@@ -153,7 +157,7 @@ class CostBase:
         elements = float(sum([count * prod(sizes) for count, sizes in dynamic]))
         self.line.observe(number, elements, seconds, request_elements=elements / max(1, requests))
         if self.line.moved():
-            self.version += 1
+            self.version = next(self._versions)
 
     def _correct_static(self, calls: Calls, difference: float) -> bool:
         """Moves what static shapes cost; whether one is now off what is published by more than 5 %."""
@@ -179,7 +183,7 @@ class CostBase:
             self._grid.publish(1.0)
         self._static_published = dict(self._static)
         self._table = _StaticTable(self._static_published)
-        self.version += 1
+        self.version = next(self._versions)
 
 
 class _StaticTable:

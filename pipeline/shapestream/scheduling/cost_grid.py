@@ -22,6 +22,8 @@ __all__ = ["Grid", "Sizes"]
 
 Sizes: TypeAlias = tuple[int, ...]
 Seconds: TypeAlias = NDArray[np.float64]
+_Corners: TypeAlias = tuple[tuple[int, float], ...]
+_Place: TypeAlias = tuple[_Corners, int]
 
 STEP = 0.12
 """Of the difference (of logarithms) between expected and observed, what the nodes around take over."""
@@ -49,7 +51,13 @@ class Grid:
         self._published = values.ravel()
         self._listed: list[float] = list(self._live)
         self._lookups = [_Lookup(axis, stride) for axis, stride in zip(self.axes, self._strides, strict=True)]
-        self._corners: dict[Sizes, _Place] = {}
+        self._places: dict[Sizes, _Place] = {}
+        # The last node, and the one before it along every axis: beyond the grid their slope goes on.
+        self._elements = prod([axis[-1] for axis in self.axes])
+        self._elements_before = prod([axis[max(0, len(axis) - 2)] for axis in self.axes])
+        self._before = sum(
+            max(0, len(axis) - 2) * stride for axis, stride in zip(self.axes, self._strides, strict=True)
+        )
 
     # ------------------------------------------------------------ predictions
 
@@ -88,34 +96,43 @@ class Grid:
     def _beyond(self, sizes: list[NDArray[np.intp]]) -> Seconds:
         """Where some size is beyond the grid: on from its edge, in a straight line over elements."""
         inside = [np.minimum(column, axis[-1]) for column, axis in zip(sizes, self.axes, strict=True)]
-        before = [
-            np.where(column > axis[-1], axis[max(0, len(axis) - 2)], column)
-            for column, axis in zip(sizes, self.axes, strict=True)
-        ]
-        at, ahead = self._interpolated(inside), self._interpolated(before)
-        elements, reached, fewer = (np.prod([np.asarray(column, np.float64) for column in where], axis=0)
-                                    for where in (sizes, inside, before))  # fmt: skip
-        # An edge of one node shows no slope: there the line goes through nothing.
-        one_node = reached <= fewer
-        slope = np.where(one_node, at, at - ahead) / np.maximum(
-            np.where(one_node, reached, reached - fewer), 1.0
+        elements, reached = (
+            np.prod([np.asarray(column, np.float64) for column in where], axis=0) for where in (sizes, inside)
         )
-        return np.asarray(at + np.maximum(slope, 0.0) * (elements - reached))
+        return np.asarray(self._interpolated(inside) + self._slope(self._listed) * (elements - reached))
+
+    def _slope(self, values: list[float]) -> float:
+        """Seconds per element of the largest calls. One for everywhere beyond the grid: so nothing falls there."""
+        if self._before == len(values) - 1:
+            return values[-1] / max(
+                1, self._elements
+            )  # a single node shows no slope; the line goes through nothing
+        return max(0.0, values[-1] - values[self._before]) / max(1, self._elements - self._elements_before)
 
     def second(self, sizes: Sizes) -> float:
         """Of one call, as published."""
-        return self._place(sizes).of(self._listed)
+        return self._value(sizes, self._listed)
 
     def expected(self, sizes: Sizes) -> float:
         """Of one call, by all that was observed so far."""
-        return self._place(sizes).of(self._live)
+        return self._value(sizes, self._live)
+
+    def _value(self, sizes: Sizes, values: list[float]) -> float:
+        corners, beyond = self._place(sizes)
+        value = 0.0
+        for node, weight in corners:
+            value += weight * values[node]
+        return value + beyond * self._slope(values) if beyond else value
 
     def _place(self, sizes: Sizes) -> _Place:
-        place = self._corners.get(sizes)
+        """The corners of its cell, each with its weight, and how many elements beyond the grid's edge it is."""
+        place = self._places.get(sizes)
         if place is None:
-            if len(self._corners) >= _REMEMBERED:
-                self._corners.clear()
-            place = self._corners[sizes] = _Place.find(sizes, self.axes, self._strides)
+            if len(self._places) >= _REMEMBERED:
+                self._places.clear()
+            inside = tuple(min(size, axis[-1]) for size, axis in zip(sizes, self.axes, strict=True))
+            beyond = prod(sizes) - prod(inside)
+            place = self._places[sizes] = _corners(inside, self.axes, self._strides), beyond
         return place
 
     # ------------------------------------------------------------ corrections
@@ -126,7 +143,7 @@ class Grid:
         Returns whether one of them, times `scale`, is now off what is published by more than 5 %.
         """
         live, published = self._live, self._published_live
-        corners = self._place(sizes).corners
+        corners, _ = self._place(sizes)
         step = STEP * difference / sum([weight * weight for _, weight in corners])
         moved = False
         for node, weight in corners:
@@ -173,48 +190,7 @@ class _Lookup:
         return below * self.stride, share.clip(0.0, 1.0)
 
 
-class _Place:
-    """One call's place on the grid: the corners of its cell, each with its weight; and how to go on beyond the edge."""
-
-    __slots__ = ("before", "beyond", "corners")
-
-    def __init__(self, corners: tuple[tuple[int, float], ...]) -> None:
-        self.corners = corners
-        self.before: _Place | None = None
-        self.beyond = 0.0
-        """How far beyond the edge, in steps from `before` to the edge (elements); or, without `before`, in edges."""
-
-    @classmethod
-    def find(cls, sizes: Sizes, axes: tuple[Sizes, ...], strides: tuple[int, ...]) -> _Place:
-        inside = tuple(min(size, axis[-1]) for size, axis in zip(sizes, axes, strict=True))
-        place = cls(_corners(inside, axes, strides))
-        if inside != sizes:
-            fewer = tuple(
-                axis[max(0, len(axis) - 2)] if size > axis[-1] else size
-                for size, axis in zip(sizes, axes, strict=True)
-            )
-            reached, before = prod(inside), prod(fewer)
-            if before < reached:
-                place.before = cls(_corners(fewer, axes, strides))
-                place.beyond = (prod(sizes) - reached) / (reached - before)
-            else:
-                place.beyond = (prod(sizes) - reached) / max(1, reached)
-        return place
-
-    def of(self, values: list[float]) -> float:
-        """The value here."""
-        value = 0.0
-        for node, weight in self.corners:
-            value += weight * values[node]
-        if self.beyond:
-            step = value if self.before is None else max(0.0, value - self.before.of(values))
-            value += self.beyond * step
-        return value
-
-
-def _corners(
-    sizes: Sizes, axes: tuple[Sizes, ...], strides: tuple[int, ...]
-) -> tuple[tuple[int, float], ...]:
+def _corners(sizes: Sizes, axes: tuple[Sizes, ...], strides: tuple[int, ...]) -> _Corners:
     per_axis = [_sides(size, axis, stride) for size, axis, stride in zip(sizes, axes, strides, strict=True)]
     return tuple(
         (sum(node for node, _ in corner), prod(weight for _, weight in corner))

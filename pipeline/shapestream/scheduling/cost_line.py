@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 __all__ = ["Line"]
 
-FORGETTING = 0.9
-"""What an observation weighs one observation later: about ten count, so a change is followed within twenty."""
+FORGETTING = 0.97
+"""What an observation weighs one observation later: about thirty count for the division between the two parts."""
+LEVEL_STEP = 0.1
+"""Of the difference (of logarithms) between expected and observed, what both parts together take over at once: a machine
+that becomes slower is followed within twenty observations, without unlearning how the two parts compare."""
 CLIP = 1.5
 """How far an observation may lie from what was expected, as a factor, and still count in full; beyond, it counts as this."""
 FIRST_CLIP = 8.0
@@ -87,6 +90,10 @@ class Line:
         expected = calls * self.fixed_s + elements * self.element_s
         clip = FIRST_CLIP if self.count < FEW else self._clip
         taken = max(expected / clip, min(expected * clip, seconds))
+        if self.count >= FEW:
+            level = (taken / expected) ** LEVEL_STEP
+            self._rescale(level)
+            expected *= level
         self.count += 1
         self._reach = (min(self._reach[0], elements), max(self._reach[1], elements))
         weight = 1.0 / max(expected, taken, 1e-12) ** 2
@@ -97,6 +104,14 @@ class Line:
         self._ns = FORGETTING * self._ns + weight * calls * taken
         self._es = FORGETTING * self._es + weight * units * taken
         self._solve(KEEP * weight)
+
+    def _rescale(self, level: float) -> None:
+        """As if everything had taken `level` times as long."""
+        self.fixed_s *= level
+        self.element_s *= level
+        self._ns, self._es = self._ns / level, self._es / level
+        squared = level * level
+        self._n, self._s, self._ee = self._n / squared, self._s / squared, self._ee / squared
 
     def _solve(self, keep: float) -> None:
         """The normal equations of two unknowns, with a weak pull towards the division between them so far."""

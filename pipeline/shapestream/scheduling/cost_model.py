@@ -6,14 +6,13 @@ that what one of them shows is known of all; each has a speed of its own. No clo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from math import isfinite, prod
 from typing import Any, TypeAlias
 
-from shapestream.scheduling.cost_base import CostBase
-from shapestream.scheduling.cost_line import FIRST_CLIP, Line
+from shapestream.scheduling.cost_kind import Kind, new_kind
 from shapestream.scheduling.cost_surface import Surface
 from shapestream.scheduling.events import ModelProfile
 from shapestream_engine.cost_table import CostTable
@@ -29,25 +28,11 @@ MOST_KINDS = 32
 
 
 @dataclass(slots=True)
-class _Kind:
-    """The workers whose tables of one model have the same key."""
-
-    base: CostBase
-    new: Line
-    """What a shape that is new costs extra, by elements."""
-    surfaces: dict[str, Surface]
-    """By worker."""
-    slots: Counter[str] = field(default_factory=Counter)
-    """By worker."""
-    points: int = 0
-
-
-@dataclass(slots=True)
 class _Model:
     profile: ModelProfile
-    kinds: dict[str, _Kind] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
     """By the key of the table; "" where there is none."""
-    slots: dict[int, tuple[_Kind, str]] = field(default_factory=dict)
+    slots: dict[int, tuple[Kind, str]] = field(default_factory=dict)
     """The kind and the worker of each slot that has the model."""
     batch_s: float | None = None
     request_s: float | None = None
@@ -69,6 +54,7 @@ class CostModel:
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
         self._joined: dict[int, _Joined] = {}
+        self._versions = count(1)
 
     # ------------------------------------------------------------ who is there
 
@@ -97,12 +83,12 @@ class CostModel:
             kind.surfaces[joined.worker] = Surface(model.profile, kind.base, kind.new)
         model.slots[slot] = (kind, joined.worker)
 
-    def _kind(self, model: _Model, table: CostTable | None) -> _Kind:
+    def _kind(self, model: _Model, table: CostTable | None) -> Kind:
         key = "" if table is None else table.key
         known = model.kinds.get(key)
         if known is not None and (known.points or table is None or not table.points):
             return known
-        kind = _new_kind(model.profile, table)
+        kind = new_kind(model.profile, table, self._versions)
         if known is not None and not known.slots:
             model.kinds.pop(key)
         elif known is not None:
@@ -150,10 +136,8 @@ class CostModel:
         calls = surface.calls(rows, shape)
         if preparations > 0:
             if kind.base.measured:
-                steady = surface.second(rows, shape) * kind.base.speed(worker)
-                extra = max(0.0, busy_s - steady) / preparations
-                elements = prod(calls[0][1])
-                kind.new.observe(1.0, elements, extra, request_elements=elements)
+                steady_s = surface.second(rows, shape) * kind.base.speed(worker)
+                kind.prepared(float(prod(calls[0][1])), steady_s, busy_s, preparations)
         else:
             kind.base.learn(calls, busy_s, worker, requests=requests)
         surface.met(calls)
@@ -242,13 +226,13 @@ class CostModel:
 
     # ------------------------------------------------------------ finding
 
-    def _of(self, model: _Model, slot: int | None) -> tuple[_Kind, str]:
+    def _of(self, model: _Model, slot: int | None) -> tuple[Kind, str]:
         """The kind and the worker of a slot; else of the most common kind, the one that joined first."""
         if slot is not None and slot in model.slots:
             return model.slots[slot]
         kinds = model.kinds
         if not kinds:
-            kinds[""] = _new_kind(model.profile, None)
+            kinds[""] = new_kind(model.profile, None, self._versions)
         kind = (
             max(kinds.values(), key=lambda kind: kind.slots.total())
             if len(kinds) > 1
@@ -257,26 +241,11 @@ class CostModel:
         return kind, next(iter(kind.surfaces), "")
 
     @staticmethod
-    def _surface(model: _Model, kind: _Kind, worker: str) -> Surface:
+    def _surface(model: _Model, kind: Kind, worker: str) -> Surface:
         surface = kind.surfaces.get(worker)
         if surface is None:
             surface = kind.surfaces[worker] = Surface(model.profile, kind.base, kind.new)
         return surface
-
-
-def _new_kind(profile: ModelProfile, table: CostTable | None) -> _Kind:
-    steady: dict[Sizes, float] = {}
-    new = Line(clip=FIRST_CLIP)
-    alone = () if profile.has_batch else (1,)
-    for point in sorted(() if table is None else table.points, key=lambda point: prod(point.sizes)):
-        sizes = (*alone, *point.sizes)
-        steady[sizes] = point.seconds
-        if point.first_seconds is not None:
-            elements = float(prod(sizes))
-            extra = max(0.0, point.first_seconds - point.seconds)
-            new.observe(1.0, elements, extra, request_elements=elements)
-    static = [(*alone, *sizes) for sizes in profile.static_shapes]
-    return _Kind(CostBase(steady, static), new, {}, points=len(steady))
 
 
 def _in_company(surface: Surface, profile: ModelProfile, rows: int, shape: Sizes) -> float:

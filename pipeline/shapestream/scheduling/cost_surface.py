@@ -111,6 +111,11 @@ class Surface:
             return ((1, (rows, *shape)),)
         return [(count, (each, *shape)) for each, count in self._calls.of(rows).items()]
 
+    @property
+    def prepares(self) -> bool:
+        """Whether anything is known to cost extra because a shape is new."""
+        return self._new.measured
+
     def preparation_s(self, rows: int, shape: Sizes) -> float:
         """What it costs extra that a call of such a batch is new to the device; 0 where it is known, or free."""
         if not self._new.measured:

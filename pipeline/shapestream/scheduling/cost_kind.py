@@ -1,0 +1,59 @@
+"""A kind of slots: the workers whose cost tables of one model have the same key, and what is known of them together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import TypeAlias
+
+from shapestream.scheduling.cost_base import CostBase
+from shapestream.scheduling.cost_line import FIRST_CLIP, Line
+from shapestream.scheduling.cost_surface import Surface
+from shapestream.scheduling.events import ModelProfile
+from shapestream_engine.cost_table import CostTable
+
+__all__ = ["Kind", "new_kind"]
+
+Sizes: TypeAlias = tuple[int, ...]
+
+NOISE = 1.1
+"""What a batch may take beyond what is expected, as a factor, before that counts as preparation."""
+
+
+@dataclass(slots=True)
+class Kind:
+    """One kind. Its workers share a surface's values; each has a speed, and shapes that its devices know, of its own."""
+
+    base: CostBase
+    new: Line
+    """What a shape that is new costs extra, by elements."""
+    surfaces: dict[str, Surface]
+    """By worker."""
+    slots: Counter[str] = field(default_factory=Counter)
+    """By worker."""
+    points: int = 0
+    """Measured, in the table that it began with."""
+
+    def prepared(self, elements: float, steady_s: float, busy_s: float, calls: int = 1) -> None:
+        """Learns what it costs extra that calls are new, of a batch that would have taken `steady_s` without."""
+        extra_s = max(0.0, busy_s - NOISE * steady_s) / calls
+        self.new.observe(1.0, elements, extra_s, request_elements=elements)
+
+
+def new_kind(profile: ModelProfile, table: CostTable | None, versions: Iterator[int]) -> Kind:
+    """What a table says, or, without one, what has to be learned. `versions`: see `CostBase`."""
+    steady: dict[Sizes, float] = {}
+    firsts: list[tuple[float, float, float]] = []
+    alone = () if profile.has_batch else (1,)
+    for point in sorted(() if table is None else table.points, key=lambda point: prod(point.sizes)):
+        sizes = (*alone, *point.sizes)
+        steady[sizes] = point.seconds
+        if point.first_seconds is not None:
+            firsts.append((float(prod(sizes)), point.seconds, point.first_seconds))
+    static = [(*alone, *sizes) for sizes in profile.static_shapes]
+    kind = Kind(CostBase(steady, static, versions), Line(clip=FIRST_CLIP), {}, points=len(steady))
+    for elements, seconds, first_seconds in firsts:
+        kind.prepared(elements, seconds, first_seconds)
+    return kind
