@@ -19,6 +19,8 @@ LEVEL_STEP = 0.1
 that becomes slower is followed within twenty observations, without unlearning how the two parts compare."""
 CLIP = 1.5
 """How far an observation may lie from what was expected, as a factor, and still count in full; beyond, it counts as this."""
+PART_CLIP = 1.2
+"""The same for the division between the two parts, where one long call would have much weight."""
 FIRST_CLIP = 8.0
 """The same for the first few, when little is expected."""
 FEW = 3
@@ -94,6 +96,7 @@ class Line:
             level = (taken / expected) ** LEVEL_STEP
             self._rescale(level)
             expected *= level
+            taken = max(expected / PART_CLIP, min(expected * PART_CLIP, taken))
         self.count += 1
         self._reach = (min(self._reach[0], elements), max(self._reach[1], elements))
         weight = 1.0 / max(expected, taken, 1e-12) ** 2
