@@ -1,0 +1,129 @@
+"""Costs as a process measures them at its start, and as people see them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream_engine.calibration_cache import ENVIRONMENT
+from shapestream_engine.cost_table import CostTable
+from shapestream_workers.cli import app
+from shapestream_workers.costs import measure_costs, tables
+from shapestream_workers.costs_report import costs_of, slots_and_threads
+from shapestream_workers.models import compile_models
+
+CONFIG = """\
+models:
+  - name: cleaned
+    function: numpy:nan_to_num
+    trust: true
+    inputs: {x: {shape: "batch:1..4, n:1..8", element_type: f32}}
+    outputs: {y: {shape: "batch, n", element_type: f32}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "costs"))
+
+
+def written(folder: Path, more: str = "") -> Path:
+    """The YAML, with `more` at its end."""
+    path = folder / "x.yaml"
+    path.write_text(CONFIG + more)
+    return path
+
+
+def measured(loaded: LoadedSettings) -> dict[str, CostTable]:
+    """As a process with two slots finds out at its start."""
+    models = loaded.settings.models
+    compiled = compile_models(loaded, models, slots=2, threads=2)
+    return tables(models, compiled, slots=2, threads=2)
+
+
+def test_a_process_measures_its_models_and_says_so(tmp_path):
+    """One line per model: how many shapes, how long it took, and that the next start reads it."""
+    loaded = load_settings(written(tmp_path))
+    with capture_logs() as first:
+        table = measured(loaded)["cleaned"]
+    with capture_logs() as second:
+        again = measured(loaded)["cleaned"]
+    assert table == again
+    assert (("batch", "n"), True) == (table.dimensions, len(table.points) > 5)
+    lines = [[line for line in log if line["event"] == "costs measured"] for log in (first, second)]
+    assert [("cleaned", len(table.points), "measured")] == [
+        (line["model"], line["points"], line["source"]) for line in lines[0]
+    ]
+    assert ["cache"] == [line["source"] for line in lines[1]]
+    assert lines[0][0]["seconds"] > lines[1][0]["seconds"] == 0.0
+
+
+def test_nothing_is_measured_where_nobody_wants_it(tmp_path):
+    """`calibration_s: 0`: costs are learned from traffic alone."""
+    assert {} == measured(load_settings(written(tmp_path, "    calibration_s: 0\n")))
+    assert not (tmp_path / "costs").exists()
+
+
+def test_samples_that_do_not_fit_cost_the_table_and_nothing_else(tmp_path):
+    """A model that is served without proof is served without measured costs as well, with a warning."""
+    loaded = load_settings(written(tmp_path))
+    models = loaded.settings.models
+    compiled = compile_models(loaded, models, slots=1, threads=1)
+    bad = models[0].model_copy(update={"probe": probe_of_another(tmp_path)})
+    with capture_logs() as log:
+        assert {} == measure_costs([bad], compiled, slots=1, threads=1)
+    assert ["costs not measured"] == [line["event"] for line in log]
+
+
+def probe_of_another(folder: Path) -> object:
+    """A probe for an input that the model does not have."""
+    return load_settings(written(folder, "    probe: {other: {integers: [0, 1]}}\n")).settings.models[0].probe
+
+
+def test_people_see_each_shape_with_its_cost(tmp_path):
+    """Rows, size, milliseconds, microseconds per element, and what the first call took; then from what was kept."""
+    config = written(tmp_path)
+    shown = CliRunner().invoke(app, ["models", "--costs", str(config)])
+    assert 0 == shown.exit_code, shown.output
+    head, columns, *rows = shown.stdout.splitlines()
+    assert head.startswith("costs of cleaned: ")
+    assert "call shapes measured, in " in head
+    assert ["batch", "n", "ms", "us/element", "first", "ms"] == columns.split()
+    sizes = [tuple(map(int, row.split()[:2])) for row in rows]
+    assert sizes == sorted(sizes)
+    assert {(1, 1), (4, 8)} <= set(sizes)
+    again = CliRunner().invoke(app, ["models", "--costs", str(config)])
+    assert "kept from an earlier start" in again.stdout
+    assert rows == again.stdout.splitlines()[2:]
+
+
+def test_scripts_get_the_table_as_json(tmp_path):
+    """What is printed is a cost table, with how it came about."""
+    (shown,) = json.loads("\n".join(costs_of(load_settings(written(tmp_path)), as_json=True)))
+    assert ("cleaned", False, []) == (shown["model"], shown["from_cache"], shown["findings"])
+    assert CostTable.from_dict(shown).points
+
+
+def test_costs_of_an_address_are_a_wrong_usage():
+    """A server measures nothing on demand."""
+    refused = CliRunner().invoke(app, ["models", "--costs", "tcp://127.0.0.1:1"])
+    assert 2 == refused.exit_code
+    assert "costs are measured for a CONFIG" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("in_process: {slots: 3, threads: 5}\n", (3, 5)),
+        ("workers: [{count: 1, slots: 2, threads: 4}]\n", (2, 4)),
+    ],
+)
+def test_costs_are_those_of_the_process_that_will_serve(tmp_path, more, expected):
+    """As many calls at a time, on as many threads, as a worker of this configuration has."""
+    settings = load_settings(written(tmp_path, more)).settings
+    assert expected == slots_and_threads(settings, "cleaned")
