@@ -19,6 +19,7 @@ __all__ = ["Call", "CallCosts", "Prediction"]
 
 _REMEMBERED = 2048
 """Shapes whose costs are remembered, at most; then all are forgotten."""
+_NOTHING = np.zeros(1)
 NEAR_BEST = 1.01
 """A number of equal rows whose seconds per row are so near the least fills a batch."""
 
@@ -42,6 +43,10 @@ class Prediction(Protocol):
     def second(self, rows: int, shape: Shape) -> float:
         """The same of one batch."""
 
+    @property
+    def prepares(self) -> bool:
+        """Whether anything is known to cost extra because a shape is new."""
+
     def preparation_s(self, rows: int, shape: Shape) -> float:
         """What it costs extra if this batch's call is new to the device."""
 
@@ -64,10 +69,10 @@ class CallCosts:
         "_prepares",
         "_statics",
         "_tables",
-        "_version",
         "profile",
         "sizes",
         "surface",
+        "version",
     )
 
     def __init__(
@@ -79,27 +84,25 @@ class CallCosts:
         self._statics = (
             [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
         )
-        self._version: tuple[int, int] | None = None
+        self.version = (-1, -1)
+        """Another one when what was planned is out of date."""
         self._tables: dict[Shape, NDArray[np.float64]] = {}
         self._best: dict[Shape, int] = {}
         # Preparations outlive versions: that a shape has become known is noted one by one.
         self._new: dict[Shape, NDArray[np.float64]] = {}
         self._prepares = False
 
-    @property
-    def version(self) -> tuple[int, int]:
-        """Another one when what was planned is out of date. Looking at it forgets what is."""
-        version = self.surface.version, 0 if self.sizes is None else self.sizes.version
-        if version != self._version:
-            self._version = version
-            self._forget()
-        return version
-
-    def _forget(self) -> None:
-        self._tables.clear()
-        self._best.clear()
-        if not self._prepares or len(self._new) > _REMEMBERED:
-            self._new.clear()
+    def renew(self) -> None:
+        """Forgets what is out of date; to be called before each batch."""
+        surface = self.surface
+        version = surface.version, 0 if self.sizes is None else self.sizes.version
+        if version != self.version or self._prepares != surface.prepares:
+            self.version = version
+            self._prepares = surface.prepares
+            self._tables.clear()
+            self._best.clear()
+            if len(self._new) > _REMEMBERED:
+                self._new.clear()
 
     # ------------------------------------------------------------ which call
 
@@ -196,11 +199,12 @@ class CallCosts:
             self._tables[shape] = line + self._preparations(shape, count)
 
     def _preparations(self, shape: Shape, count: int) -> NDArray[np.float64]:
+        if not self._prepares:
+            return _NOTHING
         new = self._new.get(shape)
         if new is None or len(new) < count:
             prepared = [self._preparation_s(max(1, rows), shape) for rows in range(count)]
             new = self._new[shape] = np.array(prepared)
-            self._prepares = self._prepares or bool(new.any())
         return new[:count]
 
     def _preparation_s(self, rows: int, shape: Shape) -> float:

@@ -21,7 +21,7 @@ from shapestream.scheduling.segments import PAIRS, Limits, Window, cut_window
 
 __all__ = ["WINDOWS", "LanePlan", "PlannedSegment", "current_plan", "make_plan"]
 
-WINDOWS = (256, 64, 16)
+WINDOWS = (256, 128, 64, 32, 16)
 """Requests that are planned at once; the most that can be afforded, and no more than wait."""
 LARGEST_REACH = 128
 """Requests in a segment, at most, however large `max_batch` is. Equal shapes are not bound by it."""
@@ -55,7 +55,8 @@ class LanePlan:
     arrivals: int
     """Of the lane, when it was made."""
     version: tuple[int, int]
-    most_s: float | None
+    cut_off: tuple[bool, bool]
+    """Whether the lane went on beyond the window's smallest, and largest, requests; there it is cut by accident."""
 
     def outdated(self, lane: Lane, bucket: Bucket, version: tuple[int, int]) -> bool:
         """Whether it should be made anew to serve a bucket."""
@@ -63,6 +64,8 @@ class LanePlan:
             (lane.arrivals - self.arrivals) * RENEW > self.requests
             or self.version != version
             or bucket.shape not in self.counts
+            or (self.cut_off[0] and bucket.key <= self.highs[0])
+            or (self.cut_off[1] and bucket.key >= self.segments[-1].low)
         )
 
     def segment(self, bucket: Bucket) -> PlannedSegment | None:
@@ -94,8 +97,7 @@ def current_plan(
     dimensions = len(bucket.shape) - len(lane.key)
     # More than a lane's requests do not exist; a lower bound of their number is enough.
     present = sum(min(other.count, WINDOWS[0]) for other in islice(lane.buckets, WINDOWS[0]))
-    for size in WINDOWS:
-        wanted = min(size, present, PAIRS // reach)
+    for wanted in sorted({min(size, present, PAIRS // reach) for size in WINDOWS}, reverse=True):
         if budget.spend(planning_s(wanted, reach, dimensions)):
             plan = lane.plan = make_plan(bucket, wanted, costs, limits, waiting)
             break
@@ -133,8 +135,12 @@ def make_plan(bucket: Bucket, size: int, costs: CallCosts, limits: Limits, waiti
         requests=len(window),
         arrivals=bucket.lane.arrivals,
         version=costs.version,
-        most_s=limits.most_s,
+        cut_off=(_cut_off(bucket.lane.buckets[0], parts[0]), _cut_off(bucket.lane.buckets[-1], parts[-1])),
     )
+
+
+def _cut_off(outermost: Bucket, part: tuple[Bucket, int]) -> bool:
+    return part[0] is not outermost or part[1] < outermost.count
 
 
 def _window(parts: list[tuple[Bucket, int]], limits: Limits) -> Window:

@@ -21,14 +21,18 @@ FIRST_S = 0.005
 UNMEASURED_S = 0.01
 """What a batch is taken to last while nothing of its model is measured."""
 
-CUT_S = 60e-6
+MOST_CUT_S = 1e-3
+"""What one dynamic programme may take; the window is made so small."""
+
+CUT_S = 150e-6
 """Of one dynamic programme, whatever its size."""
-REQUEST_S = 1.2e-6
+REQUEST_S = 2e-6
 """Per request in its window."""
-SEGMENT_S = 25e-9
-"""Per segment that it looks at, if every segment has the shape of its last request."""
+SEGMENT_S = 15e-9
+"""Per segment that it looks at, where one dimension is padded: each has the shape of its last request."""
+MIXED_CUT_S = 150e-6
 MIXED_SEGMENT_S = 120e-9
-"""Per segment, if shapes do not rise together."""
+"""In addition, and instead, where several dimensions are padded, and each segment has a shape of its own."""
 
 _SURFACES = 64
 """Surfaces whose costs are remembered; more than there are kinds of slots times models, as a rule."""
@@ -36,8 +40,10 @@ _SURFACES = 64
 
 def planning_s(requests: int, reach: int, dimensions: int) -> float:
     """Seconds that the optimal cuts of a window take: `requests` in it, `reach` in a segment at most."""
-    segment_s = SEGMENT_S if dimensions < 2 else MIXED_SEGMENT_S
-    return CUT_S + requests * (REQUEST_S + min(requests, reach) * segment_s)
+    segments = requests * min(requests, reach)
+    if dimensions < 2:
+        return CUT_S + requests * REQUEST_S + segments * SEGMENT_S
+    return CUT_S + MIXED_CUT_S + requests * REQUEST_S + segments * MIXED_SEGMENT_S
 
 
 class PlanningBudget:
@@ -65,8 +71,8 @@ class PlanningBudget:
         self.balance_s = min(MOST_S, self.balance_s + earned)
 
     def spend(self, seconds: float) -> bool:
-        """Whether there was enough; then it is spent."""
-        if seconds > self.balance_s:
+        """Whether there was enough, and it is no more than one programme may take; then it is spent."""
+        if seconds > self.balance_s or seconds > MOST_CUT_S:
             return False
         self.balance_s -= seconds
         self.spent_s += seconds
@@ -84,4 +90,5 @@ class PlanningBudget:
             if len(self._costs) >= _SURFACES:
                 self._costs.clear()
             known = self._costs[key] = CallCosts(surface, profile, sizes)
+        known.renew()
         return known

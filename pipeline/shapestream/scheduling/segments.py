@@ -121,18 +121,20 @@ def segment_seconds(window: Window, costs: SegmentCosts, limits: Limits) -> NDAr
     """
     n = len(window)
     reach = max(1, min(n, limits.max_rows, PAIRS // n))
-    starts = np.arange(1 - reach, 1) + np.arange(n)[:, None]
-    np.maximum(starts, 0, out=starts)
-    rows = _sums(window.rows, starts)
-    legal = rows <= limits.max_rows
-    if limits.max_bytes is not None and window.nbytes is not None:
-        legal &= _sums(window.nbytes, starts) <= limits.max_bytes
     shapes, places = _call_shapes(window.shapes, reach)
+    rows: NDArray[np.intp] = np.broadcast_to(np.arange(reach, 0, -1), (n, reach))
+    single = bool((window.rows == 1).all())
+    if not single:
+        rows = _sums(window.rows, reach)
+    legal = None if single else rows <= limits.max_rows
+    if limits.max_bytes is not None and window.nbytes is not None:
+        legal = _both(legal, _sums(window.nbytes, reach) <= limits.max_bytes)
     if limits.max_padding_ratio is not None:
-        real = _sums(window.rows * window.shapes.prod(axis=1), starts)
+        real = _sums(window.rows * window.shapes.prod(axis=1), reach)
         computed = rows * shapes.prod(axis=1)[places]
-        legal &= real >= (1.0 - limits.max_padding_ratio) * computed
-    legal[:, -1] = True
+        legal = _both(legal, real >= (1.0 - limits.max_padding_ratio) * computed)
+    if legal is not None:
+        legal[:, -1] = True
     seconds = _look_up(rows, shapes, places, legal, costs, limits.max_rows)
     if limits.most_s is not None:
         company = seconds[:, :-1]
@@ -141,9 +143,16 @@ def segment_seconds(window: Window, costs: SegmentCosts, limits: Limits) -> NDAr
     return seconds
 
 
-def _sums(values: NDArray[np.intp], starts: NDArray[np.intp]) -> NDArray[np.intp]:
-    before = np.concatenate(([0], np.cumsum(values)))
-    sums: NDArray[np.intp] = before[1:, None] - before[starts]
+def _both(one: NDArray[np.bool_] | None, other: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return other if one is None else one & other
+
+
+def _sums(values: NDArray[np.intp], reach: int) -> NDArray[np.intp]:
+    """The sum of every segment; before the first item there are zeros."""
+    before = np.concatenate((np.zeros(reach, dtype=values.dtype), np.cumsum(values)))
+    sums: NDArray[np.intp] = before[reach:, None] - np.lib.stride_tricks.sliding_window_view(
+        before[:-1], reach
+    )
     return sums
 
 
@@ -188,19 +197,26 @@ def _look_up(
     rows: NDArray[np.intp],
     shapes: NDArray[np.intp],
     places: NDArray[np.intp],
-    legal: NDArray[np.bool_],
+    legal: NDArray[np.bool_] | None,
     costs: SegmentCosts,
     max_rows: int,
 ) -> NDArray[np.float64]:
-    seconds = np.full(rows.shape, np.inf)
+    if len(shapes) * max_rows > 2 * rows.size:
+        wanted = np.ones(rows.shape, dtype=bool) if legal is None else legal
+        seconds = np.full(rows.shape, np.inf)
+        seconds[wanted] = costs.seconds(rows[wanted], shapes[places[wanted]])
+        return seconds
+    table = costs.table(shapes, max_rows)
+    if legal is None:
+        # Every request has one row.
+        if not places.strides[1]:
+            return table[:, rows[0]][places[:, 0]]
+        return table[places, rows]
+    seconds = table[places, np.minimum(rows, max_rows)]
     large = rows[:, -1] > max_rows  # they run alone
-    if len(shapes) * max_rows <= 2 * rows.size:
-        table = costs.table(shapes, max_rows)
-        np.copyto(seconds, table[places, np.minimum(rows, max_rows)], where=legal)
-        if large.any():
-            seconds[large, -1] = costs.seconds(rows[large, -1], shapes[places[large, -1]])
-    else:
-        seconds[legal] = costs.seconds(rows[legal], shapes[places[legal]])
+    if large.any():
+        seconds[large, -1] = costs.seconds(rows[large, -1], shapes[places[large, -1]])
+    seconds[~legal] = np.inf
     return seconds
 
 

@@ -45,6 +45,11 @@ class FormulaSurface:
         """Of one batch."""
         return self.exact.get((rows, *shape), float(self.formula(rows, prod(shape))))
 
+    @property
+    def prepares(self) -> bool:
+        """Whether new shapes cost extra."""
+        return self.new is not None
+
     def preparation_s(self, rows: int, shape: tuple[int, ...]) -> float:
         """What `new` says."""
         return 0.0 if self.new is None else self.new(rows, shape)
