@@ -96,7 +96,7 @@ def test_a_trace_is_played_with_measured_costs(tmp_path: Path) -> None:
     trace = str(write_trace(tmp_path / "t.jsonl"))
     table = FormulaCost(fixed_s=0.003, per_element_s=0.00013).calibration("k", ("batch", "seq"), 16)
     (tmp_path / "one.json").write_text(json.dumps(table.to_dict()))
-    (tmp_path / "many.json").write_text(json.dumps({"m": table.to_dict()}))
+    (tmp_path / "many.json").write_text(json.dumps([{"model": "m", **table.to_dict()}]))
     for costs in ("one.json", "many.json"):
         ran = simulate("--trace", trace, "--costs", costs, "--json", folder=tmp_path)
         (run,) = json.loads(ran.stdout)["runs"]
@@ -201,6 +201,28 @@ def test_each_model_has_costs_and_dimensions_of_its_own() -> None:
     )
     assert (0.005, 0.007) == (scenario.costs["a"].seconds((1, 8)), scenario.costs["b"].seconds((1, 4, 5)))
     assert [(True, True), (True, True, False)] == [profile.paddable for profile in scenario.profiles]
+
+
+def test_tables_are_read_as_models_costs_prints_them(tmp_path: Path) -> None:
+    """A list, a mapping, or one table; what is none of these is named."""
+    table = FormulaCost(fixed_s=0.003, per_element_s=0.00013).calibration("k", ("batch", "seq"), 16).to_dict()
+    path = tmp_path / "costs.json"
+    options = ScenarioOptions(costs=path, sizes=["m/seq=8"], rate=1.0)
+    for plain in (
+        table,
+        {"m": table},
+        [{"model": "m", **table}],
+        [{"model": "x"}, {"model": "m", **table}][1:],
+    ):
+        path.write_text(json.dumps(plain))
+        assert make_scenario(options).costs["m"].seconds((1, 8)) == pytest.approx(0.003 + 8 * 0.00013)
+    for wrong in ([1], [table], {"m": 3}, {"points": 3}, "m", []):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(ConfigurationError, match="cost"):
+            make_scenario(options)
+    path.write_text(json.dumps({"m": {**table, "dimensions": ["batch", "width"]}}))
+    with pytest.raises(ConfigurationError, match="costs of batch, width"):
+        make_scenario(options)
 
 
 def test_the_goal_wants_every_larger_number_of_slots_to_do() -> None:

@@ -28,7 +28,10 @@ def simulate(
     ] = None,
     costs: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Measured costs, as JSON: a table, or tables by model."),
+        typer.Option(
+            metavar="FILE",
+            help="Measured costs: what `models CONFIG --costs --json` prints. Default: measured for CONFIG.",
+        ),
     ] = None,
     exact: Annotated[
         list[str] | None,
@@ -62,8 +65,13 @@ def simulate(
     ] = None,
     clients: Annotated[int, typer.Option(min=1, help="Who send them.")] = 1,
     deadline_ms: Annotated[float | None, typer.Option(min=0.0, help="Of every request.")] = None,
-    slots: Annotated[int, typer.Option(min=1, max=100_000, help="Calls at a time, over all workers.")] = 1,
-    slots_per_worker: Annotated[int, typer.Option(min=1, help="That share what is prepared.")] = 1,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000, help="Calls at a time, over all workers. Default: CONFIG's, or 1."),
+    ] = None,
+    slots_per_worker: Annotated[
+        int | None, typer.Option(min=1, help="That share what is prepared. Default: CONFIG's, or 1.")
+    ] = None,
     speeds: Annotated[
         str, typer.Option(metavar="S,S,...", help="Of the slots in turn; 2 takes twice the time.")
     ] = "1",

@@ -44,8 +44,9 @@ class ScenarioOptions:
     max_batch: int = 64
     max_delay_ms: float = 0.0
     max_padding_ratio: float | None = None
-    slots: int = 1
-    slots_per_worker: int = 1
+    slots: int | None = None
+    """None: as many as the configuration's workers have here, or 1."""
+    slots_per_worker: int | None = None
     speeds: str = "1"
     noise: float = 0.0
     way_ms: float = 0.0
@@ -66,12 +67,13 @@ def make_scenario(options: ScenarioOptions) -> Scenario:
     traffic, dimensions, largest = _traffic(options)
     models = _models_of_file(options, dimensions) if options.loaded else _models(options, dimensions)
     costs = _costs(options, models.profiles, largest)
+    slots, slots_per_worker = _slots(options)
     return Scenario(
         profiles=models.profiles,
         costs=costs,
         traffic=traffic,
-        slots=options.slots,
-        slots_per_worker=options.slots_per_worker,
+        slots=slots,
+        slots_per_worker=slots_per_worker,
         speeds=_speeds(options.speeds),
         in_flight=options.in_flight,
         round_trip_s=options.round_trip_ms / 1000,
@@ -208,7 +210,11 @@ def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models
 def _costs(
     options: ScenarioOptions, profiles: Sequence[ModelProfile], largest: Mapping[str, tuple[int, ...]]
 ) -> dict[str, TrueCost]:
-    tables = {} if options.costs is None else _read_tables(options.costs)
+    tables: dict[str, CostTable] = {}
+    if options.costs is not None:
+        tables = _read_tables(options.costs)
+    elif options.loaded is not None and not options.cost:
+        tables = _measured_tables(options.loaded)
     costs: dict[str, TrueCost] = {}
     for profile in profiles:
         formula = _formula(options.cost, profile, largest[profile.name])
@@ -257,14 +263,45 @@ def _read_tables(path: Path) -> dict[str, CostTable]:
         raise ConfigurationError([f"{path}: {reason}"]) from error
     except ValueError as error:
         raise ConfigurationError([f"{path}: not JSON: {error}"]) from error
-    if not isinstance(plain, dict):
-        raise ConfigurationError([f"{path}: expected a cost table, or a mapping of models to cost tables"])
     try:
-        if "points" in plain:
-            return {"": CostTable.from_dict(plain)}
-        return {str(name): CostTable.from_dict(table) for name, table in plain.items()}
-    except (EngineError, TypeError) as error:
-        raise ConfigurationError([f"{path}: {error}"]) from error
+        return _tables(plain)
+    except (EngineError, TypeError, KeyError) as error:
+        message = f"{path}: {error} (expected what `models CONFIG --costs --json` prints, or one cost table)"
+        raise ConfigurationError([message]) from error
+
+
+def _tables(plain: Any) -> dict[str, CostTable]:
+    """By model: of a list of tables that name theirs, of a mapping, or of one table without a name."""
+    match plain:
+        case {"points": _}:
+            return {str(plain.get("model", "")): CostTable.from_dict(plain)}
+        case {}:
+            return {str(name): CostTable.from_dict(table) for name, table in plain.items()}
+        case [*tables]:
+            return {str(table["model"]): CostTable.from_dict(table) for table in tables}
+        case _:
+            raise TypeError("neither a list nor a mapping")
+
+
+def _measured_tables(loaded: LoadedSettings) -> dict[str, CostTable]:
+    """As the workers of this file measured them here, or measured now."""
+    from shapestream_workers.costs_report import costs_of
+
+    return _tables(json.loads("\n".join(costs_of(loaded, as_json=True))))
+
+
+def _slots(options: ScenarioOptions) -> tuple[int, int]:
+    """How many slots there are, and how many of them share a worker."""
+    slots, per_worker = options.slots, options.slots_per_worker
+    if options.loaded is not None and options.loaded.settings.models:
+        from shapestream_workers.costs_report import slots_and_threads
+
+        settings = options.loaded.settings
+        processes = max(1, sum(group.count for group in settings.worker_groups))
+        of_file, _ = slots_and_threads(settings, settings.models[0].name)
+        per_worker = per_worker or of_file
+        slots = slots or of_file * processes
+    return slots or 1, per_worker or 1
 
 
 def _speeds(text: str) -> tuple[float, ...]:
