@@ -135,10 +135,7 @@ class Admission:
             # Nothing is free of charge, a request without rows neither.
             cost_s = self.costs.request_s(arrival.model, shape, max(1, rows))
             slots = max(1, queue.slot_count)
-            if cost_s is None:
-                terms = Terms(0.0, NOMINAL_S / slots)
-            else:
-                terms = Terms(cost_s, cost_s / slots)
+            terms = Terms(0.0, NOMINAL_S / slots) if cost_s is None else Terms(cost_s, cost_s / slots)
             self._terms[key] = terms
         return terms
 

@@ -49,22 +49,28 @@ def expected_wait_s(queue: ModelQueue, rank: float, clients: int, now: float) ->
 def take_turn(anchor: Request, urgent: LazyHeap | None, clients: int, now: float) -> Request:
     """Who goes in the turn of `anchor`: itself, or a request of the same client whose deadline cannot wait for its own turn.
 
-    Only one of the same model and priority that is the first of its bucket, so nobody overtakes an equal; and each request is
-    passed in this way once. So a client cannot buy precedence with short deadlines: its turns stay as they are, but for one
-    that may be taken early.
+    The two exchange their turns, so a client cannot buy precedence with short deadlines: it has as many turns as without, and
+    only their use changes. Only a request of the same model and priority that is the first of its bucket may do that, so nobody
+    overtakes an equal; and each request is passed in this way once.
     """
-    if urgent is None or anchor.passed:
+    if urgent is None or anchor.turn != anchor.rank:
         return anchor
     first = urgent.first()
     if first is None:
         return anchor
     latest, _, request = first
-    if request is anchor or request.queue is not anchor.queue or request.priority != anchor.priority:
+    queue = anchor.queue
+    if request is anchor or request.queue is not queue or request.priority != anchor.priority:
         return anchor
-    if now + (request.rank - anchor.rank) * clients <= latest:
+    if now + (request.turn - anchor.turn) * clients <= latest:
         return anchor
     head = request.bucket.first()
     if head is anchor or head.client != anchor.client or head.priority != anchor.priority:
         return anchor
-    anchor.passed = True
+    waiting = queue.oldest.first()
+    if waiting is None or waiting[2] is not anchor:
+        return anchor
+    queue.oldest.postpone(head.turn)
+    anchor.turn, head.turn = head.turn, anchor.turn
+    anchor.tag, head.tag = head.tag, anchor.tag
     return head

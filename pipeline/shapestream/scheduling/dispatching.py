@@ -101,12 +101,14 @@ class Dispatching:
         else:
             anchor = take_turn(request, ledger.urgent.get(request.client), clients, now)
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
+            turn = anchor
+            anchor = turn.bucket.first()  # one whose turn was exchanged may still stand before it
             most_s, max_rows = portion(queue, slot, anchor, surface, speed, now)
             plan = plan_batch(
                 anchor, surface, self.budget, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
             )
             members_s = sum([member.share_s for member in plan.members])
-            queue.shares.dispatched(request.tag, request.rank, members_s, clients)
+            queue.shares.dispatched(turn.tag, turn.turn, members_s, clients)
             queue.take(plan.members, RUNNING)
         return self._start(
             queue, slot, plan, request, plan.seconds * speed if surface.measured else None, now

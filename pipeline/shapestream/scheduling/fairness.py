@@ -6,8 +6,8 @@ request starts where this one ends: at its start tag plus its predicted seconds 
 order of their *rank*: the start tag less what their priority is worth. So a client that sends much queues behind itself, one that sends
 little goes at the virtual time, which is now, and clients that nobody has to wait for go in the order of arrival.
 
-Virtual time is the largest start tag that was given a batch. It also grows with all work that is started, by that work divided between
-the clients that are here and one more, which the original does not need, since its flows are known and its packets have no
+Virtual time is the largest start tag that was given a batch. It also follows, at some distance, all work that is started, divided
+between the clients that are here and one more. The original does not need that, since its flows are known and its packets have no
 priorities. Here it is what keeps anybody from starving: see `dispatched`.
 """
 
@@ -33,6 +33,10 @@ NOMINAL_S = 1e-3
 _LEAST_S = 1e-9
 """No request is free of charge, or an endless stream of them could pass somebody."""
 
+GRACE = 2.0
+"""Times the largest batch that virtual time may stay behind the work. Tags that are served in turn never need
+more; a smaller one would take from clients with small requests what others' large ones moved it."""
+
 _FEW_CLIENTS = 64
 
 
@@ -42,7 +46,7 @@ class FairShares:
     Models that share no slot have nothing to divide, so they have a `FairShares` each until a slot joins that serves both (`absorb`).
     """
 
-    __slots__ = ("_clean_at", "_finish", "_last", "queues", "virtual_s")
+    __slots__ = ("_behind_s", "_clean_at", "_finish", "_largest_s", "_last", "queues", "virtual_s")
 
     def __init__(self, queue: ModelQueue) -> None:
         self.queues = [queue]
@@ -52,6 +56,10 @@ class FairShares:
         self._last: dict[tuple[int, int], float] = {}
         """The last rank of a client's requests of one priority; not kept for priority 0, where ranks only grow."""
         self._clean_at = _FEW_CLIENTS
+        self._behind_s = 0.0
+        """How far virtual time has stayed behind the work."""
+        self._largest_s = 0.0
+        """The share of the largest batch since something waits."""
 
     def __repr__(self) -> str:
         return f"<fair shares at {self.virtual_s:.6f}: {len(self._finish)} clients remembered>"
@@ -94,16 +102,18 @@ class FairShares:
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.
 
-        Why nobody starves: all that starts moves virtual time by at least its `share_s / (clients + 1)`, and `clients` is bounded by the
-        queue. Whoever arrives later gets a tag of at least the virtual time, so a rank of at least that less `MAX_PRIORITY`
-        steps. Once virtual time is that much past the rank of a request that waits, nobody new passes it, and those
-        that did were finitely many.
+        Why nobody starves: all that starts moves virtual time by its `share_s / (clients + 1)`, or leaves it behind that by `GRACE` of the
+        largest batches at most, and `clients` is bounded by the queue. Whoever arrives later gets a tag of at least
+        the virtual time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the
+        rank of a request that waits, nobody new passes it, and those that did were finitely many.
 
         The company that a batch takes along does not count as its start tag: it may have come from far behind.
         """
-        grown = self.virtual_s + share_s / (clients + 1)
-        at = min(tag, rank)
-        self.virtual_s = grown if grown > at else at
+        moved_s = max(0.0, min(tag, rank) - self.virtual_s)
+        self._largest_s = max(self._largest_s, share_s)
+        behind_s = max(0.0, self._behind_s + share_s / (clients + 1) - moved_s)
+        self._behind_s = min(behind_s, GRACE * self._largest_s)
+        self.virtual_s += moved_s + (behind_s - self._behind_s)
 
     def catch_up(self) -> None:
         """Nothing waits: nobody owes anybody anything, and whoever comes next comes first."""
@@ -112,6 +122,7 @@ class FairShares:
             self._finish.clear()
             self._last.clear()
             self._clean_at = _FEW_CLIENTS
+            self._behind_s = self._largest_s = 0.0
 
     def absorb(self, other: FairShares) -> None:
         """A slot joined that serves models of both: from now on they share one virtual time."""

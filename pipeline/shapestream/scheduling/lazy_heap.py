@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from shapestream.scheduling.records import Request, State
 
@@ -42,6 +42,12 @@ class LazyHeap:
                 return entry
             heappop(entries)
         return None
+
+    def postpone(self, time: float) -> None:
+        """Gives the first living entry, which must exist, a later time."""
+        entry = self.first()
+        assert entry is not None
+        heapreplace(self._entries, (time, entry[1], entry[2]))
 
     def shrink(self, living: int) -> None:
         """Throws the dead out if they outnumber the `living`."""

@@ -48,7 +48,6 @@ class Request:
         "losses",
         "nbytes",
         "order",
-        "passed",
         "priority",
         "queue",
         "rank",
@@ -57,6 +56,7 @@ class Request:
         "share_s",
         "state",
         "tag",
+        "turn",
     )
 
     batch: Batch | None
@@ -90,6 +90,8 @@ class Request:
         self.arrived = arrived
         self.rank = rank
         """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
+        self.turn = rank
+        """When it is its turn, on the scale of the ranks: its rank, unless an urgent request of its client took that."""
         self.order = order
         self.tag = tag
         """Its start tag: the rank without the priority."""
@@ -97,8 +99,6 @@ class Request:
         """Predicted seconds of one slot, in good company; 0.0 while nothing is measured."""
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
-        self.passed = False
-        """An urgent request of its client has taken its turn, which happens once."""
         self.losses = 0
         self.state = QUEUED
         self.batch = None

@@ -236,8 +236,8 @@ class Scheduler:
             for request in batch.members:
                 if request.state is RUNNING and request.id in event.expired:
                     actions.append(ledger.fail_late(request, now))
-        else:
-            # Without the expired members the call had another shape; then there is nothing to learn.
+        elif event.busy_s > 0.0:
+            # Without the expired members the call had another shape, and a clock that saw no time pass measured nothing.
             self._learn(batch, event)
         ledger.deliver(batch, now, actions)
         batch.release_members()

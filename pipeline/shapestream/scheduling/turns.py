@@ -40,7 +40,7 @@ def next_up(
         again = queue.rerun_count > 0
         request = queue.next_rerun()[0] if again else next_anchor(queue, now, full)
         if request is not None:
-            key = (not again, request.rank, request.order)
+            key = (not again, request.turn, request.order)
             if best is None or key < best_key:
                 best, best_key = request, key
     return best

@@ -49,6 +49,8 @@ class Stage:
         self.last: list[Action] = []
         self.started: list[StartBatch] = []
         self.ends: dict[int, str] = {}
+        self.finished: set[int] = set()
+        """The batches that were reported."""
         self._ids = count(1)
 
     def play(self, event: Event, *, at: float | None = None) -> list[Action]:
@@ -114,6 +116,7 @@ class Stage:
     def finish(self, start: StartBatch, run_s: float | None = None, **options: Any) -> list[Action]:
         """A batch ran. Without `run_s` nothing is learned from it: its shape was new to the device."""
         at = options.pop("at", None)
+        self.finished.add(start.batch)
         if run_s is None:
             options.setdefault("preparations", 1)
         return self.play(BatchFinished(batch=start.batch, busy_s=run_s or 0.0, **options), at=at)
@@ -134,7 +137,7 @@ class Stage:
         self, *ids: int, call_s: float = 0.096, token_s: float = 0.001, **options: Any
     ) -> None:
         """Lets slots join together, with measured costs of the model `text`; by default a row of 4 takes 0.1 s."""
-        costs = {"text": table(call_s, token_s)}
+        costs = {"text": table(call_s, token_s, key=options.pop("key", "slot"))}
         joined = [SlotJoined(slot=id_, models=frozenset({"text"}), costs=costs, **options) for id_ in ids]
         self.play(SlotsJoined(slots=tuple(joined)))
 

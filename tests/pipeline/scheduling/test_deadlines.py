@@ -1,0 +1,199 @@
+"""Deadlines that cannot be met, and those that are urgent. A row of 4 takes 0.1 s."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pipeline.scheduling.conftest import Stage
+
+from shapestream.scheduling.actions import FailRequest, StartBatch
+from shapestream.scheduling.deadlines import PROBE_EVERY
+
+
+@pytest.fixture
+def alone(stage):
+    """A slot that runs one request at a time, and is busy with request 1 until 0.1 s."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0)
+    stage.arrive((1, 4))
+    return stage
+
+
+def _order(stage, batches: int) -> list[int]:
+    """Finishes batch after batch; the ids in the order in which so many started."""
+    while len(stage.started) < batches:
+        stage.finish(stage.started[-1], at=stage.now + 0.1)
+    return [id_ for start in stage.started for id_ in start.requests]
+
+
+def _failures(stage) -> list[tuple[int, str]]:
+    return [(action.id, action.code) for action in stage.last if isinstance(action, FailRequest)]
+
+
+def test_what_is_certain_to_be_late_is_refused_at_once(alone):
+    """Not even half of the predicted time until the slot is free and then of its own is left."""
+    alone.arrive((1, 4), deadline=0.09)
+    assert [(2, "deadline_exceeded")] == _failures(alone)
+    alone.arrive((1, 4), deadline=0.25)
+    assert [] == _failures(alone)
+
+
+def test_a_wait_that_outlasts_the_deadline_is_refused_with_a_hint(alone):
+    """Somebody who comes back later may find it shorter."""
+    alone.arrive(*[(1, 4)] * 10)
+    alone.arrive((1, 4), deadline=0.6)
+    (refused,) = alone.last
+    assert ("overloaded", pytest.approx(1.1)) == (refused.code, refused.retry_after_s)
+    alone.arrive((1, 4), deadline=1.25)
+    assert [] == _failures(alone)
+
+
+def test_the_expected_wait_is_that_of_a_fair_share(alone):
+    """Another client's flood is not this client's wait."""
+    alone.arrive(*[(1, 4)] * 10, client=1)
+    alone.arrive((1, 4), client=2, deadline=0.6)
+    assert [] == _failures(alone)
+
+
+def test_priority_shortens_the_expected_wait(alone):
+    """Who goes before the others need not wait for them."""
+    alone.arrive(*[(1, 4)] * 10)
+    alone.arrive((1, 4), deadline=0.6, priority=5)
+    assert [] == _failures(alone)
+
+
+def test_nothing_is_refused_while_nothing_is_measured(stage):
+    """Nobody knows what cannot be met; only a deadline that has passed is certain."""
+    stage.model(max_batch=1)
+    stage.slots(0)
+    stage.arrive(*[(1, 4)] * 10, deadline=0.001)
+    assert [] == _failures(stage)
+
+
+def test_without_a_slot_nothing_is_refused(stage):
+    """Workers may be starting; when one is there, what is hopeless then ends then."""
+    stage.model()
+    stage.arrive((1, 4), deadline=0.01)
+    assert [] == _failures(stage)
+
+
+def test_a_request_that_cannot_be_met_any_more_ends_at_that_moment(alone):
+    """Half its predicted time before the deadline, instead of running for nothing, and the scheduler asks to be woken."""
+    alone.arrive((1, 4), deadline=0.25)
+    assert pytest.approx(0.2) == alone.scheduler.next_wakeup()
+    alone.wait(alone.scheduler.next_wakeup())
+    assert [(2, "deadline_exceeded")] == _failures(alone)
+    assert "too little time is left" in alone.last[0].message
+    assert 1 == len(alone.started)
+
+
+def test_a_request_that_runs_has_until_its_deadline(alone):
+    """Once it has started, predictions say nothing."""
+    alone.arrive((1, 4), deadline=0.25)
+    alone.finish(alone.started[0], at=0.1)
+    alone.wait(0.22)
+    assert {1: "delivered"} == alone.ends
+    alone.finish(alone.started[1], at=0.24)
+    assert {1: "delivered", 2: "delivered"} == alone.ends
+
+
+def test_the_fastest_slot_decides_what_is_hopeless(stage):
+    """A slow one does not make a deadline impossible that a fast one can meet."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0, call_s=0.9, worker="slow")
+    stage.arrive((1, 4), at=0.0)
+    stage.finish(stage.started[0], run_s=0.904)
+    stage.measured_slots(1, call_s=0.096, worker="fast", key="fast")
+    stage.arrive((1, 4), (1, 4), at=1.0)
+    stage.arrive((1, 4), deadline=1.4, at=1.0)
+    assert [] == _failures(stage)
+
+
+def test_now_and_then_a_hopeless_request_is_tried_on_an_idle_slot(stage):
+    """Otherwise a prediction that is far too long would never be corrected."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0)
+    for _ in range(PROBE_EVERY):
+        assert [] == stage.started
+        stage.arrive((1, 4), deadline=stage.now + 0.04)
+    assert [(PROBE_EVERY,)] == [start.requests for start in stage.started]
+
+
+def test_an_urgent_request_takes_its_own_clients_turn(alone):
+    """It goes first where its own turn would come too late."""
+    alone.arrive((1, 8), (1, 8), (1, 8), client=1)
+    alone.arrive((1, 4), client=1, deadline=0.6)
+    for client in (2, 3):
+        alone.arrive((1, 9), (1, 9), client=client)
+    order = _order(alone, 6)
+    assert 5 == next(id_ for id_ in order if id_ in range(2, 6))
+    assert 3 in order, "the request whose turn it took has the other turn"
+
+
+def test_an_urgent_request_of_an_equal_shape_waits_its_turn(alone):
+    """First come, first served among equals, whatever their deadlines."""
+    alone.arrive((1, 4), (1, 4), (1, 4), client=1)
+    alone.arrive((1, 4), client=1, deadline=0.6)
+    for client in (2, 3):
+        alone.arrive((1, 9), (1, 9), client=client)
+    assert 2 == next(id_ for id_ in _order(alone, 6) if id_ in range(2, 6))
+
+
+def test_short_deadlines_buy_no_turns_from_others(alone):
+    """Two clients with a backlog, one of which has deadlines: still one turn each."""
+    alone.arrive((1, 8), (1, 8), (1, 8), client=1)
+    alone.arrive((1, 9), (1, 9), (1, 9), client=2)
+    alone.arrive((1, 4), (1, 5), (1, 6), client=2, deadline=1.0)
+    turns = [1 if id_ <= 4 else 2 for id_ in _order(alone, 7)[1:]]
+    assert 3 == turns.count(1)
+
+
+def test_a_request_is_passed_once(alone):
+    """However many urgent ones follow: at the client's next turn it goes."""
+    alone.arrive((1, 8), client=1)
+    alone.arrive((1, 16), (1, 4), (1, 5), (1, 6), client=1, deadline=0.9)
+    for _ in range(2):
+        alone.finish(alone.started[-1], at=alone.now + 0.1)
+    assert (2,) in [start.requests for start in alone.started]
+
+
+def test_a_batch_is_cut_where_it_would_make_a_member_late(stage):
+    """Eight rows of 64 together take 0.6 s; the one that has 0.25 s left does not wait for all of them."""
+    stage.model(max_batch=8)
+    stage.measured_slots(0)
+    stage.arrive((1, 64))
+    stage.arrive((1, 64), deadline=0.9)
+    stage.arrive(*[(1, 64)] * 7)
+    stage.finish(stage.started[0], at=0.6)
+    assert 2 in stage.started[1].requests
+    assert len(stage.started[1].requests) <= 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    specs=st.lists(st.tuples(st.sampled_from([4, 4, 64, 128]), st.floats(0.05, 3.0)), min_size=1, max_size=30)
+)
+def test_where_predictions_are_right_nothing_starts_that_could_not_have_been_met(specs):
+    """On an exact clock: a started request has at least half its predicted time left, and none starts late."""
+    stage = Stage()
+    stage.model(max_batch=8)
+    stage.measured_slots(0, 1, prefetch_s=0.01)
+    deadlines = {}
+    for size, deadline in specs:
+        (id_,) = stage.arrive((1, size), deadline=stage.now + deadline)
+        deadlines[id_] = (stage.now + deadline, 0.096 + 0.001 * size)
+        _check_starts(stage, deadlines)
+        if stage.started and len(stage.started) % 3 == 0:
+            done = [start for start in stage.started if start.batch not in stage.finished]
+            if done and done[0].behind in (None, *stage.finished):
+                stage.finish(done[0], at=stage.now + 0.1)
+                _check_starts(stage, deadlines)
+
+
+def _check_starts(stage: Stage, deadlines: dict[int, tuple[float, float]]) -> None:
+    for action in stage.last:
+        if isinstance(action, StartBatch):
+            for id_ in action.requests:
+                deadline, alone_s = deadlines[id_]
+                assert stage.now < deadline - 0.49 * alone_s

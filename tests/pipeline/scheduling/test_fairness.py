@@ -1,0 +1,230 @@
+"""Fair shares between clients, by predicted cost. A row of 4 takes 0.1 s unless a test says otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pipeline.scheduling.conftest import Stage
+
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.fairness import FairShares
+from shapestream.scheduling.model_queue import ModelQueue
+
+
+def _order(stage, until: int = 10**6) -> list[int]:
+    """Finishes batch after batch; the ids in the order in which they started."""
+    done = 0
+    while done < min(len(stage.started), until):
+        stage.finish(stage.started[done], at=stage.now + 0.1)
+        done += 1
+    return [id_ for start in stage.started[:until] for id_ in start.requests]
+
+
+@pytest.fixture
+def alone(stage):
+    """A slot that runs one request at a time, and is busy with request 1 of client 0."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0)
+    stage.arrive((1, 4))
+    return stage
+
+
+def test_a_client_that_sends_much_queues_behind_itself(alone):
+    """A single request of another client goes next, though fifty are older."""
+    alone.arrive(*[(1, 4)] * 50, client=1)
+    alone.arrive((1, 4), client=2)
+    assert 52 in _order(alone)[:3]
+
+
+def test_two_backlogged_clients_take_turns(alone):
+    """Equal costs: one of each, in turn, whoever sent first."""
+    alone.arrive(*[(1, 4)] * 6, client=1)
+    alone.arrive(*[(1, 4)] * 6, client=2)
+    turns = [1 if id_ < 8 else 2 for id_ in _order(alone)[1:]]
+    assert {1: 6, 2: 6} == Counter(turns)
+    assert all({1, 2} == set(turns[at : at + 2]) for at in range(0, 12, 2))
+
+
+def test_shares_are_counted_in_cost_not_in_requests(alone):
+    """Requests that take about four times as long get a quarter of the turns."""
+    alone.arrive(*[(1, 128)] * 10, client=1)  # 0.224 s each
+    alone.arrive(*[(1, 4)] * 20, client=2)
+    sizes = Counter(start.sizes[1] for start in alone.started)
+    order = _order(alone, until=20)
+    long, short = (sum(low < id_ <= high for id_ in order) for low, high in ((1, 11), (11, 31)))
+    assert sizes
+    assert abs(long * 0.224 - short * 0.1) <= 0.224 + 0.1
+
+
+def test_clients_that_nobody_waits_for_go_in_the_order_of_arrival(alone):
+    """Each has one request at a time; then who came first goes first."""
+    for client in (5, 3, 9, 1):
+        alone.arrive((1, 4), client=client)
+    assert [1, 2, 3, 4, 5] == _order(alone)
+
+
+def test_one_client_alone_goes_in_its_own_order(alone):
+    """Whatever the shapes, where each runs by itself."""
+    alone.arrive((1, 9), (1, 4), (1, 30), (1, 4), client=1)
+    assert [1, 2, 3, 4, 5] == _order(alone)
+
+
+def test_idle_clients_save_nothing_up(alone):
+    """Who was away for long gets its share from now on, not what it did not use."""
+    alone.arrive(*[(1, 4)] * 20, client=1)
+    _order(alone, until=15)
+    alone.arrive(*[(1, 4)] * 6, client=2)
+    order = _order(alone)
+    late = [at for at, id_ in enumerate(order) if id_ > 21]
+    assert late[-1] - late[0] >= 9, "it would have gone six times in a row"
+
+
+def test_a_debt_is_forgiven_when_nothing_waits(alone):
+    """A client that had all slots while nobody else came is a client like any other afterwards."""
+    alone.arrive(*[(1, 4)] * 20, client=1)
+    _order(alone)
+    alone.arrive((1, 4), client=3)
+    alone.arrive((1, 4), client=1)
+    alone.arrive((1, 4), client=2)
+    assert [22, 23, 24] == _order(alone)[-3:]
+
+
+def test_models_on_the_same_slots_share_one_account(stage):
+    """A flood for one model does not delay another client's request for the other."""
+    stage.model("text", max_batch=1)
+    stage.model("image", max_batch=1)
+    stage.slots(0, models=("text", "image"))
+    stage.arrive((1, 4), client=0)
+    stage.arrive(*[(1, 4)] * 30, client=1, model="text")
+    stage.arrive((1, 4), client=2, model="image")
+    assert 32 in _order(stage)[:3]
+
+
+def test_models_on_other_slots_have_an_account_of_their_own(stage):
+    """A client that floods one model is not behind with another that shares no slot; it is once a slot serves both."""
+    stage.model("text", max_batch=1)
+    stage.model("image", max_batch=1)
+    stage.slots(0, models=("text",))
+    stage.slots(1, models=("image",))
+    stage.arrive((1, 4), client=3, model="image")
+    stage.arrive(*[(1, 4)] * 30, client=1, model="text")
+    stage.arrive((1, 4), client=1, model="image")
+    stage.arrive((1, 4), client=2, model="image")
+    stage.finish(next(start for start in stage.started if start.model == "image"))
+    assert [(32,)] == stage.starts()
+    stage.slots(2, models=("text", "image"))
+    assert 33 in _order(stage, until=6)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_flood_delays_a_lone_request_by_about_a_batch(make_stage, slots):
+    """For a long time one client keeps hundreds waiting; another's request starts with the next batch or the one after."""
+    stage = make_stage(max_queued_requests=10_000)
+    stage.model(max_batch=8)
+    stage.measured_slots(*range(slots))
+    stage.arrive(*[(1, 4)] * 400, client=1)
+    done = 0
+    for turn in range(300):
+        lone = None
+        if turn % 7 == 0:
+            (lone,) = stage.arrive((1, 4 + turn % 3), client=2)
+            before = len(stage.started)
+        for _ in range(2 * slots):
+            start = stage.started[done]
+            stage.finish(
+                start, run_s=0.096 + 0.001 * start.sizes[0] * start.sizes[1], at=stage.now + 0.1 / slots
+            )
+            done += 1
+            stage.arrive(*[(1, 4)] * len(start.requests), client=1)
+        if lone is not None:
+            waited = [lone in start.requests for start in stage.started[before:]].index(True)
+            assert waited <= slots, "more than one batch per slot went before it"
+
+
+COSTS = st.floats(0.001, 0.3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(costs=st.tuples(COSTS, COSTS), counts=st.integers(2, 60))
+def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
+    """Two clients that always have something waiting, in any number of turns: within the largest cost of one request each."""
+    shares = FairShares(_queue())
+    here = {1: None, 2: None}
+    heads = {}
+    served = {1: 0.0, 2: 0.0}
+    for client in (1, 2):
+        heads[client] = shares.admit(client, costs[client - 1], 0, here, 2)
+    for _ in range(counts):
+        client = min(heads, key=lambda client: heads[client][1])
+        tag, rank = heads[client]
+        shares.dispatched(tag, rank, costs[client - 1], 2)
+        served[client] += costs[client - 1]
+        heads[client] = shares.admit(client, costs[client - 1], 0, here, 2)
+    assert abs(served[1] - served[2]) <= sum(costs) + 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(-32, 32), COSTS, st.integers(1, 9)), min_size=1, max_size=60
+    )
+)
+def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
+    """However many clients come and go meanwhile: first come, first served."""
+    shares = FairShares(_queue())
+    last: dict[tuple[int, int], float] = {}
+    for client, priority, cost_s, clients in steps:
+        tag, rank = shares.admit(client, cost_s, priority, range(1, 5), clients)
+        assert rank >= last.get((client, priority), rank)
+        last[client, priority] = rank
+        shares.dispatched(tag, rank, cost_s, clients)
+
+
+@given(stream=st.lists(st.tuples(st.integers(0, 32), COSTS), min_size=1, max_size=20))
+@settings(max_examples=40, deadline=None)
+def test_an_endless_stream_passes_nobody_for_ever(stream):
+    """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes first."""
+    shares = FairShares(_queue())
+    tag, waiting = shares.admit(0, 0.1, 0, {0: None}, 1)
+    clients, work_s = 3, 0.0
+    while True:
+        priority, cost_s = stream[int(work_s * 1e6) % len(stream)]
+        newcomer = 1 + int(work_s * 1e9)
+        tag, rank = shares.admit(newcomer, cost_s, priority, {0: None}, clients)
+        if rank > waiting:
+            break
+        shares.dispatched(tag, rank, cost_s, clients)
+        work_s += cost_s
+    # MAX_PRIORITY seconds of virtual time, which passes at 1 / (clients + 1) at least; a step is worth 1 / clients.
+    assert work_s <= (32.0 / clients) * (clients + 1) + 3 * max(cost_s for _, cost_s in stream) * (
+        clients + 1
+    )
+
+
+def test_clients_that_are_gone_are_forgotten():
+    """Memory follows those that are here, not all that ever came."""
+    shares = FairShares(_queue())
+    for client in range(20_000):
+        tag, rank = shares.admit(client, 0.01, client % 3, {client: None}, 1)
+        shares.dispatched(tag, rank, 0.01, 1)
+    assert shares.remembered <= 200
+
+
+def _queue() -> ModelQueue:
+    return ModelQueue(
+        ModelProfile(name="m", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
+    )
+
+
+def test_a_client_that_leaves_and_returns_under_a_flood_is_not_better_off():
+    """Its tag outlives its requests while others wait."""
+    stage = Stage()
+    stage.model(max_batch=1)
+    stage.measured_slots(0)
+    stage.arrive(*[(1, 4)] * 5, client=1)
+    stage.arrive(*[(1, 4)] * 5, client=2)
+    order = _order(stage, until=6)
+    assert 3 == sum(id_ <= 5 for id_ in order)
