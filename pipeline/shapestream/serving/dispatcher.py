@@ -116,15 +116,17 @@ class Dispatcher:
         for slot in joined:
             self.slots[slot.number] = slot
         prefetch_s = executor.prefetch_s if self._prefetch else None
-        for slot in joined:
-            event = events.SlotJoined(
+        joining = [
+            events.SlotJoined(
                 slot=slot.number,
                 models=models,
                 worker=executor.name,
                 costs=executor.costs,
                 prefetch_s=prefetch_s,
             )
-            self._handle(event, now)
+            for slot in joined
+        ]
+        self._handle(events.SlotsJoined(slots=tuple(joining)), now)
         return joined
 
     def executor_closing(self, executor: Executor, now: float) -> None:
@@ -134,15 +136,12 @@ class Dispatcher:
 
     def executor_left(self, executor: Executor, now: float) -> None:
         """Its slots are gone, and what they ran is run again elsewhere."""
-        gone = [slot for slot in self.slots.values() if slot.executor is executor]
-        # The idle ones leave first, or the scheduler would start there what the busy ones lose.
-        busy = {running.slot for running in self._batches.values()}
-        gone.sort(key=lambda slot: slot in busy)
-        for slot in gone:
-            del self.slots[slot.number]
-        for slot in gone:
+        # All of them close first, or the scheduler would give those that are left what the others lose.
+        self.executor_closing(executor, now)
+        for slot in [slot for slot in self.slots.values() if slot.executor is executor]:
             for batch in [number for number, running in self._batches.items() if running.slot is slot]:
                 del self._batches[batch]
+            del self.slots[slot.number]
             self._handle(events.SlotLeft(slot=slot.number), now)
 
     def batches_reported(self, reports: Iterable[BatchReport]) -> None:

@@ -37,7 +37,8 @@ class EagerScheduler:
         self.gone: set[int] = set()
         """Requests that have ended before their batch did."""
         self.log: list[events.Event | Action] = []
-        self.prefetch_s: list[float | None] = []
+        self.joined: list[events.SlotJoined] = []
+        self.closing: set[int] = set()
         self._numbers = 0
 
     def handle(self, event: events.Event, now: float) -> list[Action]:
@@ -47,9 +48,12 @@ class EagerScheduler:
         match event:
             case events.RequestsArrived():
                 self.queue.extend(event.requests)
-            case events.SlotJoined():
-                self.slots[event.slot] = []
-                self.prefetch_s.append(event.prefetch_s)
+            case events.SlotsJoined():
+                for slot in event.slots:
+                    self.slots[slot.slot] = []
+                    self.joined.append(slot)
+            case events.SlotClosing():
+                self.closing.add(event.slot)
             case events.SlotLeft():
                 for batch in self.slots.pop(event.slot):
                     self._again(batch)
@@ -104,7 +108,7 @@ class EagerScheduler:
 
     def _start(self, actions: list[Action]) -> None:
         for slot, batches in self.slots.items():
-            while self.queue and len(batches) < 2:
+            while self.queue and len(batches) < 2 and slot not in self.closing:
                 request = self.queue.popleft()
                 self._numbers += 1
                 self.batches[self._numbers] = (slot, request)

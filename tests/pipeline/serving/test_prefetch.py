@@ -384,12 +384,13 @@ def test_the_scheduler_hears_how_long_the_way_to_each_slot_is(scheduler: EagerSc
     async def main() -> None:
         async with memory_serving(ScriptedSlots()) as running:
             await running.worker().join_as_worker("w", slots=2)
-        assert [LOCAL_PREFETCH_S, REMOTE_PREFETCH_S, REMOTE_PREFETCH_S] == scheduler.prefetch_s
-        joined = [event for event in scheduler.log if isinstance(event, events.SlotJoined)]
-        assert ["scripted", "w", "w"] == [event.worker for event in joined]
-        scheduler.prefetch_s.clear()
+        far = [("scripted", LOCAL_PREFETCH_S), ("w", REMOTE_PREFETCH_S), ("w", REMOTE_PREFETCH_S)]
+        assert far == [(slot.worker, slot.prefetch_s) for slot in scheduler.joined]
+        together = [event for event in scheduler.log if isinstance(event, events.SlotsJoined)]
+        assert [1, 2] == [len(event.slots) for event in together]
+        scheduler.joined.clear()
         async with memory_serving(ScriptedSlots(), prefetch=False):
             pass
-        assert [None] == scheduler.prefetch_s
+        assert [None] == [slot.prefetch_s for slot in scheduler.joined]
 
     run(main, jumping=True)

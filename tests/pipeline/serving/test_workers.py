@@ -18,6 +18,7 @@ from tests.pipeline.serving.harness import (
 )
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from shapestream.serving.models import ModelOptions
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
@@ -48,11 +49,23 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(in_time, clock=MockClock(autojump_threshold=0))
 
 
-def done(execute: Execute, outputs: tuple[Tensors | None, ...] | None = None) -> BatchDone:
+def done(
+    execute: Execute,
+    outputs: tuple[Tensors | None, ...] | None = None,
+    *,
+    busy_us: int = 600,
+    preparations: int = 1,
+) -> BatchDone:
     """The honest report of the echo model, or one with other outputs."""
     given = tuple(echoed(member.tensors) for member in execute.members) if outputs is None else outputs
     return BatchDone(
-        batch=execute.batch, run_us=500, busy_us=600, reallocations=1, preparations=1, calls=(), outputs=given
+        batch=execute.batch,
+        run_us=500,
+        busy_us=busy_us,
+        reallocations=1,
+        preparations=preparations,
+        calls=(),
+        outputs=given,
     )
 
 
@@ -496,5 +509,41 @@ def test_two_slots_of_a_worker_run_at_the_same_time() -> None:
             assert second.slot == third.slot
             worker.say(done(first), done(third))
             assert {0, 1, 2} == {(await client.hear(Result)).sequence for _ in range(3)}
+
+    run(main)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("slots", [2, 4])
+def test_the_busy_slots_of_a_worker_that_leaves_get_none_of_its_batches(slots: int, behind: int) -> None:
+    """All overdue, so that any of them could be sent the next batch ahead: all of it waits for another worker instead."""
+
+    async def main() -> None:
+        async with memory_serving(models={"echo": ModelOptions(max_batch=1)}) as running:
+            client, leaver = running.client(), running.worker()
+            await leaver.join_as_worker("leaver", slots=slots)
+            await client.open_session()
+            total = 0
+            for _ in range(20):  # so that it is known what a batch costs
+                client.say(*[request(total + number) for number in range(slots)])
+                executes = [await leaver.hear(Execute) for _ in range(slots)]
+                await trio.sleep(0.01)
+                leaver.say(*[done(execute, busy_us=10_000, preparations=0) for execute in executes])
+                for _ in range(slots):
+                    await client.hear(Result)
+                total += slots
+            left = slots * (1 + 2 * behind)
+            client.say(*[request(total + number) for number in range(left)])
+            for _ in range(slots * (1 + behind)):
+                await leaver.hear(Execute)
+            await trio.sleep(1.0)
+            leaver.say(Goodbye())
+            await wait_all_tasks_blocked()
+            second = running.worker()
+            await second.join_as_worker("second")
+            for _ in range(left):
+                second.say(done(await second.hear(Execute), busy_us=10_000, preparations=0))
+            results = [await client.hear(Result) for _ in range(left)]
+            assert set(range(total, total + left)) == {result.sequence for result in results}
 
     run(main)

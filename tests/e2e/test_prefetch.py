@@ -1,0 +1,155 @@
+"""Batches that wait in a worker behind the one that it runs, when something happens to the worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shapestream
+from shapestream import blocking
+
+pytestmark = pytest.mark.e2e
+
+MODEL = """\
+    models:
+      - name: gated
+        function: gated:noted_when_open
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
+        batching: {max_batch: 1}
+        trust: true   # a proof would wait at the gate,
+        calibration_s: 0   # and so would measuring
+"""
+ONE_WORKER = MODEL + "    workers: [{count: 1, slots: 1, threads: 1}]\n"
+DIAL_IN = (
+    "    server: {listen: [ipc://s.sock], worker_listen: ipc://w.sock, heartbeat_s: 0.2, worker_silence_s: 20}\n"
+    + MODEL
+    + "    workers: []\n"
+)
+IN_PROCESS = MODEL + "    in_process: {slots: 1, threads: 1}\n"
+
+
+def rows(value: float) -> dict[str, Any]:
+    """One row of three equal numbers."""
+    return {"x": np.full((1, 3), value, np.float32)}
+
+
+class Scene:
+    """A server that has learned how long a batch takes, and then runs one at a closed gate, with one behind it."""
+
+    def __init__(self, workplace: Any, client: blocking.Client) -> None:
+        self.workplace = workplace
+        self.client = client
+        self.threads = ThreadPoolExecutor(4)
+        workplace.open_gate()
+        for value in range(20):
+            assert [[2.0 * value] * 3] == client.infer("gated", rows(value), deadline=60)["y"].tolist()
+        (workplace.folder / "open").unlink()
+        for path in workplace.folder.glob("entered-*"):
+            path.unlink()
+        (workplace.folder / "begun").unlink()
+        self.running = self.ask(100)
+        workplace.wait_entered()
+        before = self.sent_ahead()
+        self.waiting = self.ask(200)
+        for _ in range(3000):
+            if self.sent_ahead() > before:
+                return
+        pytest.fail("the second batch was not sent ahead")
+
+    def ask(self, value: float) -> Future[shapestream.Result]:
+        """One request, in a thread of its own."""
+        return self.threads.submit(self.client.infer, "gated", rows(value))
+
+    def sent_ahead(self) -> int:
+        """Batches that went to a busy slot, less those that were called back."""
+        statistics = self.client.statistics()
+        return int(statistics["batches_prefetched"] - statistics["batches_recalled"])
+
+    def begun(self) -> Counter[str]:
+        """How often each request began to run."""
+        return Counter((self.workplace.folder / "begun").read_text().split())
+
+    def check_answers(self) -> None:
+        """Both are right."""
+        assert [[200.0] * 3] == self.running.result(60)["y"].tolist()
+        assert [[400.0] * 3] == self.waiting.result(60)["y"].tolist()
+        self.threads.shutdown()
+
+
+def test_a_worker_killed_with_a_batch_behind_another_loses_neither(workplace: Any) -> None:
+    """Both run on its successor. The one that had not begun began once in all."""
+    served = workplace.serve(ONE_WORKER)
+    served.wait_for("workers ready")
+    with served.client() as client:
+        scene = Scene(workplace, client)
+        (victim,) = served.workers().values()
+        os.kill(victim, signal.SIGKILL)
+        workplace.open_gate()
+        scene.check_answers()
+        assert {"100": 2, "200": 1} == scene.begun()
+        assert {} == client.statistics()["failures"]
+    (left,) = served.events("worker left")
+    assert 2 == len(left["batches"])
+
+
+def test_a_worker_that_drains_gives_back_what_waits_in_it(workplace: Any) -> None:
+    """SIGTERM in the middle of a batch: that one is answered here, the one behind it by the next worker; each runs once."""
+    config = workplace.write(DIAL_IN)
+    served = workplace.serve(config)
+    worker = workplace.start("worker", str(config), "--name", "left")
+    with served.client() as client:
+        scene = Scene(workplace, client)
+        worker.send(signal.SIGTERM)
+        worker.wait_for("worker drains")
+        workplace.start("worker", str(config), "--name", "next")
+        workplace.wait_entered(2)
+        workplace.open_gate()
+        scene.check_answers()
+        assert {"100": 1, "200": 1} == scene.begun()
+        assert scene.running.result().timings.worker.startswith("left-")
+        assert scene.waiting.result().timings.worker.startswith("next-")
+        assert 1 == client.statistics()["batches_recalled"]
+    assert 0 == worker.wait()
+    served.wait_for("worker drained")
+    assert [] == served.events("worker left")
+
+
+@pytest.mark.parametrize("config", [ONE_WORKER, IN_PROCESS], ids=["worker", "in process"])
+def test_sigterm_finishes_what_waits_behind_a_batch(workplace: Any, config: str) -> None:
+    """A server that drains has admitted both; status 0, and nobody is left."""
+    served = workplace.serve(config)
+    with served.client() as client:
+        scene = Scene(workplace, client)
+        served.send(signal.SIGTERM)
+        served.wait_for("server drains")
+        workplace.open_gate()
+        scene.check_answers()
+        assert {"100": 1, "200": 1} == scene.begun()
+    assert 0 == served.wait()
+    assert served.family_is_gone()
+
+
+def test_a_server_that_is_killed_finds_its_worker_busy_with_two(workplace: Any) -> None:
+    """The worker's batches are orphans for the next server: never answered to it, and what it asks runs behind them."""
+    config = workplace.write(DIAL_IN)
+    served = workplace.serve(config)
+    workplace.start("worker", str(config), "--name", "kept")
+    with served.client() as client:
+        scene = Scene(workplace, client)
+        served.send(signal.SIGKILL)
+        served.wait()
+        again = workplace.serve(config)
+        again.wait_for("worker joined")
+        workplace.open_gate()
+        scene.check_answers()
+        # The first could not be interrupted; the second was taken back before it began, and ran for the new server.
+        assert {"100": 2, "200": 1} == scene.begun()
+        statistics = client.statistics()
+        assert (2, 0, {}) == (statistics["results"], statistics["batches_failed"], statistics["failures"])
