@@ -85,7 +85,7 @@ class LanePlan:
 
 
 def current_plan(
-    bucket: Bucket, costs: CallCosts, limits: Limits, waiting: float | None, budget: PlanningBudget
+    bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None, budget: PlanningBudget
 ) -> LanePlan | None:
     """The plan of the bucket's lane, made anew if that is due and can be afforded; None if there is none at all."""
     lane = bucket.lane
@@ -99,12 +99,12 @@ def current_plan(
     present = sum(min(other.count, WINDOWS[0]) for other in islice(lane.buckets, WINDOWS[0]))
     for wanted in sorted({min(size, present, PAIRS // reach) for size in WINDOWS}, reverse=True):
         if budget.spend(planning_s(wanted, reach, dimensions)):
-            plan = lane.plan = make_plan(bucket, wanted, costs, limits, waiting)
+            plan = lane.plan = make_plan(bucket, wanted, costs, limits, delayed)
             break
     return plan
 
 
-def make_plan(bucket: Bucket, size: int, costs: CallCosts, limits: Limits, waiting: float | None) -> LanePlan:
+def make_plan(bucket: Bucket, size: int, costs: CallCosts, limits: Limits, delayed: float | None) -> LanePlan:
     """The optimal cuts of the `size` requests around a bucket."""
     parts = bucket.lane.window(bucket, size)
     window = _window(parts, limits)
@@ -113,7 +113,7 @@ def make_plan(bucket: Bucket, size: int, costs: CallCosts, limits: Limits, waiti
         window,
         costs,
         limits,
-        waiting=max(waiting or 0.0, len(window)) if measured else None,
+        delayed=delayed,
         batch_s=BATCH_S if measured else 0.0,
     )
     buckets = [part for part, count in parts for _ in range(count)]

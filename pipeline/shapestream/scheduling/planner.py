@@ -22,6 +22,12 @@ from shapestream.scheduling.segments import Limits
 
 __all__ = ["Cut", "PlanningBudget", "plan_batch", "together"]
 
+DELAYED = 2.0
+"""Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
+the queue is empty, which cannot be known. In simulations (60 % load to saturation, costs of two models) 1 to 4 differed
+little, and 2 was among the best throughout; 0.5, which is right if nobody arrives any more, cost 1 % of the goodput with
+64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -74,11 +80,11 @@ def plan_batch(
         most_s=None if most_s is None else most_s / speed,
     )
     bucket = anchor.bucket
-    waiting = float(queue.count) if surface.measured else None
+    delayed = DELAYED * queue.count if surface.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
-        members = bucket.prefix(_equal_rows(bucket, costs, limits, waiting), rows)
+        members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)
     else:
-        plan = current_plan(bucket, costs, limits, waiting, budget)
+        plan = current_plan(bucket, costs, limits, delayed, budget)
         members = bucket.prefix(rows) if plan is None else planned_company(plan, bucket, costs, limits)
     members = within_limits(members or [anchor], costs, limits, speed, now)
     return _cut(members, costs)
@@ -90,14 +96,14 @@ def together(members: Sequence[Request], surface: Prediction) -> Cut:
     return _cut(members, CallCosts(surface, queue.profile, queue.rounding))
 
 
-def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, waiting: float | None) -> int:
+def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None) -> int:
     """How many rows of one shape a batch should have; see segments.py for what is minimised."""
     most = min(limits.max_rows, bucket.rows)
     if most < 2:
         return max(1, most)
     seconds = costs.row_seconds(bucket.shape)[1 : most + 1]
     rows = np.arange(1, most + 1)
-    each = (seconds + BATCH_S) * (waiting + 0.5 * rows) / rows if waiting is not None else seconds / rows
+    each = (seconds + BATCH_S) * (delayed + 0.5 * rows) / rows if delayed is not None else seconds / rows
     if limits.most_s is not None:
         each = np.where(seconds > limits.most_s, inf, each)
         if not isfinite(each[0]):

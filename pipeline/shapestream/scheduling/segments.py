@@ -7,12 +7,12 @@ sets until one holds the smaller ones leaves the larger shape as it was and can 
 be equal for that (or else sums would change), and the only limit on a batch its number of requests. In all
 other cases (several padded dimensions, unequal rows, a limit on padding) it is a good restriction, not a proof.
 
-**What is minimised.** All members of a batch end together, and all who wait behind it wait for its end. Let `Q`
-requests wait for the slots, and let batch `i` take `s_i` seconds and have `k_i` members. Its members wait for all of
-it. Of the `Q - k_i` others half come after it, when nothing is known about the order, and wait for it too. And
-in a steady state another `Q` arrive until those are served (Little's law); half of them before it is over. So it adds
-`s_i * (k_i + (Q - k_i) / 2 + Q / 2) = s_i * (Q + k_i / 2)` to the sum of all waiting times, and that is summed over
-the batches. For long queues it is the work alone; for short ones it hesitates to let the first wait for the last.
+**What is minimised.** All members of a batch end together, and all who wait behind it wait for its end. Let `W`
+requests wait, and let batch `i` take `s_i` seconds and have `k_i` members. Its members wait for all of it. Of the
+`W - k_i` others half come after it, when nothing is known about the order, and wait for it too; so do the `L` that
+arrive before nothing waits any more. It adds `s_i * (k_i + (W - k_i) / 2 + L) = s_i * (k_i / 2 + W / 2 + L)` to the
+sum of all waiting times, and that is summed over the batches, with `delayed = W / 2 + L`. With many delayed it is the
+work alone that counts; with few, it hesitates to let the first wait for the last.
 """
 
 from __future__ import annotations
@@ -73,17 +73,16 @@ class Window:
 
 
 def cut_window(
-    window: Window, costs: SegmentCosts, limits: Limits, *, waiting: float | None = None, batch_s: float = 0.0
+    window: Window, costs: SegmentCosts, limits: Limits, *, delayed: float | None = None, batch_s: float = 0.0
 ) -> list[int]:
     """The ends (exclusive) of the segments of least cost, in order. Of equally cheap cuts larger segments win.
 
-    `waiting` is the `Q` above; None minimises the work alone. `batch_s`: what each batch costs besides its calls.
+    `delayed` is explained above; None minimises the work alone. `batch_s`: what each batch costs besides its calls.
     """
     seconds = segment_seconds(window, costs, limits)
     seconds += batch_s
-    if waiting is not None:
-        members = np.arange(seconds.shape[1], 0, -1)
-        seconds *= waiting + 0.5 * members
+    if delayed is not None:
+        seconds *= delayed + 0.5 * np.arange(seconds.shape[1], 0, -1)
     return optimal_ends(seconds)
 
 

@@ -99,12 +99,12 @@ def _cost(
     batches: Sequence[Sequence[int]],
     costs: Formula,
     limits: Limits,
-    waiting: float | None,
+    delayed: float | None,
     batch_s: float,
 ) -> float:
     return sum(
         (_seconds(window, batch, costs, limits) + batch_s)
-        * (1.0 if waiting is None else waiting + 0.5 * len(batch))
+        * (1.0 if delayed is None else delayed + 0.5 * len(batch))
         for batch in batches
     )
 
@@ -135,15 +135,15 @@ LIMITS = st.builds(
     st.sampled_from([0.0, 3.0]),
     st.lists(st.integers(0, 9), min_size=9, max_size=9),
 )
-def test_no_partition_into_segments_is_cheaper(requests, costs, limits, waiting, batch_s, nbytes):
+def test_no_partition_into_segments_is_cheaper(requests, costs, limits, delayed, batch_s, nbytes):
     """Whatever costs, limits, rows, dimensions and weights: all contiguous partitions are tried."""
     window = _window(requests, nbytes)
-    ends = cut_window(window, costs, limits, waiting=waiting, batch_s=batch_s)
+    ends = cut_window(window, costs, limits, delayed=delayed, batch_s=batch_s)
     assert len(window) == ends[-1]
     least = min(
-        _cost(window, _segments(other), costs, limits, waiting, batch_s) for other in _partitions(len(window))
+        _cost(window, _segments(other), costs, limits, delayed, batch_s) for other in _partitions(len(window))
     )
-    assert pytest.approx(least) == _cost(window, _segments(ends), costs, limits, waiting, batch_s)
+    assert pytest.approx(least) == _cost(window, _segments(ends), costs, limits, delayed, batch_s)
 
 
 @settings(max_examples=40)
@@ -153,15 +153,15 @@ def test_no_partition_into_segments_is_cheaper(requests, costs, limits, waiting,
     st.integers(1, 5),
     st.none() | st.integers(0, 30),
 )
-def test_contiguity_loses_nothing_where_costs_grow_with_length(lengths, costs, max_rows, waiting):
+def test_contiguity_loses_nothing_where_costs_grow_with_length(lengths, costs, max_rows, delayed):
     """One padded dimension, one row each, seconds that never fall with the length: no sets are cheaper than segments."""
     window = _window([(1, length) for length in lengths])
     limits = Limits(max_rows=max_rows)
-    ends = cut_window(window, costs, limits, waiting=waiting)
+    ends = cut_window(window, costs, limits, delayed=delayed)
     least = min(
-        _cost(window, sets, costs, limits, waiting, 0.0) for sets in _set_partitions(list(range(len(window))))
+        _cost(window, sets, costs, limits, delayed, 0.0) for sets in _set_partitions(list(range(len(window))))
     )
-    assert pytest.approx(least) == _cost(window, _segments(ends), costs, limits, waiting, 0.0)
+    assert pytest.approx(least) == _cost(window, _segments(ends), costs, limits, delayed, 0.0)
 
 
 def test_contiguity_may_lose_where_rows_differ():
@@ -204,8 +204,8 @@ def test_a_short_queue_hesitates_to_let_the_first_wait_for_the_last():
     """The same costs: a long queue is cut by work alone, a short one by waiting times."""
     window = _window([(1, 10)] * 4)
     costs = Formula(lambda rows, elements: 1.0 + rows * elements)
-    assert [4] == cut_window(window, costs, Limits(max_rows=8), waiting=1000.0)
-    assert [1, 2, 3, 4] == cut_window(window, costs, Limits(max_rows=8), waiting=4.0)
+    assert [4] == cut_window(window, costs, Limits(max_rows=8), delayed=1000.0)
+    assert [1, 2, 3, 4] == cut_window(window, costs, Limits(max_rows=8), delayed=2.0)
 
 
 def test_a_request_that_nothing_can_run_spoils_no_other_segment():

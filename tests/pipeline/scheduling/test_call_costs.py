@@ -1,0 +1,101 @@
+"""The call that a batch is run in: rounded sizes, static shapes, preparations, and what is remembered of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pipeline.scheduling.planning_stage import FormulaSurface, affine
+
+from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.rounding import ShapeRounding
+
+
+def _profile(**options) -> ModelProfile:
+    options = {"paddable": (False, True), "dimensions": ("batch", "seq"), **options}
+    return ModelProfile(name="m", has_batch=True, max_batch=8, **options)
+
+
+SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(
+    SHAPES,
+    st.sampled_from([(), ((2, 16),), ((2, 16), (8, 32), (1, 40))]),
+    st.sampled_from([None, 6, 30]),
+    st.lists(st.integers(1, 40), max_size=30),
+    st.booleans(),
+)
+def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepares):
+    """What the cuts are computed with is what a batch is then said to cost."""
+    profile = _profile(static_shapes=static, max_shapes=max_shapes, bounds=(8, 64))
+    surface = affine(
+        0.05,
+        0.001,
+        exact=dict.fromkeys(static, 0.01),
+        new=(lambda rows, shape: 0.1 * (rows + shape[0] % 3)) if prepares else None,
+    )
+    sizes = None if max_shapes is None else ShapeRounding(profile)
+    if sizes is not None:
+        for length in seen:
+            sizes.observe((1, length))
+            sizes.start(1, (length,))
+    costs = CallCosts(surface, profile, sizes)
+    costs.renew()
+    table = costs.table(np.array([[length] for length in lengths]), 8)
+    for place, length in enumerate(lengths):
+        for rows in range(1, 9):
+            call = costs.call(rows, (length,))
+            assert call.rows >= rows
+            assert call.shape[0] >= length
+            assert pytest.approx(call.seconds) == table[place, rows]
+        assert table[place, 0] == pytest.approx(table[place, 1])
+
+
+def test_what_was_worked_out_is_forgotten_with_its_version():
+    """New predictions give new tables; the same ones are not asked for twice."""
+    surface = affine()
+    costs = CallCosts(surface, _profile())
+    costs.renew()
+    shapes = np.array([[4], [5]])
+    costs.table(shapes, 8)
+    asked = surface.asked
+    costs.renew()
+    costs.table(shapes, 8)
+    assert asked == surface.asked
+    surface.formula = lambda rows, elements: 1.0 + rows * 0.0 * elements
+    surface.version = 2
+    costs.renew()
+    assert (costs.table(shapes, 8) == 1.0).all()
+
+
+def test_a_full_batch_is_one_to_which_more_would_gain_nothing():
+    """With a fixed part that is all rows; where seconds per row stop falling it is fewer."""
+    costs = CallCosts(affine(1.0), _profile())
+    costs.renew()
+    assert 8 == costs.full_rows((4,))
+    fours = FormulaSurface(lambda rows, elements: np.ceil(rows / 4) * elements)
+    costs = CallCosts(fours, _profile())
+    costs.renew()
+    assert 4 == costs.full_rows((4,))
+
+
+def test_a_cap_on_shapes_holds_for_what_is_started(stage):
+    """Whatever lengths arrive, batches are given no more different sizes than the cap allows."""
+    stage.model(padded=True, max_shapes=12, bounds=(8, 256), max_batch=8)
+    stage.slots(0, 1)
+    random = np.random.default_rng(5)
+    done = 0
+    for _ in range(60):
+        stage.arrive(*[(1, int(length)) for length in random.integers(1, 256, 6)])
+        while done < len(stage.started) - 2:
+            stage.finish(stage.started[done], run_s=0.01)
+            done += 1
+    while done < len(stage.started):
+        stage.finish(stage.started[done], run_s=0.01)
+        done += 1
+    assert 360 == sum(len(start.requests) for start in stage.started)
+    assert len({start.sizes for start in stage.started}) <= 12
