@@ -23,6 +23,9 @@ from shapestream_workers.tune.edited_file import apply_edits, relocated
 
 __all__ = ["Subject", "subject_of"]
 
+MOST_CALIBRATION_S = 2.0
+"""Of each server that is measured: the rest of what it has to know, the warm-up teaches it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
@@ -105,6 +108,9 @@ class Subject:
             group.pop("models", None)
             values["workers"] = [group]
         # The counts are written out even where they are the user's: cut down, `auto` could mean another number.
+        # Otherwise a server would spend more of the budget on starting than on serving.
+        calibration_s = min(self.settings.calibration_s, MOST_CALIBRATION_S)
+        values["models"][0] = {**values["models"][0], "calibration_s": calibration_s}
         explicit = Candidate(placement=candidate.placement, shapes=candidate.shapes)
         apply_edits(values, edits_of(explicit, model=0, group=0, dimensions=self.dimensions))
         path = folder / "server.yaml"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from math import isfinite
-from statistics import median
 from typing import Any
 
 from rich import box
@@ -32,9 +31,8 @@ def spell_value(outcome: Outcome, value: float | None) -> str:
 
 
 def measured(outcome: Outcome, trial: Trial) -> float | None:
-    """The median over the rounds; None where there were none."""
-    values = trial.values(outcome.options.objective)
-    return float(median(values)) if values else None
+    """The median over the rounds of the last contest; None where it had none."""
+    return trial.middle(outcome.options.objective)
 
 
 def table_of(outcome: Outcome) -> Table:

@@ -95,25 +95,31 @@ class Contest:
         self._in_flight = in_flight
         self._say = say
         self._maker = InputMaker(subject.settings, signature)
+        self._reserve_s = 0.0
+        self._started = 0
         self._place = 0
         self._passed_s = 0.0
 
-    async def run(self, trials: list[Trial]) -> None:
-        """Starts as many of them as there is time for, in this order, warms them up, and plays the rounds."""
+    async def run(self, trials: list[Trial], *, until_left_s: float = 0.0) -> None:
+        """Starts as many of them as there is time for, in this order, warms them up, and plays the rounds.
+
+        What the budget holds beyond `until_left_s` is spent.
+        """
+        self._reserve_s = until_left_s
         async with AsyncExitStack() as stack:
             running: list[tuple[Trial, Served]] = []
-            for number, trial in enumerate(trials):
-                if not has_room(self._budget.left(), [served.startup_s for _, served in running]):
+            for trial in trials:
+                if not has_room(self._left_s(), [served.startup_s for _, served in running]):
                     trial.skipped = "not served: others promised more"
-                elif (served := await self._start(stack, number, trial)) is not None:
+                elif (served := await self._start(stack, trial)) is not None:
                     running.append((trial, served))
             if not running:
                 return
-            plan = plan_rounds(self._budget.left(), len(running))
+            plan = plan_rounds(self._left_s(), len(running))
             requests = await self._warm_up(running, plan)
             for number in range(plan.rounds):
                 running = [(trial, served) for trial, served in running if trial.problem is None]
-                if number and self._budget.left() < plan.round_s * len(running):
+                if number and self._left_s() < plan.round_s * len(running):
                     for trial, _ in running:
                         trial.skipped = f"{plan.rounds - number} of {plan.rounds} rounds left out: no time"
                     return
@@ -134,8 +140,12 @@ class Contest:
                         trial.rounds.append(played)
                     trial.memory_bytes = family_bytes(served.child.pid)
 
-    async def _start(self, stack: AsyncExitStack, number: int, trial: Trial) -> Served | None:
-        folder = self._folder / f"s{number}"
+    def _left_s(self) -> float:
+        return self._budget.left() - self._reserve_s
+
+    async def _start(self, stack: AsyncExitStack, trial: Trial) -> Served | None:
+        folder = self._folder / f"s{self._started}"
+        self._started += 1
         folder.mkdir()
         self._say(f"serving: {trial.candidate.label}")
         config = self._subject.write(trial.candidate, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from shapestream_engine.cost_table import CostTable
@@ -35,6 +36,8 @@ class Trial:
     candidate: Candidate
     calibration: Calibration | None = None
     prediction: Prediction | None = None
+    correction: float = 1.0
+    """By how much reality differed from predictions where this placement, or others, ran for real."""
     rounds: list[Round] = field(default_factory=list)
     memory_bytes: int = 0
     """Of the whole server and its workers after the last round."""
@@ -49,11 +52,18 @@ class Trial:
         """What was measured, by round."""
         return tuple(each.goodput_per_s if objective == "throughput" else each.p99_s for each in self.rounds)
 
+    def middle(self, objective: Objective) -> float | None:
+        """The median over its rounds; None where there were none."""
+        values = self.values(objective)
+        return float(median(values)) if values else None
+
     def predicted(self, objective: Objective) -> float | None:
-        """What the simulation came to."""
+        """What the simulation came to, corrected."""
         if self.prediction is None:
             return None
-        return self.prediction.goodput_per_s if objective == "throughput" else self.prediction.p99_s
+        throughput = objective == "throughput"
+        raw = self.prediction.goodput_per_s if throughput else self.prediction.p99_s
+        return raw * self.correction
 
     def rank(self, objective: Objective) -> tuple[float, int]:
         """By which the most promising come first; of equals the one with fewer settings."""

@@ -1,9 +1,10 @@
 """A tuning run from its beginning to its end, within its budget.
 
-1. Placements (slots, threads, processes) are calibrated with the shapes of the user's file, choices of shapes at the
-   best of them, and all are predicted. Half of the budget at most.
-2. The user's file as it is and the best few are served for real, and the trace replayed.
-3. The best by what was measured is chosen.
+1. Placements (slots, threads, processes) are calibrated with the shapes of the user's file, and predicted; the file as
+   it is and the best of them run for real, which also shows how far predictions are off.
+2. Choices of shapes are calibrated at the best placement, and predicted.
+3. The file as it is and the best few are served, and the trace replayed at them in turn.
+4. The best by what was measured there is chosen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from pathlib import Path
+from statistics import median
 from time import monotonic
 
 import trio
@@ -33,8 +36,10 @@ from shapestream_workers.tune.workload import Workload
 
 __all__ = ["Options", "Outcome", "TuningFailed", "run_tuning"]
 
-FIRST_STAGE_SHARE = 0.5
-"""Of the budget, at most: predictions choose who runs, but only runs decide."""
+PLACEMENTS_UNTIL, RACE_UNTIL, SHAPES_UNTIL = 0.8, 0.6, 0.4
+"""What must be left of the budget after each part: predictions choose who runs, but only runs decide."""
+LEAST_FOR_RACE_S = 60.0
+"""With a smaller budget placements are judged by predictions alone until the end."""
 
 WORTH_A_LOOK = 0.15
 """Relative: predictions are off by about so much, so who is predicted nearer than this to the best may be the best."""
@@ -106,6 +111,7 @@ class _Run:
         self._budget = Budget(options.budget_s, clock)
         self._notes: list[str] = []
         self._trials: list[Trial] = []
+        self._corrections: dict[Placement, float] = {}
         model_options = server_options(subject.loaded.settings, None).models[signature.name]
         self._max_batch = ServedModel(0, signature.name, signature, model_options).profile.max_batch
         self._calibrator = Calibrator(
@@ -138,21 +144,65 @@ class _Run:
         return self._outcome()
 
     async def _first_stage(self) -> None:
-        subject, objective = self._subject, self._options.objective
-        baseline = subject.baseline()
-        reserve_s = (1 - FIRST_STAGE_SHARE) * self._budget.seconds
+        await self._try_placements()
+        if len(self._trials) > 1 and self._budget.seconds >= LEAST_FOR_RACE_S:
+            await self._race_placements()
+        await self._try_shapes()
+
+    async def _try_placements(self) -> None:
+        baseline = self._subject.baseline()
         # The user's file is measured whatever it takes: all others are compared with it.
         self._trials.append(await self._calibrator.calibrate(baseline, until_left_s=0.0))
         for place in self._placements():
             candidate = Candidate(placement=place, shapes=baseline.shapes)
             if place != baseline.placement:
-                self._trials.append(await self._calibrator.calibrate(candidate, until_left_s=reserve_s))
-        best = min(self._trials, key=lambda trial: trial.rank(objective))
+                until_left_s = self._share(PLACEMENTS_UNTIL)
+                self._trials.append(await self._calibrator.calibrate(candidate, until_left_s=until_left_s))
+
+    async def _race_placements(self) -> None:
+        """Runs the file as it is and the best placements for real; what is predicted from now on is corrected by it."""
+        objective = self._options.objective
+        able = sorted(
+            (trial for trial in self._trials[1:] if trial.prediction and trial.problem is None),
+            key=lambda trial: trial.rank(objective),
+        )
+        # Placements that make the same calls differ little: first one of each kind, whatever is predicted of it.
+        entrants = [self._trials[0], *varied(able, objective, within=inf)]
+        await self._contest.run(entrants, until_left_s=self._share(RACE_UNTIL))
+        corrections = {
+            trial.candidate.placement: middle / predicted
+            for trial in self._trials
+            if (middle := trial.middle(objective)) and (predicted := trial.predicted(objective))
+        }
+        for trial in self._trials:
+            trial.rounds, trial.skipped = [], None
+            trial.memory_bytes = 0 if trial.calibration is None else trial.calibration.memory_bytes
+        self._corrections = {
+            place: correction for place, correction in corrections.items() if isfinite(correction)
+        }
+        for trial in self._trials:
+            self._correct(trial)
+
+    def _correct(self, trial: Trial) -> None:
+        """By what was seen of its placement; of the others, where it did not run."""
+        if self._corrections:
+            usual = median(self._corrections.values())
+            trial.correction = self._corrections.get(trial.candidate.placement, usual)
+
+    async def _try_shapes(self) -> None:
+        """All choices of shapes at the placement that is best so far."""
+        baseline = self._trials[0].candidate
+        best = min(self._trials, key=lambda trial: trial.rank(self._options.objective))
         proposals = propose(self._workload, self._signature, baseline.shapes, max_batch=self._max_batch)
         self._notes += [f"not tried: {what}" for what in proposals.left_out]
         for shapes in proposals.choices:
             candidate = best.candidate.with_shapes(shapes)
-            self._trials.append(await self._calibrator.calibrate(candidate, until_left_s=reserve_s))
+            trial = await self._calibrator.calibrate(candidate, until_left_s=self._share(SHAPES_UNTIL))
+            self._correct(trial)
+            self._trials.append(trial)
+
+    def _share(self, share: float) -> float:
+        return share * self._budget.seconds
 
     def _placements(self) -> list[Placement]:
         subject = self._subject
@@ -197,7 +247,7 @@ class _Run:
         )
 
 
-def varied(able: list[Trial], objective: Objective) -> list[Trial]:
+def varied(able: list[Trial], objective: Objective, *, within: float = WORTH_A_LOOK) -> list[Trial]:
     """The same, the most promising first, but what makes other calls before more of the same.
 
     Candidates that differ in a cap alone are predicted alike; one of them shows what the cap costs, and a place is left
@@ -208,7 +258,7 @@ def varied(able: list[Trial], objective: Objective) -> list[Trial]:
     best = abs(able[0].rank(objective)[0])
     first: dict[object, Trial] = {}
     for trial in able:
-        if abs(abs(trial.rank(objective)[0]) - best) <= WORTH_A_LOOK * best:
+        if abs(abs(trial.rank(objective)[0]) - best) <= within * best:
             first.setdefault(trial.candidate.calls_key, trial)
     return [*first.values(), *(trial for trial in able if trial not in first.values())]
 
