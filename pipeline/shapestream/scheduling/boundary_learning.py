@@ -23,6 +23,8 @@ LOOK_EVERY = 1024
 """Requests between looks at whether others would be better. A look takes about a millisecond."""
 WORTH = 0.03
 """Share of the cost that other boundaries must save to be taken: each new shape has to be prepared for."""
+FIRST_SHARE, LATER_SHARE = 0.75, 0.5
+"""Of what is left under the cap, what one learning spends."""
 _WORTH_ONE = 0.005
 """The same of a single boundary: what is not spent is there when the traffic changes."""
 _CANDIDATES = 64
@@ -30,16 +32,13 @@ _CANDIDATES = 64
 
 
 class LearnedBoundaries:
-    """Per axis (of a shape) ascending boundaries, the last of them its bound; `combinations` of them at most."""
+    """Per axis (of a shape) ascending boundaries, the last of them its bound."""
 
     def __init__(self, bounds: Mapping[int, int], combinations: int, prices: Prices) -> None:
-        """Begins with a geometric grid of a quarter of the combinations."""
+        """Begins with a geometric grid of `combinations` at most."""
         self._bounds = dict(bounds)
-        self._combinations = max(1, combinations)
         self._prices = prices
-        grid = grid_sizes(
-            [Dimension(1, bound) for bound in self._bounds.values()], max(1, self._combinations // 4)
-        )
+        grid = grid_sizes([Dimension(1, bound) for bound in self._bounds.values()], max(1, combinations))
         self.per_axis: dict[int, tuple[int, ...]] = dict(zip(self._bounds, grid, strict=True))
         self._seen = {axis: SizeHistogram(bound) for axis, bound in self._bounds.items()}
         self._observed = 0
@@ -54,13 +53,14 @@ class LearnedBoundaries:
         self._observed += 1
         return self._observed >= self._look_at
 
-    def look(self, used: Mapping[int, Set[int]]) -> bool:
+    def look(self, used: Mapping[int, Set[int]], spare: float) -> bool:
         """Takes other boundaries if they save enough, and says whether; what was seen counts half from now on.
 
-        `used`: per axis the boundaries that some call was given, which stay; see `rounding.py`.
+        `used`: per axis the boundaries that some call was given, which stay; `spare`: combinations that may be added.
+        See `rounding.py`.
         """
         self._look_at = self._observed + (LOOK_EVERY if self._observed >= LOOK_EVERY else 3 * self._observed)
-        found = self._better(used) if self._bounds else None
+        found = self._better(used, spare) if self._bounds else None
         for seen in self._seen.values():
             seen.fade(0.5)
         if found is None:
@@ -69,14 +69,14 @@ class LearnedBoundaries:
         self.learned += 1
         return True
 
-    def _better(self, used: Mapping[int, Set[int]]) -> dict[int, tuple[int, ...]] | None:
+    def _better(self, used: Mapping[int, Set[int]], spare: float) -> dict[int, tuple[int, ...]] | None:
         kept = {
             axis: tuple([size for size in own if size in used[axis] or size == self._bounds[axis]])
             for axis, own in self.per_axis.items()
         }
         taken = prod(map(len, kept.values()))
-        left = self._combinations - taken
-        budget = taken + max(int(left * (0.75 if self.learned == 0 else 0.5)), min(left, 1))
+        share = FIRST_SHARE if self.learned == 0 else LATER_SHARE
+        budget = taken + max(int(spare * share), min(int(spare), 1))
         usual = {axis: self._usual(axis) for axis in self._bounds}
         choices, current = {}, 1.0
         for axis, own in kept.items():

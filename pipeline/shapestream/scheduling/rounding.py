@@ -7,11 +7,12 @@ lately, worked out anew when the traffic has changed by enough to be worth it.
 
 *The cap holds for good*, whatever comes. With C the cap:
 
-- C // 4 shapes are for exact ones, C - C // 4 for the combinations of rows and boundaries.
-- A boundary that some call was given stays, because the device keeps what it has for it anyway; one that none was given
-  is dropped for nothing. New ones are paid for out of what is left: the first learning spends three quarters of it,
-  each later one half. So the combinations of all times together never exceed their share, and when nothing is
-  left nothing is learned any more.
+- C // 4 shapes are for exact ones, the others for combinations of rows and boundaries.
+- A shape that some call was given counts for ever, because the device keeps what it has for it. A boundary that no call
+  was given is dropped for nothing when others are learned; the first learning spends three quarters of what is left,
+  each later one half, taking it that a boundary will be met with all the rows that calls had so far.
+- Where more come than that, until only what must be kept for the largest shapes is left, nothing new is given out any
+  more: a call gets the smallest known shape that holds it.
 
 Shapes that differ where they may not be rounded are different for good: each group of them has the cap for itself.
 Static shapes are beside it: the dynamic model never meets them.
@@ -19,9 +20,9 @@ Static shapes are beside it: the dynamic model never meets them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
@@ -30,6 +31,7 @@ import numpy as np
 from shapestream.scheduling.boundaries import Floats, Sizes, next_of
 from shapestream.scheduling.boundary_learning import LearnedBoundaries
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.known_shapes import CallArrays, KnownShapes, Truths
 from shapestream.scheduling.row_sizes import choose_row_sizes
 
 __all__ = ["Seconds", "ShapeRounding"]
@@ -42,14 +44,6 @@ _REMEMBERED = 4096
 """Roundings remembered; when so many are known, all are forgotten."""
 _MOST_GROUPS = 1024
 """Groups whose shapes are remembered; of more, those longest unused start anew."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """Shapes that may be rounded to each other."""
-
-    exact: set[Shape] = field(default_factory=set)
-    given: set[Shape] = field(default_factory=set)
 
 
 class ShapeRounding:
@@ -75,8 +69,11 @@ class ShapeRounding:
         self._fixed = tuple(axis for axis in range(len(profile.dimensions) - first) if axis not in self._axes)
         self._bounds = {axis: _bound(profile, axis + first) for axis in self._axes}
         self._rows = self._row_sizes()
-        self._learned = LearnedBoundaries(self._bounds, self._combinations // len(self._rows), self._prices)
-        self._groups: OrderedDict[Shape, _Group] = OrderedDict()
+        self._learned = LearnedBoundaries(
+            self._bounds, self._combinations // (4 * len(self._rows)), self._prices
+        )
+        self._groups: OrderedDict[Shape, KnownShapes] = OrderedDict()
+        self._nothing = self._opened((1,) * len(self._fixed))
         self._remembered: dict[tuple[int, Shape], tuple[int, Shape]] = {}
         self.version = 0
         """Changes when shapes are rounded otherwise than before."""
@@ -116,9 +113,9 @@ class ShapeRounding:
     def observe(self, sizes: Shape) -> None:
         """A request of these sizes has arrived. Now and then this learns, which takes about a millisecond."""
         weight = max(1, sizes[0]) if self._first else 1
-        if self._learned.observe(sizes[self._first :], weight) and self._learned.look(self._used()):
-            self.version += 1
-            self._remembered.clear()
+        is_time = self._learned.observe(sizes[self._first :], weight)
+        if is_time and self._learned.look(self._used(), self._spare()):
+            self._changed()
 
     def call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
         """What a call of such a batch would be given: no smaller, and the same wherever it may not be rounded.
@@ -128,8 +125,7 @@ class ShapeRounding:
         key = (rows, shape)
         given = self._remembered.get(key)
         if given is None:
-            own_rows, own_shape = self.preview(np.array([rows], np.intp), np.array([shape], np.intp))
-            given = int(own_rows[0]), tuple(own_shape[0].tolist())
+            given = self._chosen(rows, shape)
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
             self._remembered[key] = given
@@ -149,12 +145,22 @@ class ShapeRounding:
             if call_rows <= most and len(group.exact) < self._exact:
                 group.exact.add(call)
                 if len(group.exact) == self._exact:
-                    # From now on this group is rounded.
-                    self.version += 1
-                    self._remembered.clear()
+                    self._changed()  # from now on this group is rounded
+        if not group.is_full and self._is_full(group):
+            group.is_full = True
+            self._changed()
         return call_rows, call_shape
 
-    def _group(self, name: Shape) -> _Group:
+    def _changed(self) -> None:
+        self.version += 1
+        self._remembered.clear()
+
+    def _is_full(self, group: KnownShapes) -> bool:
+        # One start gives out two shapes at most, where its rows are divided.
+        step = 2 if self._first and self._profile.max_batch > self._rows[-1] else 1
+        return group.taken + step > self._combinations
+
+    def _group(self, name: Shape) -> KnownShapes:
         group = self._groups.get(name)
         if group is not None:
             self._groups.move_to_end(name)
@@ -162,7 +168,14 @@ class ShapeRounding:
         if len(self._groups) >= _MOST_GROUPS:
             self._groups.popitem(last=False)
             self._remembered.clear()
-        group = self._groups[name] = _Group()
+        group = self._groups[name] = self._opened(name)
+        return group
+
+    def _opened(self, name: Shape) -> KnownShapes:
+        sizes = {**self._bounds, **dict(zip(self._fixed, name, strict=True))}
+        shape = tuple([sizes[axis] for axis in range(len(sizes))])
+        group = KnownShapes(frozenset([(rows, *shape)[1 - self._first :] for rows in self._rows]))
+        group.is_full = self._is_full(group)
         return group
 
     def preview(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
@@ -179,45 +192,64 @@ class ShapeRounding:
         return out_rows, out_shapes
 
     def _preview_group(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
-        group = self._groups.get(tuple([int(shapes[0, axis]) for axis in self._fixed]))
-        has_room = self._exact and (group is None or len(group.exact) < self._exact)
+        group = self._groups.get(tuple([int(shapes[0, axis]) for axis in self._fixed])) or self._nothing
+        has_room = len(group.exact) < self._exact
         as_they_come = rows <= self._rows[-1] if has_room else None
         if as_they_come is not None and as_they_come.all():
             return rows, shapes
-        out_rows, out_shapes = self._rounded_rows(rows), shapes.copy()
+        rounded = shapes.copy()
         for axis, boundaries in self._learned.per_axis.items():
-            out_shapes[:, axis] = next_of(boundaries, shapes[:, axis])
-        for exact in group.exact if group is not None else ():
-            self._take(rows, shapes, out_rows, out_shapes, exact, smaller=False)
-        for static in self._profile.static_shapes:
-            self._take(rows, shapes, out_rows, out_shapes, static, smaller=True)
-        if as_they_come is not None:
-            out_rows = np.where(as_they_come, rows, out_rows)
-            out_shapes = np.where(as_they_come[:, None], shapes, out_shapes)
-        return out_rows, out_shapes
-
-    def _take(
-        self,
-        rows: Sizes,
-        shapes: Sizes,
-        out_rows: Sizes,
-        out_shapes: Sizes,
-        known: Shape,
-        *,
-        smaller: bool,
-    ) -> None:
-        """Calls that may run at `known` do: those of just that size, or (`smaller`) all that it fits no worse."""
-        known_rows, known_shape = (known[0], known[1:]) if self._first else (1, known)
-        if smaller:
-            here = rows <= known_rows
-            elements = known_rows * prod(known_shape)
-            here &= elements <= out_rows * out_shapes.prod(axis=1)
+            rounded[:, axis] = boundaries[-1] if group.is_full else next_of(boundaries, shapes[:, axis])
+        call = CallArrays(self._rounded_rows(rows), rounded)
+        if group.is_full:
+            # Of all that are known the smallest that fits: it comes last.
+            for known in group.descending():
+                call.take(self._fitting(rows, shapes, known), known, self._first)
         else:
-            here = rows == known_rows
-        for axis, size in enumerate(known_shape):
-            here &= shapes[:, axis] <= size if smaller and axis in self._axes else shapes[:, axis] == size
-        out_rows[here] = known_rows
-        out_shapes[here] = known_shape
+            for exact in group.exact:
+                own_rows, own_shape = (exact[0], exact[1:]) if self._first else (1, exact)
+                call.take((rows == own_rows) & (shapes == own_shape).all(axis=1), exact, self._first)
+        for static in self._profile.static_shapes:
+            call.take(self._fitting(rows, shapes, static), static, self._first)
+        if as_they_come is not None:
+            call.rows = np.where(as_they_come, rows, call.rows)
+            call.shapes = np.where(as_they_come[:, None], shapes, call.shapes)
+        return call.rows, call.shapes
+
+    def _chosen(self, rows: int, shape: Shape) -> tuple[int, Shape]:
+        """The same of a single call, which is quicker without arrays."""
+        group = self._groups.get(tuple([shape[axis] for axis in self._fixed])) or self._nothing
+        sizes = (rows, *shape)[1 - self._first :]
+        most = self._rows[-1]
+        if (rows <= most and len(group.exact) < self._exact) or (not group.is_full and sizes in group.exact):
+            return rows, shape
+        call_rows = rows
+        if self._first:
+            whole, rest = divmod(rows, most)
+            call_rows = whole * most + (_next(self._rows, rest) if rest or not rows else 0)
+        call_shape = list(shape)
+        for axis, boundaries in self._learned.per_axis.items():
+            call_shape[axis] = boundaries[-1] if group.is_full else _next(boundaries, shape[axis])
+        call = call_rows, tuple(call_shape)
+        elements = call_rows * prod(call_shape)
+        for known in (*(group.descending() if group.is_full else ()), *self._profile.static_shapes):
+            if prod(known) <= elements and self._fits(sizes, known):
+                call = (known[0], known[1:]) if self._first else (1, known)
+                elements = prod(known)
+        return call
+
+    def _fits(self, sizes: Shape, known: Shape) -> bool:
+        for number, (size, other) in enumerate(zip(sizes, known, strict=True)):
+            if size != other and (size > other or number - self._first in self._fixed):
+                return False
+        return True
+
+    def _fitting(self, rows: Sizes, shapes: Sizes, known: Shape) -> Truths:
+        """Which of these could run as a call of a known shape."""
+        fits = rows <= known[0] if self._first else np.ones(len(rows), np.bool_)
+        for axis, size in enumerate(known[self._first :]):
+            fits &= shapes[:, axis] <= size if axis in self._bounds else shapes[:, axis] == size
+        return fits
 
     def _rounded_rows(self, rows: Sizes) -> Sizes:
         most = self._rows[-1]
@@ -225,6 +257,14 @@ class ShapeRounding:
             return next_of(self._rows, rows)
         whole, rest = np.divmod(rows, most)
         return whole * most + np.where((rest > 0) | (rows == 0), next_of(self._rows, rest), 0)
+
+    def _spare(self) -> float:
+        """How many boundaries are left, if each is met with all the rows that calls had so far."""
+        left = self._combinations - max(
+            [known.taken for known in self._groups.values()], default=len(self._rows)
+        )
+        rows = np.array([call[0] for call in self.known] if self._first else [], np.intp)
+        return left / max(1, len(np.unique(self._rounded_rows(rows))))
 
     def _used(self) -> dict[int, set[int]]:
         """Per axis that is rounded, the boundaries that some call was given."""
@@ -247,6 +287,10 @@ class ShapeRounding:
         ]
         costs: Floats = np.min(per_row, axis=0)
         return np.maximum.accumulate(costs) if np.isfinite(costs).all() else plain
+
+
+def _next(boundaries: Sequence[int], size: int) -> int:
+    return boundaries[bisect_left(boundaries, size)]
 
 
 def _bound(profile: ModelProfile, dimension: int) -> int:
