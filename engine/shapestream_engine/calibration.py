@@ -7,9 +7,11 @@ way when they serve, too. See docs/costs.md.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from statistics import median
 from time import monotonic
@@ -43,6 +45,9 @@ DIFFERENT = 2
 """Requests with inputs of their own; a call's rows take turns with them. Making inputs takes time as well."""
 MOST_FAILURES = 8
 """Shapes that a model refuses before nothing more is tried."""
+MOST_GROWTH_NBYTES = 256 << 20
+"""Resident memory of the process. When it has grown by so much, larger calls are not measured: engines keep what the
+largest call took, and such a call may never come."""
 HANG_S = 30.0
 """A call that takes longer hangs, and ends the calibration."""
 
@@ -126,6 +131,7 @@ class _Bench:
         self._values = _complete(model.signature, values)
         self._budget_s = budget_s
         self._ends_at = monotonic() + budget_s
+        self._resident = resident_nbytes()
         self._reports: SimpleQueue[Report] = SimpleQueue()
         pool = RequestPool(model, slots)
         self._slots = [
@@ -152,6 +158,9 @@ class _Bench:
             left_s = self._ends_at - monotonic()
             expected_s = self._expected_s(prod(sizes))
             if left_s <= 0.0 or self._hangs or self._failures >= MOST_FAILURES:
+                return
+            if prod(sizes) > self._largest[0] and resident_nbytes() - self._resident > MOST_GROWTH_NBYTES:
+                self.findings.append(f"calls from {sizes} up are not measured: they take much memory")
                 return
             # All slots at a time: a round takes as long as a call.
             if expected_s > self._budget_s * CALL_SHARE or (1 + LEAST_ROUNDS) * expected_s > left_s:
@@ -237,6 +246,15 @@ class _Bench:
         except EngineError as error:
             raise _CallFailed(str(error)) from error
         return Work(batch=0, model=signature.name, sizes=sizes, members=tuple(members), shapes=shapes)
+
+
+def resident_nbytes() -> int:
+    """Memory that this process holds; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _CallFailed(EngineError):

@@ -5,7 +5,7 @@ Calls cost a fixed part and something per element, so sizes are spread geometric
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, product
 from math import prod
 
@@ -25,13 +25,13 @@ DEFAULT_MAX_BATCH = 64
 FIRST = 8
 """Where the geometric part of a ladder starts: below, the fixed part of a call is nearly all that it costs."""
 COARSE = 4
-"""Factor between neighbours of the coarse grid; the finer points lie halfway between."""
+"""Factor between neighbours of the coarse grid, or a power of it; the finer points lie halfway between."""
 UNBOUNDED = 1 << 14
 """As far as a ladder goes where the model says no bound; time and bytes usually end it before."""
-MOST_POINTS = 256
-"""Of one stage. With many dimensions the largest calls are left out: the budget would not reach them either."""
-MOST_NBYTES = 256 << 20
-"""Of a call's inputs. Larger ones are not measured: the memory would be taken for nothing."""
+MOST_POINTS = 64
+"""In all, static shapes aside: each shape that an engine meets leaves something behind, and serving has yet to begin."""
+MOST_NBYTES = 64 << 20
+"""Of a call's inputs. Larger ones are not measured: the engine would keep the memory, perhaps for nothing."""
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
@@ -53,21 +53,32 @@ def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]
     planner = signature.planner
     static = list(planner.static_shapes) if isinstance(planner, NativePlanner) else []
     allowed = planner.allowed if isinstance(planner, SizesPlanner) else (None,) * len(signature.dimensions)
-    coarse, fine = [], []
-    for number, (bounds, sizes) in enumerate(zip(signature.bounds, allowed, strict=True)):
-        if signature.has_batch and number == 0:
-            own = _ladder(bounds, first=1, last=most_rows(signature, max_batch))
-        else:
-            own = _ladder(bounds, first=FIRST, last=bounds.maximum or UNBOUNDED)
-        coarse.append(list(sizes) if sizes is not None else own)
-        fine.append(list(sizes) if sizes is not None else _halfway(own))
+    factor = COARSE
+    coarse = [*_axes(signature, allowed, max_batch, factor)]
+    while prod(map(len, coarse)) > MOST_POINTS and factor < UNBOUNDED:
+        factor *= COARSE
+        coarse = [*_axes(signature, allowed, max_batch, factor)]
+    fine = [own if sizes is not None else _halfway(own) for own, sizes in zip(coarse, allowed, strict=True)]
     first = _affordable(signature, product(*coarse), ())
-    second = _affordable(signature, product(*fine), first)
+    second = _affordable(signature, product(*fine), first)[: max(0, MOST_POINTS - len(first))]
     cap = signature.strategy.max_prepared if isinstance(signature.strategy, Native) else None
     if cap is not None:
         most = calibration_shapes(cap)
         first, second = first[:: -(-len(first) // most)] if first and most else [], []
     return [list(dict.fromkeys([*sorted(static, key=prod), *first])), second]
+
+
+def _axes(
+    signature: ModelSignature, allowed: Sequence[Sizes | None], max_batch: int | None, factor: int
+) -> Iterator[list[int]]:
+    """Per dimension the sizes of the coarse grid."""
+    for number, (bounds, sizes) in enumerate(zip(signature.bounds, allowed, strict=True)):
+        if sizes is not None:
+            yield list(sizes)
+        elif signature.has_batch and number == 0:
+            yield _ladder(bounds, first=1, last=most_rows(signature, max_batch), factor=factor)
+        else:
+            yield _ladder(bounds, first=FIRST, last=bounds.maximum or UNBOUNDED, factor=factor)
 
 
 def call_nbytes(signature: ModelSignature, sizes: Sizes) -> int:
@@ -81,18 +92,18 @@ def _affordable(signature: ModelSignature, shapes: Iterable[Sizes], known: Seque
     within = [
         sizes for sizes in shapes if sizes not in taken and call_nbytes(signature, sizes) <= MOST_NBYTES
     ]
-    return sorted(within, key=prod)[:MOST_POINTS]
+    return sorted(within, key=prod)
 
 
-def _ladder(bounds: Dimension, *, first: int, last: int) -> list[int]:
-    """The smallest size, then `first` times powers of `COARSE`, then the largest."""
+def _ladder(bounds: Dimension, *, first: int, last: int, factor: int) -> list[int]:
+    """The smallest size, then `first` times powers of `factor`, then the largest."""
     smallest = max(1, bounds.minimum)
     sizes = [smallest]
     size = first
     while size < last:
         if size > smallest:
             sizes.append(size)
-        size *= COARSE
+        size *= factor
     if len(sizes) > 1 and last < 1.5 * sizes[-1]:
         sizes.pop()  # too near to the end to tell anything of its own
     return list(dict.fromkeys([*sizes, max(smallest, last)]))

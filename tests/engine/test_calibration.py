@@ -184,11 +184,26 @@ def test_a_model_of_one_shape_has_one_point():
 
 
 def test_an_unbounded_dimension_ends_somewhere():
-    """No call is measured whose inputs take more than 256 MiB."""
+    """No call is measured whose inputs take more than 64 MiB."""
     signature = model(shape="batch, seq, 1024").signature
     shapes = [sizes for stage in stages(signature, 64) for sizes in stage]
     assert max(call_nbytes(signature, sizes) for sizes in shapes) <= MOST_NBYTES
     assert max(seq for _, seq in shapes) >= 8 * COARSE
+
+
+def test_a_process_that_grows_measures_nothing_larger():
+    """A model that keeps memory for good is not given its largest calls before anybody asks for them."""
+    kept: list[Array] = []
+
+    def function(x: Array) -> Array:
+        kept.append(np.ones(1 << 27, np.int8) if x.shape[1] >= 8 else x)
+        return x
+
+    calibration = calibrated(model(function, shape="batch:1..16, seq:1..4096"), max_batch=1)
+    assert (1, 1) in sizes_of(calibration)
+    assert (1, 4096) not in sizes_of(calibration)
+    assert any("they take much memory" in finding for finding in calibration.findings)
+    assert len(kept) < 40
 
 
 def test_a_batch_axis_from_two_is_respected():

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import structlog
 
+from shapestream.serving.allocator import give_back_freed_memory
 from shapestream.settings import ModelSettings
 from shapestream_engine.calibration import Calibration, calibrate
 from shapestream_engine.calibration_cache import CostCache, cost_key
@@ -65,6 +66,9 @@ def measure_costs(
             source="cache" if own.from_cache else "measured",
             findings=list(own.findings),
         )
+    if any(not own.from_cache for own in found.values()):
+        # The largest calls may have been larger than any that comes.
+        give_back_freed_memory()
     return found
 
 

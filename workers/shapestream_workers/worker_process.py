@@ -64,8 +64,8 @@ def run_worker(
     slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
     own = loaded.settings.models_of(group)
     models = compile_models(loaded, own, slots=slots, threads=threads)
-    costs = tables(own, models, slots=slots, threads=threads)
     _check_memory_limit(loaded, group)
+    costs = tables(own, models, slots=slots, threads=threads)
 
     def connect() -> Connection:
         connection = DealerSocket()
