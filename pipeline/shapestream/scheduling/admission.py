@@ -1,8 +1,9 @@
 """Who may come in: the bounds of the queue, and the reasons for which a request is turned away at once.
 
-The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work, over all models. When it is full,
-new requests are refused with `overloaded` and an estimate of when it will have drained; nothing that was admitted is ever
-dropped to make room. Requests that wait to be run again were admitted before, and are never refused.
+The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work, over all models. When it is
+full, new requests are refused with `overloaded` and an estimate of when it will have drained; nothing that was
+admitted is ever dropped to make room. Requests that wait to be run again were admitted before, and are never
+refused.
 """
 
 from __future__ import annotations

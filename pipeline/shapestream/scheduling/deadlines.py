@@ -1,8 +1,8 @@
 """Deadlines: what cannot be met is refused or ended at once, and what is urgent takes its own client's next turn.
 
 Everything here is predicted, so it works only where costs are measured. Two thresholds differ on purpose. What is
-*hopeless* is told so and never runs: that takes an optimistic prediction. What is *urgent* only moves within its client's own
-requests: that takes a cautious one.
+*hopeless* is told so and never runs: that takes an optimistic prediction. What is *urgent* only moves within its
+client's own requests: that takes a cautious one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CAUTION: Final = 1.5
 """Times the predicted seconds: a request that should have started that long before its deadline is urgent."""
 
 PROBE_EVERY: Final = 16
-"""Of the requests that seem hopeless though a slot is free, every so many are tried all the same: a prediction that is wrong, and
-keeps everything from running, would never be corrected."""
+"""Of the requests that seem hopeless though a slot is free, every so many are tried all the same: a prediction that
+is wrong, and keeps everything from running, would never be corrected."""
 
 
 def earliest_s(queue: ModelQueue, now: float) -> float:
@@ -37,8 +37,8 @@ def earliest_s(queue: ModelQueue, now: float) -> float:
 def expected_wait_s(queue: ModelQueue, rank: float, clients: int, now: float) -> float:
     """Predicted seconds that a request of this rank waits, others that arrive later left aside.
 
-    Virtual time has to reach its rank, and passes at 1/clients of the slots' time; but what waits altogether is not more
-    than what waits.
+    Virtual time has to reach its rank, and passes at 1/clients of the slots' time; but what waits altogether is not
+    more than what waits.
     """
     shares = queue.shares
     turn_s = max(0.0, rank - shares.virtual_s) * clients
@@ -47,11 +47,12 @@ def expected_wait_s(queue: ModelQueue, rank: float, clients: int, now: float) ->
 
 
 def take_turn(anchor: Request, urgent: LazyHeap | None, clients: int, now: float) -> Request:
-    """Who goes in the turn of `anchor`: itself, or a request of the same client whose deadline cannot wait for its own turn.
+    """Who goes in the turn of `anchor`: itself, or a request of the same client whose deadline cannot wait for its
+    own turn.
 
-    The two exchange their turns, so a client cannot buy precedence with short deadlines: it has as many turns as without, and
-    only their use changes. Only a request of the same model and priority that is the first of its bucket may do that, so nobody
-    overtakes an equal; and each request is passed in this way once.
+    The two exchange their turns, so a client cannot buy precedence with short deadlines: it has as many turns as
+    without, and only their use changes. Only a request of the same model and priority that is the first of its
+    bucket may do that, so nobody overtakes an equal; and each request is passed in this way once.
     """
     if urgent is None or anchor.turn != anchor.rank:
         return anchor

@@ -99,7 +99,7 @@ class Dispatching:
         if request.state is RERUN:
             plan = together(queue.take_rerun(), surface)
         else:
-            anchor = take_turn(request, ledger.urgent.get(request.client), clients, now)
+            anchor = take_turn(request, ledger.deadlines.urgent.get(request.client), clients, now)
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
             turn = anchor
             anchor = turn.bucket.first()  # one whose turn was exchanged may still stand before it

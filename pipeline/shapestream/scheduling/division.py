@@ -1,9 +1,9 @@
 """How much of the queue one slot should take, when others are free too, or will be soon.
 
-The work that waits is poured over the slots like water over steps: the free ones are lowest, the others as high as they are
-predicted to be busy, and it fills the lowest first. Where the surface comes to rest all would end at the same
-time, and a slot's share reaches from its start to there. It matters when the queue is short; a long one fills everybody's
-batches.
+The work that waits is poured over the slots like water over steps: the free ones are lowest, the others as high as
+they are predicted to be busy, and it fills the lowest first. Where the surface comes to rest all would end at the
+same time, and a slot's share reaches from its start to there. It matters when the queue is short; a long one fills
+everybody's batches.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def portion(
 ) -> Portion:
     """What a batch with `anchor` should take at most, on `slot`.
 
-    At least as long as an even part of the rows takes, in calls of the anchor's shape: the cost of a request in good company is
-    less than what a small batch pays for it, so by seconds alone the last slot would be left with too much. While
-    nothing is measured, the even part is all that can be said.
-    A model that waits for company (`max_delay_s`) is not divided: it asked for large batches.
+    At least as long as an even part of the rows takes, in calls of the anchor's shape: the cost of a request in
+    good company is less than what a small batch pays for it, so by seconds alone the last slot would be left with
+    too much. While nothing is measured, the even part is all that can be said. A model that waits for company
+    (`max_delay_s`) is not divided: it asked for large batches.
     """
     max_batch = queue.profile.max_batch
     if queue.slot_count < 2 or queue.delay_s or not queue.has_batch:

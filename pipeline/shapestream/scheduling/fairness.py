@@ -1,14 +1,15 @@
 """Fair shares between clients, by cost: which request's turn it is, written as a number when it arrives.
 
-This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996). A request's
-*start tag* is the virtual time, or where its client's former requests end on that scale if that is later; its client's next
-request starts where this one ends: at its start tag plus its predicted seconds on all slots of the model. Requests go in the
-order of their *rank*: the start tag less what their priority is worth. So a client that sends much queues behind itself, one that sends
-little goes at the virtual time, which is now, and clients that nobody has to wait for go in the order of arrival.
+This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996). A
+request's *start tag* is the virtual time, or where its client's former requests end on that scale if that is later;
+its client's next request starts where this one ends: at its start tag plus its predicted seconds on all slots of
+the model. Requests go in the order of their *rank*: the start tag less what their priority is worth. So a client
+that sends much queues behind itself, one that sends little goes at the virtual time, which is now, and clients that
+nobody has to wait for go in the order of arrival.
 
-Virtual time is the largest start tag that was given a batch. It also follows, at some distance, all work that is started, divided
-between the clients that are here and one more. The original does not need that, since its flows are known and its packets have no
-priorities. Here it is what keeps anybody from starving: see `dispatched`.
+Virtual time is the largest start tag that was given a batch. It also follows, at some distance, all work that is
+started, divided between the clients that are here and one more. The original does not need that, since its flows
+are known and its packets have no priorities. Here it is what keeps anybody from starving: see `dispatched`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _FEW_CLIENTS = 64
 class FairShares:
     """The tags of everybody who waits for the models in `queues`, which share slots, directly or through others.
 
-    Models that share no slot have nothing to divide, so they have a `FairShares` each until a slot joins that serves both (`absorb`).
+    Models that share no slot have nothing to divide, so they have a `FairShares` each until a slot joins that
+    serves both (`absorb`).
     """
 
     __slots__ = ("_behind_s", "_clean_at", "_finish", "_largest_s", "_last", "queues", "virtual_s")
@@ -82,9 +84,9 @@ class FairShares:
 
         `here` are the clients that have unfinished requests, and `clients` their number.
 
-        Priority is counted in seconds of everybody's work: virtual time grows by 1/clients while the slots work for one
-        second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn
-        around two requests of one client and one priority, so a rank is never smaller than the last one.
+        Priority is counted in seconds of everybody's work: virtual time grows by 1/clients while the slots work for
+        one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
+        requests of one client and one priority, so a rank is never smaller than the last one.
         """
         tag = self._finish.get(client, self.virtual_s)
         if tag < self.virtual_s:
@@ -102,10 +104,11 @@ class FairShares:
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.
 
-        Why nobody starves: all that starts moves virtual time by its `share_s / (clients + 1)`, or leaves it behind that by `GRACE` of the
-        largest batches at most, and `clients` is bounded by the queue. Whoever arrives later gets a tag of at least
-        the virtual time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the
-        rank of a request that waits, nobody new passes it, and those that did were finitely many.
+        Why nobody starves: all that starts moves virtual time by its `share_s / (clients + 1)`, or leaves it behind
+        that by `GRACE` of the largest batches at most, and `clients` is bounded by the queue. Whoever arrives later
+        gets a tag of at least the virtual time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual
+        time is that much past the rank of a request that waits, nobody new passes it, and those that did were
+        finitely many.
 
         The company that a batch takes along does not count as its start tag: it may have come from far behind.
         """
@@ -118,7 +121,7 @@ class FairShares:
     def catch_up(self) -> None:
         """Nothing waits: nobody owes anybody anything, and whoever comes next comes first."""
         if self._finish:
-            self.virtual_s = max(self.virtual_s, max(self._finish.values()))
+            self.virtual_s = max(self.virtual_s, *self._finish.values())
             self._finish.clear()
             self._last.clear()
             self._clean_at = _FEW_CLIENTS

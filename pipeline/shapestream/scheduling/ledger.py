@@ -11,13 +11,12 @@ from math import prod
 
 from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest
 from shapestream.scheduling.admission import Admission, Refusal, Terms
-from shapestream.scheduling.deadlines import CAUTION, OPTIMISM
 from shapestream.scheduling.events import Arrival
+from shapestream.scheduling.expiry import Expiry
 from shapestream.scheduling.fairness import MAX_PRIORITY
-from shapestream.scheduling.lazy_heap import LazyHeap
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.records import DONE, QUEUED, RUNNING, Batch, Request, State
+from shapestream.scheduling.records import DONE, QUEUED, RUNNING, Batch, Request
 from shapestream.scheduling.statistics import Counters
 from shapestream.scheduling.story import Behind, Seconds, Story
 
@@ -30,13 +29,11 @@ class Ledger:
         "clients",
         "counters",
         "deadlines",
-        "hopeless",
         "next_order",
         "requests",
         "running",
         "story",
         "unwanted",
-        "urgent",
     )
 
     def __init__(self, admission: Admission, story: Story) -> None:
@@ -45,11 +42,7 @@ class Ledger:
         self.counters = Counters()
         self.requests: dict[int, Request] = {}
         self.clients: dict[int, dict[int, Request]] = {}
-        self.deadlines = LazyHeap(State.RUNNING)
-        self.hopeless = LazyHeap(State.RERUN)
-        """What waits and has a deadline, by when not even an optimist would start it any more."""
-        self.urgent: dict[int, LazyHeap] = {}
-        """By client: what waits and has a deadline, by when a cautious mind would have started it."""
+        self.deadlines = Expiry()
         self.running = 0
         """Requests in batches that run or are sent ahead that somebody still waits for."""
         self.unwanted: list[Batch] = []
@@ -95,19 +88,10 @@ class Ledger:
         self.requests[request.id] = request
         owned[request.id] = request
         if request.deadline is not None:
-            self.deadlines.push(request.deadline, request)
-            if alone_s is not None:
-                self._watch(request, request.deadline, alone_s)
+            self.deadlines.watch(request, request.deadline, alone_s, len(owned))
         self.admission.queued_requests += 1
         self.admission.queued_bytes += request.nbytes
         return request
-
-    def _watch(self, request: Request, deadline: float, alone_s: float) -> None:
-        self.hopeless.push(deadline - OPTIMISM * alone_s, request)
-        urgent = self.urgent.get(request.client)
-        if urgent is None:
-            urgent = self.urgent[request.client] = LazyHeap(State.QUEUED)
-        urgent.push(deadline - CAUTION * alone_s, request)
 
     def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
         """The ending of a request that was never taken in."""
@@ -184,7 +168,7 @@ class Ledger:
             if not owned:
                 self._forget_client(request.client)
         self.running -= len(ids)
-        self._shrink()
+        self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
@@ -218,21 +202,6 @@ class Ledger:
         owned = self.clients.get(client)
         return [] if owned is None else [self.forget(request, now) for request in list(owned.values())]
 
-    def expired(self, now: float) -> Request | None:
-        """A live request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
-        first = self.deadlines.first()
-        if first is not None and first[0] <= now:
-            return first[2]
-        first = self.hopeless.first()
-        return first[2] if first is not None and first[0] <= now else None
-
-    def next_expiry(self) -> float | None:
-        """When the next deadline passes, or becomes hopeless."""
-        first, hopeless = self.deadlines.first(), self.hopeless.first()
-        if hopeless is None:
-            return None if first is None else first[0]
-        return hopeless[0] if first is None else min(first[0], hopeless[0])
-
     def _count_failure(self, code: str) -> None:
         failed = self.counters.failed
         failed[code] = failed.get(code, 0) + 1
@@ -258,13 +227,9 @@ class Ledger:
         del owned[request.id]
         if not owned:
             self._forget_client(request.client)
-        self._shrink()
+        self.deadlines.shrink(len(self.requests))
 
     def _forget_client(self, client: int) -> None:
         """It has no requests left."""
         del self.clients[client]
-        self.urgent.pop(client, None)
-
-    def _shrink(self) -> None:
-        self.deadlines.shrink(len(self.requests))
-        self.hopeless.shrink(self.admission.queued_requests)
+        self.deadlines.forget_client(client)

@@ -4,14 +4,14 @@ It stands between ingress (which made requests of entries, valid for their model
 knows no clock, socket, task or tensor: the same events at the same times give the same actions, in the
 server, in the simulator and in the tests. docs/scheduling.md describes the policy.
 
-Here events change the books; what follows from that, who runs where, is `dispatching.py`'s.
+Events change the books, here and in `reports.py`; what follows from that, who runs where, is `dispatching.py`'s.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from shapestream.scheduling.actions import Action, CancelBatch, RecallBatch
+from shapestream.scheduling.actions import Action, CancelBatch
 from shapestream.scheduling.admission import Admission, Refusal
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.dispatching import Dispatching
@@ -35,10 +35,11 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import RUNNING, Batch, Request
+from shapestream.scheduling.records import Request
 from shapestream.scheduling.recovery import Recovery
+from shapestream.scheduling.reports import Reports
 from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.slots import SlotTable, aside_s
+from shapestream.scheduling.slots import SlotTable
 from shapestream.scheduling.statistics import Statistics, take_stock
 from shapestream.scheduling.story import Story
 
@@ -66,8 +67,9 @@ class Scheduler:
         waiting: dict[str, ModelQueue] = {}
         self._admission = Admission(max_queued_requests, max_queued_bytes, max_queued_s, waiting, self._costs)
         self._ledger = Ledger(self._admission, Story(story_length))
-        self._recovery = Recovery(self._ledger, waiting, max_attempts)
+        recovery = Recovery(self._ledger, waiting, max_attempts)
         self._dispatching = Dispatching(self._ledger, self._slots, self._costs, self._queues, waiting)
+        self._reports = Reports(self._ledger, self._slots, self._costs, self._dispatching, recovery)
         self._now = float("-inf")
 
     # ------------------------------------------------------------ what the caller uses
@@ -77,7 +79,7 @@ class Scheduler:
         self._now = now = max(now, self._now)
         actions: list[Action] = []
         ledger = self._ledger
-        while (late := ledger.expired(now)) is not None:
+        while (late := ledger.deadlines.due(now)) is not None:
             actions.append(ledger.fail_late(late, now))
         if self._slots.aside:
             self._slots.take_back(now)
@@ -85,7 +87,7 @@ class Scheduler:
             case RequestsArrived():
                 self._admit(event.requests, now, actions)
             case BatchFinished():
-                self._batch_finished(event, now, actions)
+                self._reports.finished(event, now, actions)
             case TimePassed():
                 pass
             case RequestCancelled():
@@ -94,7 +96,7 @@ class Scheduler:
             case ClientLeft():
                 actions.extend(ledger.forget_client(event.client, now))
             case BatchFailed():
-                self._batch_failed(event, now, actions)
+                self._reports.failed(event, now, actions)
             case SlotJoined():
                 self._slot_joined(event)
             case SlotsJoined():
@@ -103,7 +105,7 @@ class Scheduler:
             case SlotClosing():
                 self._slot_closing(event, now, actions)
             case SlotLeft():
-                self._slot_left(event, now, actions)
+                self._reports.slot_left(event.slot, now, actions)
             case ModelAdded():
                 self._add_model(event.model)
             case DrainStarted():
@@ -117,7 +119,7 @@ class Scheduler:
 
     def next_wakeup(self) -> float | None:
         """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
-        expiry = self._ledger.next_expiry()
+        expiry = self._ledger.deadlines.next()
         wakeup = self._dispatching.next_wakeup()
         if wakeup is None:
             return expiry
@@ -156,30 +158,12 @@ class Scheduler:
         slot = self._slots.slots[event.slot]
         for queue in slot.queues:
             if queue.seen:
-                self._measure_pace(queue, event.slot, next(reversed(queue.seen)))
-
-    def _measure_pace(self, queue: ModelQueue, slot_id: int, sizes: tuple[int, ...]) -> None:
-        """How fast a slot is for a model, beside the most common kind of slot, by a batch of these sizes."""
-        slot = self._slots.slots[slot_id]
-        here_s = self._costs.batch_s(queue.profile.name, sizes, slot_id)
-        usual_s = self._costs.batch_s(queue.profile.name, sizes)
-        if here_s and usual_s and not slot.closing:
-            self._slots.set_pace(slot, queue, here_s / usual_s)
+                self._reports.measure_pace(slot, queue.profile.name, next(reversed(queue.seen)))
 
     def _slot_closing(self, event: SlotClosing, now: float, actions: list[Action]) -> None:
         slot = self._slots.close(event.slot)
         if slot is not None and slot.behind is not None and not slot.behind.recalled:
             actions.append(self._dispatching.recall(slot.behind, now, f"slot {slot.id} closes"))
-
-    def _slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
-        self._costs.leave(event.slot)
-        batch, behind = self._slots.leave(event.slot)
-        if behind is not None:
-            del self._dispatching.batches[behind.id]
-            self._recovery.returned(behind, f"slot {event.slot} left before the batch started", now)
-        if batch is not None:
-            del self._dispatching.batches[batch.id]
-            self._recovery.lost(batch, f"slot {event.slot} left", now, actions)
 
     # ------------------------------------------------------------ requests
 
@@ -223,61 +207,3 @@ class Scheduler:
             elif not batch.recalled:
                 actions.append(self._dispatching.recall(batch, now, "nobody waits for it any more"))
         self._ledger.unwanted.clear()
-
-    # ------------------------------------------------------------ batches
-
-    def _batch_finished(self, event: BatchFinished, now: float, actions: list[Action]) -> None:
-        batch = self._end_batch(event.batch, now)
-        if batch is None:
-            return
-        batch.slot.refusals = 0
-        ledger = self._ledger
-        if event.expired:
-            for request in batch.members:
-                if request.state is RUNNING and request.id in event.expired:
-                    actions.append(ledger.fail_late(request, now))
-        elif event.busy_s > 0.0:
-            # Without the expired members the call had another shape, and a clock that saw no time pass measured nothing.
-            self._learn(batch, event)
-        ledger.deliver(batch, now, actions)
-        batch.release_members()
-
-    def _learn(self, batch: Batch, event: BatchFinished) -> None:
-        slot = batch.slot.id
-        name = batch.queue.profile.name
-        self._costs.observe(slot, name, batch.sizes, event.busy_s, event.preparations, len(batch.ids))
-        self._measure_pace(batch.queue, slot, batch.sizes)
-
-    def _batch_failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
-        batch = self._end_batch(event.batch, now)
-        if batch is None:
-            return
-        slot = batch.slot
-        if event.code == "unavailable":
-            slot.refusals += 1
-            # What was waiting there has just become the one that runs, or fails in the same way.
-            if slot.batch is not None and not slot.batch.recalled:
-                slot.batch.recalled = True
-                actions.append(RecallBatch(batch=slot.batch.id, slot=slot.id))
-        elif event.code not in ("cancelled", "recalled"):
-            slot.refusals = 0
-        if slot.refusals and slot.free and event.code in ("unavailable", "recalled"):
-            self._rest(batch, now)
-        self._recovery.failed(batch, event, now, actions)
-
-    def _rest(self, batch: Batch, now: float) -> None:
-        """Puts a slot aside that could not run its batch, longer each time in a row."""
-        slot = batch.slot
-        pause_s = aside_s(slot.refusals, self._costs.call_s(batch.queue.profile.name))
-        self._slots.put_aside(slot, now + pause_s)
-        self._ledger.story.note(now, batch.ids, "slot {} is put aside for {} s", slot.id, pause_s)
-
-    def _end_batch(self, id: int, now: float) -> Batch | None:  # noqa: A002 - the name that events use
-        """Takes a batch off its slot; None if the batch is unknown, because its slot had left before."""
-        batch = self._dispatching.batches.pop(id, None)
-        if batch is not None:
-            successor = self._slots.end(batch, now)
-            if successor is not None and not successor.wanted:
-                # It began while it was being recalled.
-                self._ledger.unwanted.append(successor)
-        return batch

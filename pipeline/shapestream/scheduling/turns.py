@@ -73,9 +73,11 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
 
 
 def faster_first(queue: ModelQueue) -> Slot:
-    """The free slot that should work: the one that has been free longest, unless one of the next few is clearly faster.
+    """The free slot that should work: the one that has been free longest, unless one of the next few is clearly
+    faster.
 
-    A slow slot is never left idle for the sake of a fast one that will be free soon: the scheduler is work-conserving.
+    A slow slot is never left idle for the sake of a fast one that will be free soon: the scheduler is
+    work-conserving.
     """
     slots = iter(queue.free.values())
     best = next(slots)

@@ -79,7 +79,8 @@ def test_without_a_slot_nothing_is_refused(stage):
 
 
 def test_a_request_that_cannot_be_met_any_more_ends_at_that_moment(alone):
-    """Half its predicted time before the deadline, instead of running for nothing, and the scheduler asks to be woken."""
+    """Half its predicted time before the deadline, instead of running for nothing, and the scheduler asks to be
+    woken."""
     alone.arrive((1, 4), deadline=0.25)
     assert pytest.approx(0.2) == alone.scheduler.next_wakeup()
     alone.wait(alone.scheduler.next_wakeup())

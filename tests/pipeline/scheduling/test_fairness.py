@@ -121,7 +121,8 @@ def test_models_on_other_slots_have_an_account_of_their_own(stage):
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_flood_delays_a_lone_request_by_about_a_batch(make_stage, slots):
-    """For a long time one client keeps hundreds waiting; another's request starts with the next batch or the one after."""
+    """For a long time one client keeps hundreds waiting; another's request starts with the next batch or the one
+    after."""
     stage = make_stage(max_queued_requests=10_000)
     stage.model(max_batch=8)
     stage.measured_slots(*range(slots))
@@ -150,7 +151,8 @@ COSTS = st.floats(0.001, 0.3)
 @settings(max_examples=60, deadline=None)
 @given(costs=st.tuples(COSTS, COSTS), counts=st.integers(2, 60))
 def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
-    """Two clients that always have something waiting, in any number of turns: within the largest cost of one request each."""
+    """Two clients that always have something waiting, in any number of turns: within the largest cost of one request
+    each."""
     shares = FairShares(_queue())
     here = {1: None, 2: None}
     heads = {}
@@ -186,7 +188,8 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
 @given(stream=st.lists(st.tuples(st.integers(0, 32), COSTS), min_size=1, max_size=20))
 @settings(max_examples=40, deadline=None)
 def test_an_endless_stream_passes_nobody_for_ever(stream):
-    """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes first."""
+    """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes
+    first."""
     shares = FairShares(_queue())
     tag, waiting = shares.admit(0, 0.1, 0, {0: None}, 1)
     clients, work_s = 3, 0.0

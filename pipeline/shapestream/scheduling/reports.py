@@ -1,0 +1,111 @@
+"""What slots report: batches that ran, failed, or came back, and slots that leave with what they had."""
+
+from __future__ import annotations
+
+from shapestream.scheduling.actions import Action, RecallBatch
+from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.dispatching import Dispatching
+from shapestream.scheduling.events import BatchFailed, BatchFinished
+from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.records import RUNNING, Batch, Slot
+from shapestream.scheduling.recovery import Recovery
+from shapestream.scheduling.slots import SlotTable, aside_s
+
+__all__ = ["Reports"]
+
+
+class Reports:
+    """Changes the books by what slots report."""
+
+    __slots__ = ("_costs", "_dispatching", "_ledger", "_recovery", "_slots")
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        slots: SlotTable,
+        costs: CostModel,
+        dispatching: Dispatching,
+        recovery: Recovery,
+    ) -> None:
+        self._ledger = ledger
+        self._slots = slots
+        self._costs = costs
+        self._dispatching = dispatching
+        self._recovery = recovery
+
+    def finished(self, event: BatchFinished, now: float, actions: list[Action]) -> None:
+        """A batch ran."""
+        batch = self._end(event.batch, now)
+        if batch is None:
+            return
+        batch.slot.refusals = 0
+        ledger = self._ledger
+        if event.expired:
+            for request in batch.members:
+                if request.state is RUNNING and request.id in event.expired:
+                    actions.append(ledger.fail_late(request, now))
+        elif event.busy_s > 0.0:
+            # Without the expired members the call had another shape, and a clock that saw no time pass measured nothing.
+            self._learn(batch, event)
+        ledger.deliver(batch, now, actions)
+        batch.release_members()
+
+    def _learn(self, batch: Batch, event: BatchFinished) -> None:
+        slot = batch.slot
+        name = batch.queue.profile.name
+        self._costs.observe(slot.id, name, batch.sizes, event.busy_s, event.preparations, len(batch.ids))
+        self.measure_pace(slot, name, batch.sizes)
+
+    def measure_pace(self, slot: Slot, model: str, sizes: tuple[int, ...]) -> None:
+        """How fast a slot is for a model, beside the most common kind of slot, by a batch of these sizes."""
+        queue = next((queue for queue in slot.queues if queue.profile.name == model), None)
+        here_s = self._costs.batch_s(model, sizes, slot.id)
+        usual_s = self._costs.batch_s(model, sizes)
+        if here_s and usual_s and queue is not None:
+            self._slots.set_pace(slot, queue, here_s / usual_s)
+
+    def failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
+        """A batch did not run."""
+        batch = self._end(event.batch, now)
+        if batch is None:
+            return
+        slot = batch.slot
+        if event.code == "unavailable":
+            slot.refusals += 1
+            # What was waiting there has just become the one that runs, or fails in the same way.
+            if slot.batch is not None and not slot.batch.recalled:
+                slot.batch.recalled = True
+                actions.append(RecallBatch(batch=slot.batch.id, slot=slot.id))
+        elif event.code not in ("cancelled", "recalled"):
+            slot.refusals = 0
+        if slot.refusals and slot.free and event.code in ("unavailable", "recalled"):
+            self._rest(batch, now)
+        self._recovery.failed(batch, event, now, actions)
+
+    def _rest(self, batch: Batch, now: float) -> None:
+        """Puts a slot aside that could not run its batch, longer each time in a row."""
+        slot = batch.slot
+        pause_s = aside_s(slot.refusals, self._costs.call_s(batch.queue.profile.name))
+        self._slots.put_aside(slot, now + pause_s)
+        self._ledger.story.note(now, batch.ids, "slot {} is put aside for {} s", slot.id, pause_s)
+
+    def slot_left(self, id: int, now: float, actions: list[Action]) -> None:  # noqa: A002 - as events call it
+        """A slot is gone: what it ran is lost, what waited there is not."""
+        self._costs.leave(id)
+        batch, behind = self._slots.leave(id)
+        if behind is not None:
+            del self._dispatching.batches[behind.id]
+            self._recovery.returned(behind, f"slot {id} left before the batch started", now)
+        if batch is not None:
+            del self._dispatching.batches[batch.id]
+            self._recovery.lost(batch, f"slot {id} left", now, actions)
+
+    def _end(self, id: int, now: float) -> Batch | None:  # noqa: A002 - as events call it
+        """Takes a batch off its slot; None if the batch is unknown, because its slot had left before."""
+        batch = self._dispatching.batches.pop(id, None)
+        if batch is not None:
+            successor = self._slots.end(batch, now)
+            if successor is not None and not successor.wanted:
+                # It began while it was being recalled.
+                self._ledger.unwanted.append(successor)
+        return batch
