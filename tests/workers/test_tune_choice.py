@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shapestream_workers.tune.candidates import Candidate, Placement, ShapeChoice
 from shapestream_workers.tune.choice import LEAST_NOISE, UNKNOWN_NOISE, Scored, choose, noise_of
 from shapestream_workers.tune.second_stage import (
     LEAST_ROUND_S,
@@ -16,6 +17,8 @@ from shapestream_workers.tune.second_stage import (
     has_room,
     plan_rounds,
 )
+from shapestream_workers.tune.trials import Trial
+from shapestream_workers.tune.tuning import varied
 
 MIB = 1 << 20
 
@@ -121,3 +124,29 @@ def test_no_server_is_started_that_no_time_is_left_for(left_s: float, startups_s
     if len(startups_s) >= 2:
         after_s = left_s - max(startups_s)
         assert plan_rounds(after_s, len(startups_s) + 1).round_s * 0.999 <= after_s
+
+
+def trial(predicted: float, *, slots: int = 1, max_prepared: int | None = None, seq: int = 0) -> Trial:
+    """A candidate of which that was predicted."""
+    place = Placement(processes=None, slots=slots, threads=slots)
+    static = ((1, seq),) if seq else ()
+    shapes = ShapeChoice(max_prepared=max_prepared, static=static)
+    return Trial(candidate=Candidate(placement=place, shapes=shapes), prediction=predicted)
+
+
+def test_another_idea_runs_before_more_of_the_same() -> None:
+    """Caps are predicted alike and make the same calls: one of them waits for what is nearly as promising."""
+    first, again, other, poor = trial(100), trial(100, max_prepared=16), trial(95, seq=8), trial(50, slots=2)
+    able = [first, again, other, poor]
+    assert [first, other, again, poor] == varied(able, "throughput")
+    assert [first, other, poor, again] == varied(able, "throughput", within=inf)
+    assert [] == varied([], "latency")
+
+
+def test_predictions_are_corrected_by_what_ran() -> None:
+    """In rank as in the table."""
+    fast, slow = trial(100), trial(90, slots=2)
+    assert fast.rank("throughput") < slow.rank("throughput")
+    fast.correction = 0.5
+    assert fast.rank("throughput") > slow.rank("throughput")
+    assert 50 == fast.predicted

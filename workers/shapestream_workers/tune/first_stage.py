@@ -14,6 +14,7 @@ from shapestream_workers.serve import server_options
 from shapestream_workers.tune.bench_file import Subject
 from shapestream_workers.tune.candidates import Candidate
 from shapestream_workers.tune.children import ChildEnded, running
+from shapestream_workers.tune.choice import Objective
 from shapestream_workers.tune.measuring import Wishes
 from shapestream_workers.tune.prediction import predict
 from shapestream_workers.tune.trials import Budget, Calibration, Trial
@@ -40,6 +41,7 @@ class Calibrator:
         budget: Budget,
         folder: Path,
         *,
+        objective: Objective,
         in_flight: int,
         say: Say,
     ) -> None:
@@ -48,6 +50,7 @@ class Calibrator:
         self._signature = signature
         self._budget = budget
         self._folder = folder
+        self._objective: Objective = objective
         self._in_flight = in_flight
         self._say = say
         self._known: dict[tuple[object, ...], Calibration | str] = {}
@@ -114,6 +117,7 @@ class Calibrator:
                 self._workload.requests,
                 slots=trial.candidate.placement.all_slots,
                 in_flight=self._in_flight,
+                objective=self._objective,
             )
         except ConfigurationError as error:
             trial.problem = str(error)

@@ -43,7 +43,7 @@ def write_plot(outcome: Outcome, path: Path) -> None:
     for place, trial in enumerate(trials):
         color = _CHOSEN if trial is outcome.chosen else _OTHER
         values = [scale * value for value in trial.values(objective)]
-        predicted = trial.predicted(objective)
+        predicted = trial.predicted
         if values:
             left.barh(place, median(values), color=color, height=0.6)
             left.plot(values, [place] * len(values), "o", color="black", markersize=3, alpha=0.6)

@@ -48,7 +48,7 @@ def table_of(outcome: Outcome) -> Table:
         table.add_row(
             str(trial.candidate.placement),
             f"{trial.candidate.shapes}{' (as it is)' if trial.candidate.is_baseline else ''}",
-            spell_value(outcome, trial.predicted(outcome.options.objective)),
+            spell_value(outcome, trial.predicted),
             spell_value(outcome, measured(outcome, trial)),
             _memory(trial),
             f"{trial.startup_s:.1f} s" if trial.startup_s else "",
@@ -63,7 +63,7 @@ def ordered(outcome: Outcome) -> list[Trial]:
 
     def place(trial: Trial) -> tuple[bool, bool, float, float]:
         value = measured(outcome, trial)
-        predicted = trial.predicted(outcome.options.objective)
+        predicted = trial.predicted
         return (
             trial is not outcome.chosen,
             value is None,
@@ -156,7 +156,7 @@ def _plain_trial(outcome: Outcome, trial: Trial) -> dict[str, Any]:
         },
         "as_it_is": trial.candidate.is_baseline,
         "chosen": trial is outcome.chosen,
-        "predicted": _finite(trial.predicted(outcome.options.objective)),
+        "predicted": _finite(trial.predicted),
         "measured": _finite(measured(outcome, trial)),
         "rounds": [_finite(value) for value in trial.values(outcome.options.objective)],
         "memory_bytes": trial.memory_bytes,

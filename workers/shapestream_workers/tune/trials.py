@@ -10,7 +10,6 @@ from typing import Any
 from shapestream_engine.cost_table import CostTable
 from shapestream_workers.tune.candidates import Candidate
 from shapestream_workers.tune.choice import Objective, Scored
-from shapestream_workers.tune.prediction import Prediction
 from shapestream_workers.tune.replay import Round
 
 __all__ = ["Budget", "Calibration", "Trial", "scored"]
@@ -35,7 +34,8 @@ class Trial:
 
     candidate: Candidate
     calibration: Calibration | None = None
-    prediction: Prediction | None = None
+    prediction: float | None = None
+    """What the simulation came to, by the objective: results per second, or seconds."""
     correction: float = 1.0
     """By how much reality differed from predictions where this placement, or others, ran for real."""
     rounds: list[Round] = field(default_factory=list)
@@ -57,17 +57,14 @@ class Trial:
         values = self.values(objective)
         return float(median(values)) if values else None
 
-    def predicted(self, objective: Objective) -> float | None:
+    @property
+    def predicted(self) -> float | None:
         """What the simulation came to, corrected."""
-        if self.prediction is None:
-            return None
-        throughput = objective == "throughput"
-        raw = self.prediction.goodput_per_s if throughput else self.prediction.p99_s
-        return raw * self.correction
+        return None if self.prediction is None else self.prediction * self.correction
 
     def rank(self, objective: Objective) -> tuple[float, int]:
         """By which the most promising come first; of equals the one with fewer settings."""
-        value = self.predicted(objective)
+        value = self.predicted
         if value is None:
             return (float("inf"), 0)
         return (-value if objective == "throughput" else value, self.candidate.shapes.settings_count)

@@ -120,6 +120,7 @@ class _Run:
             signature,
             self._budget,
             folder,
+            objective=options.objective,
             in_flight=options.in_flight,
             say=say,
         )
@@ -163,7 +164,7 @@ class _Run:
         """Runs the file as it is and the best placements for real; what is predicted from now on is corrected by it."""
         objective = self._options.objective
         able = sorted(
-            (trial for trial in self._trials[1:] if trial.prediction and trial.problem is None),
+            (trial for trial in self._trials[1:] if trial.prediction is not None and trial.problem is None),
             key=lambda trial: trial.rank(objective),
         )
         # Placements that make the same calls differ little: first one of each kind, whatever is predicted of it.
@@ -172,7 +173,7 @@ class _Run:
         corrections = {
             trial.candidate.placement: middle / predicted
             for trial in self._trials
-            if (middle := trial.middle(objective)) and (predicted := trial.predicted(objective))
+            if (middle := trial.middle(objective)) and (predicted := trial.predicted)
         }
         for trial in self._trials:
             trial.rounds, trial.skipped = [], None
@@ -218,7 +219,7 @@ class _Run:
         objective = self._options.objective
         baseline, *others = self._trials
         able = sorted(
-            (trial for trial in others if trial.prediction and trial.problem is None),
+            (trial for trial in others if trial.prediction is not None and trial.problem is None),
             key=lambda trial: trial.rank(objective),
         )
         entrants = [trial for trial in (baseline, *varied(able, objective)) if trial.problem is None]
