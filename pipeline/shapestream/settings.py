@@ -105,6 +105,8 @@ class ServerSettings(_Model):
     """Requests that may wait, of all clients together; more are answered `overloaded`."""
     max_queued_bytes: Bytes = 2 << 30
     """Bytes of tensors that may wait; more are answered `overloaded`."""
+    max_queued_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Seconds that the slots are predicted to need for what waits; more is answered `overloaded`. Null: not limited."""
     window_requests: int = Field(default=1024, ge=1, le=65536)
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20

@@ -61,6 +61,7 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
         },
         max_queued_requests=server.max_queued_requests,
         max_queued_bytes=server.max_queued_bytes,
+        max_queued_s=server.max_queued_s,
         window_requests=server.window_requests,
         window_bytes=server.window_bytes,
         max_sessions=server.max_clients,

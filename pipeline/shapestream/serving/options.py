@@ -28,6 +28,8 @@ class ServerOptions:
     max_queued_requests: int = 8192
     """Beyond it: `overloaded`."""
     max_queued_bytes: int = 2048 * _MIB
+    max_queued_s: float | None = None
+    """Predicted seconds of the slots for what waits; None: not limited."""
     window_requests: int = 1024
     """Credit of each client; what exceeds it is `overloaded`."""
     window_bytes: int = 512 * _MIB

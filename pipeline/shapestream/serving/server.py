@@ -59,7 +59,9 @@ class Server:
         self._statistics = ServerStatistics()
         self._models = ServedModels(options.models)
         self._scheduler = Scheduler(
-            max_queued_requests=options.max_queued_requests, max_queued_bytes=options.max_queued_bytes
+            max_queued_requests=options.max_queued_requests,
+            max_queued_bytes=options.max_queued_bytes,
+            max_queued_s=options.max_queued_s,
         )
         self._to_clients = Outgoing(clients, "clients", self._statistics)
         egress = Egress(self._to_clients, self._statistics)
