@@ -7,13 +7,16 @@ rounded to, or where a static model of a somewhat larger shape is faster than th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
+
+if TYPE_CHECKING:
+    from shapestream.scheduling.lane_plan import LanePlan
 
 __all__ = ["Call", "CallCosts", "Prediction"]
 
@@ -69,6 +72,7 @@ class CallCosts:
         "_prepares",
         "_statics",
         "_tables",
+        "plans",
         "profile",
         "sizes",
         "surface",
@@ -91,6 +95,8 @@ class CallCosts:
         # Preparations outlive versions: that a shape has become known is noted one by one.
         self._new: dict[Shape, NDArray[np.float64]] = {}
         self._prepares = False
+        self.plans: dict[Shape, LanePlan] = {}
+        """Where the lanes of the model were last cut, by what they may not be padded along; `lane_plan.py`'s own."""
 
     def renew(self) -> None:
         """Forgets what is out of date; to be called before each batch."""

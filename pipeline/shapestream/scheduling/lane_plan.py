@@ -27,6 +27,8 @@ LARGEST_REACH = 128
 """Requests in a segment, at most, however large `max_batch` is. Equal shapes are not bound by it."""
 RENEW = 8
 """A plan is made anew when more than one in so many of its requests have gone and others have come."""
+_PLANS = 1024
+"""Lanes of a model whose plans are kept."""
 BATCH_S = 1e-4
 """What a batch costs its slot besides its own time: the hand-over. It decides between cuts that are otherwise equal."""
 
@@ -53,7 +55,7 @@ class LanePlan:
     """By shape, over all segments."""
     requests: int
     arrivals: int
-    """Of the lane, when it was made."""
+    """Of the lane, when it was made. A lane that becomes empty ends; the next of its name begins at 0."""
     version: tuple[int, int]
     cut_off: tuple[bool, bool]
     """Whether the lane went on beyond the window's smallest, and largest, requests; there it is cut by accident."""
@@ -62,6 +64,7 @@ class LanePlan:
         """Whether it should be made anew to serve a bucket."""
         return (
             (lane.arrivals - self.arrivals) * RENEW > self.requests
+            or lane.arrivals < self.arrivals
             or self.version != version
             or bucket.shape not in self.counts
             or (self.cut_off[0] and bucket.key <= self.highs[0])
@@ -89,7 +92,7 @@ def current_plan(
 ) -> LanePlan | None:
     """The plan of the bucket's lane, made anew if that is due and can be afforded; None if there is none at all."""
     lane = bucket.lane
-    plan = lane.plan
+    plan = costs.plans.get(lane.key)
     version = costs.version
     if plan is not None and not plan.outdated(lane, bucket, version):
         return plan
@@ -99,7 +102,10 @@ def current_plan(
     present = sum(min(other.count, WINDOWS[0]) for other in islice(lane.buckets, WINDOWS[0]))
     for wanted in sorted({min(size, present, PAIRS // reach) for size in WINDOWS}, reverse=True):
         if budget.spend(planning_s(wanted, reach, dimensions)):
-            plan = lane.plan = make_plan(bucket, wanted, costs, limits, delayed)
+            plan = make_plan(bucket, wanted, costs, limits, delayed)
+            if len(costs.plans) >= _PLANS:
+                costs.plans.clear()
+            costs.plans[lane.key] = plan
             break
     return plan
 

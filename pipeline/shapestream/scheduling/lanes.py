@@ -4,10 +4,8 @@ A *lane* holds the requests that may share a batch at all: one model, equal size
 must not be padded. A *bucket* holds those of a lane with exactly the same sizes (only the number of rows
 may differ), in the order of their ranks. The planner cuts batches out of buckets that are near each other.
 
-A request's *rank* is fixed when it is admitted; the smallest goes first. Ageing is a matter of arithmetic: a
-priority grows by one for every `AGEING_S` seconds of waiting, and of two requests the one with the greater sum
-is, at any moment, the one with the smaller `arrived - priority * AGEING_S`. So nothing is ever sorted again, but
-whoever arrives later may have a smaller rank and go in front of others.
+A request's *rank* is fixed when it is admitted (fairness.py); the smallest goes first. Whoever arrives later may have
+a smaller one, and stands in front of others from the beginning, so nothing is ever sorted again.
 """
 
 from __future__ import annotations
@@ -15,18 +13,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 from shapestream.scheduling.records import QUEUED, Request
-
-if TYPE_CHECKING:
-    from shapestream.scheduling.lane_plan import LanePlan
-
-AGEING_S = 1.0
-"""Seconds of waiting that are worth one step of priority."""
-
-MAX_PRIORITY = 32
-"""Priorities beyond this, either way, count as this."""
 
 CHUNK = 512
 """Requests per piece of a bucket, at most: an insertion anywhere moves no more than that."""
@@ -154,15 +142,13 @@ class Bucket:
 class Lane:
     """The buckets whose requests may share a batch, sorted by the elements of a row."""
 
-    __slots__ = ("arrivals", "buckets", "key", "plan")
+    __slots__ = ("arrivals", "buckets", "key")
 
     def __init__(self, key: tuple[int, ...]) -> None:
         self.key = key
         self.buckets: list[Bucket] = []
         self.arrivals = 0
         """Requests that were ever put into a bucket of it."""
-        self.plan: LanePlan | None = None
-        """What is left of the last cuts of this lane; the planner's own."""
 
     def __repr__(self) -> str:
         return f"<lane {self.key}: {self.buckets}>"

@@ -72,7 +72,7 @@ def plan_batch(
     costs = budget.costs(surface, profile, queue.rounding)
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or queue.count == 1:
-        return _cut([anchor], costs)
+        return _cut([anchor], costs, anchor.bucket)
     limits = Limits(
         max_rows=rows,
         max_bytes=profile.max_batch_bytes,
@@ -87,7 +87,8 @@ def plan_batch(
         plan = current_plan(bucket, costs, limits, delayed, budget)
         members = bucket.prefix(rows) if plan is None else planned_company(plan, bucket, costs, limits)
     members = within_limits(members or [anchor], costs, limits, speed, now)
-    return _cut(members, costs)
+    # Its own bucket comes first, so if the last is of it, all are.
+    return _cut(members, costs, bucket if members[-1].bucket is bucket else None)
 
 
 def together(members: Sequence[Request], surface: Prediction) -> Cut:
@@ -112,12 +113,14 @@ def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float
     return most - int(each[::-1].argmin())
 
 
-def _cut(members: Sequence[Request], costs: CallCosts) -> Cut:
-    if len(members) == 1:
-        rows, shape = members[0].rows, members[0].shape
+def _cut(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None = None) -> Cut:
+    """A cut of these members, which are all in `bucket` if that is given."""
+    if bucket is not None:
+        rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
+        shape = bucket.shape
         real = rows * prod(shape)
     else:
-        shape = tuple(map(max, *[request.shape for request in members]))
+        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
         rows = sum([request.rows for request in members])
         real = sum([request.rows * prod(request.shape) for request in members])
     call = costs.call(rows, shape)

@@ -163,10 +163,22 @@ def test_a_lane_that_goes_on_beyond_the_window_is_planned_again_at_its_edge():
     waiting = Waiting(make_queue())
     waiting.arrive((1, 1000), *[(1, 1000 + order) for order in range(1, 600)])
     waiting.start(_plan(waiting, budget))
-    plan = waiting.queue.lanes[()].plan
-    assert plan is not None
+    plan = budget.costs(SURFACE, waiting.queue.profile).plans[()]
     assert (False, True) == plan.cut_off
     edge = waiting.queue.buckets[plan.highs[-1][1]].first()
     cut = plan_batch(edge, SURFACE, budget, now=0.0)
     assert 2 == budget.cuts
     assert max(request.shape for request in cut.members) > plan.highs[-1][1]
+
+
+def test_a_plan_outlives_its_lane():
+    """A queue that is empty now and then is not planned from the beginning each time, if that cannot be afforded."""
+    budget = PlanningBudget(first_s=1.0)
+    waiting = _three_groups(budget)
+    while waiting.queue.count:
+        waiting.start(_plan(waiting, budget))
+    budget.balance_s = 0.0
+    assert not waiting.queue.lanes
+    waiting.arrive((1, 60), (1, 120), (1, 62))
+    assert {9, 11} == ids(_plan(waiting, budget))
+    assert 1 == budget.cuts

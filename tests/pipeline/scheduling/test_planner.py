@@ -15,7 +15,8 @@ from tests.pipeline.scheduling.planning_stage import (
     make_queue,
 )
 
-from shapestream.scheduling.planner import PlanningBudget, plan_batch, together
+from shapestream.scheduling.lane_plan import BATCH_S
+from shapestream.scheduling.planner import DELAYED, PlanningBudget, plan_batch, together
 from shapestream.scheduling.records import QUEUED
 
 RICH = 1e6
@@ -310,3 +311,45 @@ def test_a_deep_lane_costs_no_more_than_a_shallow_one():
         _plan(waiting, surface, budget)
         spent.append((budget.spent_s, surface.asked))
     assert spent[0] == spent[1]
+
+
+def _partitions(members):
+    """Every partition of a sequence into contiguous, not empty parts."""
+    if not members:
+        yield []
+        return
+    for end in range(1, len(members) + 1):
+        for others in _partitions(members[end:]):
+            yield [members[:end], *others]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=2, max_size=8), st.sampled_from([0.003, 0.02, 0.1]), st.booleans()
+)
+def test_a_new_plan_is_optimal(lengths, fixed_s, measured):
+    """The batch is part of a partition of all that waits than which none is cheaper."""
+    surface = affine(fixed_s, 0.001, measured=measured)
+    waiting = Waiting(make_queue())
+    waiting.arrive(*[(1, length) for length in lengths])
+    budget = PlanningBudget(first_s=RICH)
+    cut = _plan(waiting, surface, budget)
+
+    def cost(batches) -> float:
+        return sum(
+            (surface.second(len(batch), (max(batch),)) + (BATCH_S if measured else 0.0))
+            * (DELAYED * len(lengths) + 0.5 * len(batch) if measured else 1.0)
+            for batch in batches
+        )
+
+    left = sorted(lengths)
+    batch = sorted(request.shape[0] for request in cut.members)
+    least = min(map(cost, _partitions(left)))
+    for length in batch:
+        left.remove(length)
+    with_batch = cost([batch]) + min(map(cost, _partitions(left)))
+    if budget.cuts:
+        assert pytest.approx(least) == with_batch
+    else:
+        # Equal shapes are not planned: as many as are best for each of them, whatever remains.
+        assert 1 == len(set(batch))
