@@ -52,8 +52,10 @@ format: $(READY) ## Format the code.
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(READY) ## Measure against bare pyzmq, as ratios in one run (SMOKE=1: seconds, answers checked only).
+bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as ratios (SMOKE=1: answers checked only).
 	@$(BIN)/python -m benchmarks $(if $(SMOKE),--smoke)
+	@$(BIN)/python -m benchmarks.limit $(if $(SMOKE),--smoke)
+	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
 
 wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean environment.
 	@rm -rf dist build/wheel-venv

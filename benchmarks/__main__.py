@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import large_tensors, reallocations, tiny_tensors
+from benchmarks import large_tensors, reallocations, scheduler, tiny_tensors
 from benchmarks.report import Report
 
 
@@ -22,7 +22,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 5,
 ) -> None:
-    """Measures shapestream against bare pyzmq in interleaved rounds, and checks every answer."""
+    """Measures shapestream against bare pyzmq in interleaved rounds, and checks every answer; and the scheduler alone."""
     console = Console(stderr=as_json)
     rounds = 1 if smoke else rounds
     with tempfile.TemporaryDirectory(prefix="ss-bench-") as name:
@@ -38,6 +38,7 @@ def main(
                 lambda: large_tensors.measure(folder, requests=24 if smoke else 300, rounds=rounds),
             ),
             ("reallocations", lambda: reallocations.measure(folder, requests=200 if smoke else 10_000)),
+            ("the scheduler", lambda: scheduler.measure(scheduler.SMOKE if smoke else scheduler.FULL)),
         ]
         for title, measure in measurements:
             with console.status(f"measuring {title}"):

@@ -26,7 +26,7 @@ from rich.console import Console
 import shapestream
 from benchmarks import memory_shapes
 from benchmarks.memory_shapes import MOST_ROWS, MOST_SEQ, WIDTH, worker_resident_mb
-from benchmarks.processes import Child, child_process
+from benchmarks.processes import Child, child_process, wait_for_slots
 from benchmarks.report import Figure, Report
 
 REQUESTS = 1_000_000
@@ -118,12 +118,14 @@ async def _run(folder: Path, requests: int) -> Samples:
     pools = dict(zip(MODELS, (_identity_pool(), _mlp_pool()), strict=True))
     with ExitStack() as stack:
         command = ["-m", "shapestream_workers", "serve", str(config)]
-        server = stack.enter_context(child_process(command, log=folder / "memory.log"))
+        log = folder / "memory.log"
+        server = stack.enter_context(child_process(command, log=log))
+        wait_for_slots(server, address, 1, log)
         started = time.perf_counter()
         for number in range(CHUNKS):
             share = requests // CHUNKS // len(MODELS)
             # A new session for each part: leaving nothing behind is part of the question.
-            async with shapestream.connect(address, connect_timeout=120) as client:
+            async with shapestream.connect(address) as client:
                 async with trio.open_nursery() as nursery:
                     for name, pool in pools.items():
                         nursery.start_soon(_ask, client, name, pool, share, number)

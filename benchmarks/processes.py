@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from shapestream import ShapestreamError, blocking
+
 STOP_GRACE_S = 30.0
+START_S = 180.0
+"""Compiling, proving where nothing is proved yet, calibrating."""
+_POLL_S = 0.05
 
 
 class Child:
@@ -45,10 +52,17 @@ class Child:
 
 
 @contextmanager
-def child_process(arguments: Sequence[str], *, log: Path) -> Iterator[Child]:
-    """Runs `python ARGUMENTS` until the block ends; its output goes to the file `log`."""
+def child_process(
+    arguments: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Child]:
+    """Runs `python ARGUMENTS` until the block ends; its output goes to the file `log`.
+
+    `environment` is added to this process's own, and gives way to it.
+    """
     with log.open("wb") as sink:
-        process = subprocess.Popen([sys.executable, *arguments], stdout=sink, stderr=sink)
+        process = subprocess.Popen(
+            [sys.executable, *arguments], stdout=sink, stderr=sink, env={**(environment or {}), **os.environ}
+        )
         try:
             yield Child(process)
         finally:
@@ -58,3 +72,23 @@ def child_process(arguments: Sequence[str], *, log: Path) -> Iterator[Child]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def wait_for_slots(child: Child, address: str, slots: int, log: Path) -> None:
+    """Until a server has so many slots; before that it may be busy with its models, and not listen yet.
+
+    Raises RuntimeError with the end of its log if it ended, or takes longer than `START_S`.
+    """
+    give_up_at = time.monotonic() + START_S
+    while not _has_slots(address, slots):
+        if child.ended or time.monotonic() > give_up_at:
+            raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')[-4000:]}")
+        time.sleep(_POLL_S)
+
+
+def _has_slots(address: str, slots: int) -> bool:
+    try:
+        with blocking.connect(address, connect_timeout=2.0) as client:
+            return len(client.statistics()["slots"]) == slots
+    except ShapestreamError:
+        return False

@@ -43,9 +43,7 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 MODEL = "m"
-QUEUED = (10, 1_000, 100_000)
 MAX_BATCH = 64
-REQUESTS = 20_000
 AIM_US = 15.0
 AIM_GROWTH = 1.67
 """From 1,000 to 100,000 waiting, logarithms grow by this."""
@@ -205,35 +203,52 @@ def _table() -> CostTable:
     return CostTable(key="imaginary", dimensions=("batch", "seq"), points=points)
 
 
-def measure(*, requests: int, queued: tuple[int, ...] = QUEUED, repeats: int = 3) -> Report:
-    """A row per scenario, a column per number of requests that wait; medians of repeated stretches."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How many requests are measured, in so many stretches, with how many waiting."""
+
+    requests: int
+    queued: tuple[int, ...]
+    stretches: int = 3
+
+
+FULL = Effort(requests=20_000, queued=(10, 1_000, 100_000))
+SMOKE = Effort(requests=600, queued=(10, 1_000))
+
+
+def measure(effort: Effort) -> Report:
+    """A row per scenario, a column per number of requests that wait; medians of the stretches."""
+    queued = effort.queued
     report = Report(
         title="Scheduler: us of its own time per request, by how many wait",
         columns=("scenario", *(f"{number:,}" for number in queued), "batch", "growth"),
     )
     for scenario in SCENARIOS:
-        costs_us, mean_batch = [], 0.0
-        for number in queued:
-            world = World(scenario, number)
-            # The first filling of the queue is not the steady state; and a short queue soon has it.
-            world.run(min(requests, max(512, number // 8)))
-            stretches = []
-            for _ in range(repeats):
-                delivered, handled_s, batches = world.delivered, world.handled_s, world.batches
-                world.run(requests // repeats)
-                finished = world.delivered - delivered
-                stretches.append((world.handled_s - handled_s) / finished * 1e6)
-                mean_batch = finished / max(1, world.batches - batches)
-            costs_us.append(statistics.median(stretches))
+        costs_us, mean_batch = zip(*(_measure(scenario, number, effort) for number in queued), strict=True)
         report.rows.append(
             (
                 str(scenario),
                 *(Figure(cost_us, "us", at_most=AIM_US) for cost_us in costs_us),
-                f"{mean_batch:.1f}",
+                f"{mean_batch[-1]:.1f}",
                 Figure(costs_us[-1] / costs_us[-2], "x", at_most=AIM_GROWTH),
             )
         )
     return report
+
+
+def _measure(scenario: Scenario, queued: int, effort: Effort) -> tuple[float, float]:
+    """Microseconds per request, and requests per batch."""
+    world = World(scenario, queued)
+    # The first filling of the queue is not the steady state; a short queue soon has it.
+    world.run(min(effort.requests, max(512, queued // 8)))
+    stretches: list[float] = []
+    delivered_before, batches_before = world.delivered, world.batches
+    for _ in range(effort.stretches):
+        delivered, handled_s = world.delivered, world.handled_s
+        world.run(effort.requests // effort.stretches)
+        stretches.append((world.handled_s - handled_s) / (world.delivered - delivered) * 1e6)
+    mean_batch = (world.delivered - delivered_before) / max(1, world.batches - batches_before)
+    return statistics.median(stretches), mean_batch
 
 
 def main(
@@ -242,7 +257,7 @@ def main(
 ) -> None:
     """Measures the scheduler alone: no sockets, no tensors, no model."""
     console = Console(stderr=as_json)
-    report = measure(requests=600 if smoke else REQUESTS, queued=(10, 1_000) if smoke else QUEUED)
+    report = measure(SMOKE if smoke else FULL)
     console.print(report.table())
     if as_json:
         print(json.dumps(report.plain(), indent=2))

@@ -6,6 +6,7 @@ import gc
 import json
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.limit.contest import ALONE, Contest
 from benchmarks.limit.engine import read_minilm
-from benchmarks.limit.figures import BEST, WORKERS, latency, plain, throughput
+from benchmarks.limit.figures import BEST, HOT, WORKERS, latency, plain, throughput
 from benchmarks.limit.pipeline_run import TWO_WORKERS, ServerSetting, serving
 from benchmarks.limit.traces import Trace, docstrings, lognormal
 
@@ -23,17 +24,22 @@ TOKENS_PER_S = 9_000
 PRACTICE_SHARE = 0.5
 """Of a run: the slice on which settings are found and servers warmed up."""
 
+STATIC = "{static: [{batch: [1, 2, 4], seq: [8, 12, 16, 20, 24, 28, 32, 40, 48, 64]}]}"
+"""Sizes that the lognormal lengths have often; each takes most of a second to prepare, and its memory."""
+
 SERVERS = {
     BEST: ServerSetting(label="slots"),
     WORKERS: ServerSetting(label="workers", placement=TWO_WORKERS),
+    HOT: ServerSetting(label="static", shapes=STATIC),
     ALONE: ServerSetting(label="alone", batching="{max_batch: 1}"),
 }
+SMOKE_CALIBRATION_S = 0.3
 
 
 def main(
     smoke: Annotated[bool, typer.Option(help="Seconds: answers are checked, figures mean little.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of one run of one way, about.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of one run of one way, about.")] = 3.0,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 3,
     saturated: Annotated[bool, typer.Option("--saturated", help="Rates only, no latencies.")] = False,
     trace: Annotated[str, typer.Option(help="Only this one: lognormal or docstrings.")] = "",
@@ -41,12 +47,12 @@ def main(
     """Measures the pipeline against an oracle, one at a time and arrival order, and checks every answer."""
     console = Console(stderr=as_json)
     if smoke:
-        seconds, rounds = 0.3, 1
+        seconds, rounds = 0.2, 1
     figures = {}
     with tempfile.TemporaryDirectory(prefix="ss-limit-") as name, ExitStack() as stack:
         minilm = read_minilm()
         servers = {}
-        for way, setting in SERVERS.items():
+        for way, setting in _settings(smoke=smoke).items():
             with console.status(f"starting a server: {way}"):
                 servers[way] = stack.enter_context(serving(setting, Path(name)))
         for whole in _traces(trace, (1 + PRACTICE_SHARE) * seconds):
@@ -67,6 +73,17 @@ def main(
             figures[measured.name] = plain(contest.outcome)
     if as_json:
         print(json.dumps(figures, indent=2))
+
+
+def _settings(*, smoke: bool) -> dict[str, ServerSetting]:
+    """The servers; in a smoke run without static shapes, and hardly calibrated."""
+    if not smoke:
+        return SERVERS
+    return {
+        way: replace(setting, calibration_s=SMOKE_CALIBRATION_S)
+        for way, setting in SERVERS.items()
+        if way != HOT
+    }
 
 
 def _traces(only: str, seconds: float) -> list[Trace]:
