@@ -13,7 +13,8 @@ from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.serving.executors import LocalSlots
 from shapestream.wire.messages import Failure, Request, Result
-from shapestream_engine import Bucketed, InputSpec, ModelSpec, Partitioned, Strategy, compile_model
+from shapestream_engine import Bucketed, InputSpec, ModelSpec, Native, Partitioned, Strategy, compile_model
+from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.layout import Tensors
 
 Array = np.ndarray[Any, Any]
@@ -118,3 +119,19 @@ def test_a_batch_is_no_larger_than_the_largest_call() -> None:
     answers, statistics = serve(Partitioned({"batch": (1, 8)}), arrays)
     check(answers, arrays)
     assert (2, 2) == (statistics["batches"], statistics["calls"])
+
+
+def test_hot_shapes_are_served_by_static_models_and_all_others_by_the_dynamic_one() -> None:
+    """Both give each request its own results; a static model is there before the first call, so none prepares it."""
+    arrays = ones((1, 16), (1, 33), (3, 16), (1, 100), (1, 16))
+    answers, statistics = serve(parse_strategy({"static": [{"batch": [1, 2, 4], "seq": 16}]}), arrays)
+    check(answers, arrays)
+    assert statistics["calls"] == statistics["preparations"] + statistics["prepared_hits"]
+
+
+def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
+    """Requests of 60 different sizes, as the scheduler rounds them."""
+    arrays = ones(*[(1 + number % 3, 1 + 2 * number) for number in range(60)])
+    answers, statistics = serve(Native(max_prepared=16), arrays)
+    check(answers, arrays)
+    assert 1 < statistics["distinct_shapes"] <= 13
