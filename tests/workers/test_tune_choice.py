@@ -137,10 +137,11 @@ def trial(predicted: float, *, slots: int = 1, max_prepared: int | None = None, 
 def test_another_idea_runs_before_more_of_the_same() -> None:
     """Caps are predicted alike and make the same calls: one of them waits for what is nearly as promising."""
     first, again, other, poor = trial(100), trial(100, max_prepared=16), trial(95, seq=8), trial(50, slots=2)
-    able = [first, again, other, poor]
-    assert [first, other, again, poor] == varied(able, "throughput")
-    assert [first, other, poor, again] == varied(able, "throughput", within=inf)
-    assert [] == varied([], "latency")
+    able, unlike = [first, again, other, poor], trial(1, slots=9)
+    assert [first, other, again, poor] == varied(able, "throughput", beside=unlike)
+    assert [first, other, poor, again] == varied(able, "throughput", beside=unlike, within=inf)
+    assert [other, poor, first, again] == varied(able, "throughput", beside=trial(1), within=inf)
+    assert [] == varied([], "latency", beside=unlike)
 
 
 def test_predictions_are_corrected_by_what_ran() -> None:

@@ -168,7 +168,7 @@ class _Run:
             key=lambda trial: trial.rank(objective),
         )
         # Placements that make the same calls differ little: first one of each kind, whatever is predicted of it.
-        entrants = [self._trials[0], *varied(able, objective, within=inf)]
+        entrants = [self._trials[0], *varied(able, objective, beside=self._trials[0], within=inf)]
         await self._contest.run(entrants, until_left_s=self._share(RACE_UNTIL))
         corrections = {
             trial.candidate.placement: middle / predicted
@@ -222,7 +222,9 @@ class _Run:
             (trial for trial in others if trial.prediction is not None and trial.problem is None),
             key=lambda trial: trial.rank(objective),
         )
-        entrants = [trial for trial in (baseline, *varied(able, objective)) if trial.problem is None]
+        entrants = [
+            trial for trial in (baseline, *varied(able, objective, beside=baseline)) if trial.problem is None
+        ]
         if entrants and self._budget.left() <= 0:
             self._notes.append("there is no time left to serve them (give more by --budget)")
             return
@@ -248,18 +250,21 @@ class _Run:
         )
 
 
-def varied(able: list[Trial], objective: Objective, *, within: float = WORTH_A_LOOK) -> list[Trial]:
-    """The same, the most promising first, but what makes other calls before more of the same.
+def varied(
+    able: list[Trial], objective: Objective, *, beside: Trial, within: float = WORTH_A_LOOK
+) -> list[Trial]:
+    """The same, the most promising first, but what makes other calls, also than `beside`, before more of the same.
 
     Candidates that differ in a cap alone are predicted alike; one of them shows what the cap costs, and a place is left
-    for another idea, unless that promises clearly less.
+    for another idea, unless that promises less than the best by more than `within`.
     """
     if not able:
         return []
     best = abs(able[0].rank(objective)[0])
     first: dict[object, Trial] = {}
     for trial in able:
-        if abs(abs(trial.rank(objective)[0]) - best) <= within * best:
+        off = abs(abs(trial.rank(objective)[0]) - best)
+        if off <= within * best and trial.candidate.calls_key != beside.candidate.calls_key:
             first.setdefault(trial.candidate.calls_key, trial)
     return [*first.values(), *(trial for trial in able if trial not in first.values())]
 
