@@ -120,6 +120,9 @@ class Surface:
         """What it costs extra that a call of such a batch is new to the device; 0 where it is known, or free."""
         if not self._new.measured:
             return 0.0
+        if self._calls is None:
+            one = (rows, *shape)
+            return 0.0 if one in self._known else self._new.second(prod(one))
         new = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
         return sum([self._new.second(prod(sizes)) for sizes in new])
 
