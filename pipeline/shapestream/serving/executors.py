@@ -30,9 +30,11 @@ __all__ = ["InProcessExecutor", "LocalExecutor", "LocalSlots", "RemoteExecutor",
 # How long the threads of local slots may take to end.
 CLOSE_GRACE_S = 5.0
 # How long before a slot becomes free its next batch is sent, if it is to be there in time. In this process: the
-# event loop's turn and the thread's wake-up, on a machine that has other things to do. To a worker: encoding, the
-# socket, its event loop and the same; measured over ipc, with tensors of some KiB. What comes late costs the slot
-# that much idle time, what comes early is decided without the requests that arrive in between.
+# event loop's turn, the decision and the thread's wake-up. To a worker: encoding, the socket, its event loop and
+# the same. Seen on two busy cores: without prefetch a slot in this process stood still for 0.2 to 0.3 ms between
+# two batches (0.5 ms in one of twenty); the way to a worker and back took 1.1 to 1.8 ms over ipc, up to 200 KB of
+# tensors making no difference. What comes late costs the slot that much idle time, what comes early is decided
+# without the requests that arrive in between, so these are about twice what is usual.
 LOCAL_PREFETCH_S = 0.0005
 REMOTE_PREFETCH_S = 0.002
 
