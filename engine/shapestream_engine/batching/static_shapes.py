@@ -54,6 +54,10 @@ def check_static(shapes: Sequence[StaticShape]) -> None:
     if len(shapes) > MAX_STATIC:
         raise SignatureError(f"strategy native: static: no more than {MAX_STATIC} shapes")
     for shape in shapes:
+        if [name for name, _ in shape] != sorted({name for name, _ in shape}):
+            raise SignatureError(
+                f"strategy native: static: {_spelled(shape)}: names stand once, in their order"
+            )
         for name, size in shape:
             if type(size) is not int or not 1 <= size < 1 << 31:
                 raise SignatureError(

@@ -182,6 +182,12 @@ def test_what_may_not_be_rounded_stays(cap: int, has_batch: bool, calls: list[tu
         assert seq <= got_seq <= 90
     for width in (3, 4, 5):
         assert len([sizes for sizes in rounding.known if sizes[-1] == width]) <= cap
+    many = np.array([call[0] if has_batch else 1 for call in calls], np.intp)
+    shapes = np.array([call[1:] for call in calls], np.intp)
+    many_rows, many_shapes = rounding.preview(many, shapes)
+    for number, own in enumerate(many.tolist()):
+        alone = rounding.call_sizes(own, tuple(shapes[number].tolist()))
+        assert alone == (int(many_rows[number]), tuple(many_shapes[number].tolist()))
 
 
 @settings(max_examples=40, deadline=None)
@@ -232,6 +238,29 @@ def test_more_rows_than_one_call_may_have_are_divided() -> None:
     assert rows >= 21
     calls = {(8, *shape), (rows % 8 or 8, *shape)}
     assert calls == rounding.known
+
+
+@settings(max_examples=20, deadline=None)
+@given(cap=st.integers(1, 60), seed=st.integers(0, 999))
+def test_two_dimensions_keep_the_cap_too(cap: int, seed: int) -> None:
+    """Images of all sizes, through learnings, until nothing is left."""
+    rounding = ShapeRounding(profile(cap, (4, 300, 900), (False, True, True), max_batch=4))
+    random = np.random.default_rng(seed)
+    played = Played(rounding)
+    for low in (1, 150, 60):
+        heights, widths = random.integers(low, 300, 500), random.integers(low, 900, 500)
+        played.play(
+            [
+                (1 + number % 4, int(h), int(w))
+                for number, (h, w) in enumerate(zip(heights, widths, strict=True))
+            ]
+        )
+    assert len(played.given) <= cap
+    rows, shapes = random.integers(0, 5, 50), random.integers(1, 300, (50, 2))
+    got_rows, got_shapes = rounding.preview(rows, shapes)
+    for number in range(50):
+        alone = rounding.call_sizes(int(rows[number]), tuple(shapes[number].tolist()))
+        assert alone == (int(got_rows[number]), tuple(got_shapes[number].tolist()))
 
 
 # --- learning --------------------------------------------------------------------------------------------------------
