@@ -19,7 +19,7 @@ from shapestream.simulation.trace import TraceRequest, header_line, request_line
 
 pytestmark = pytest.mark.e2e
 
-BUDGET_S = 20
+BUDGET_S = 16
 
 
 def summing_model(path: Path) -> None:

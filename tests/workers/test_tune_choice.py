@@ -17,8 +17,7 @@ from shapestream_workers.tune.second_stage import (
     has_room,
     plan_rounds,
 )
-from shapestream_workers.tune.trials import Trial
-from shapestream_workers.tune.tuning import varied
+from shapestream_workers.tune.trials import Trial, varied
 
 MIB = 1 << 20
 

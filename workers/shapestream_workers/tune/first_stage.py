@@ -28,6 +28,8 @@ Say: TypeAlias = Callable[[str], None]
 CALLS_SHARE = 0.03
 """Of the budget, for the calls of one candidate: some ten of them take their turn."""
 LEAST_CALLS_S = 0.5
+MOST_OF_LEFT, ENOUGH_S = 0.5, 10.0
+"""A candidate may take half of the time that is left for all, or so long: others want to be measured, too."""
 
 
 class Calibrator:
@@ -88,7 +90,7 @@ class Calibrator:
         arguments = ["shapestream_workers.tune.measuring", str(config), wishes.to_json()]
         try:
             with running(arguments, folder / "child.log") as child:
-                said = await child.output(left_s)
+                said = await child.output(max(left_s * MOST_OF_LEFT, min(left_s, ENOUGH_S)))
                 plain = _parsed(said)
                 if plain is None:
                     return child.last_words()

@@ -35,8 +35,8 @@ ROUNDS = (5, 3)
 LEAST_ROUND_S, MOST_ROUND_S = 0.7, 10.0
 OVERRUN = 1.3
 """A round takes longer than planned where the real thing is slower than the warm-up let expect."""
-PATIENCE = 6.0
-"""A round that takes so many times as long as it should is given up, and its candidate with it."""
+PATIENCE, LEAST_PATIENCE_S = 6.0, 10.0
+"""A round that takes so many times as long as it should, and so many seconds, is given up, and its candidate with it."""
 SLOW = 2.0
 """A round of a slow candidate ends early, after so many times its length; its rate is known by then."""
 MOST_OF_A_ROUND = 1_000_000
@@ -197,7 +197,8 @@ class Contest:
         most_s: float,
     ) -> Round | None:
         name = self._workload.model
-        with trio.move_on_after(PATIENCE * round_s):
+        patience_s = max(LEAST_PATIENCE_S, PATIENCE * round_s)
+        with trio.move_on_after(patience_s):
             try:
                 if self._objective == "throughput":
                     played = await replay_closed(
@@ -213,5 +214,5 @@ class Contest:
                 trial.problem = f"{count} of {played.requests} requests failed: {played.failures[0]}"
                 return None
             return played
-        trial.problem = f"a round of {round_s:.1f} s was not done within {PATIENCE * round_s:.1f} s"
+        trial.problem = f"a round of {round_s:.1f} s was not done within {patience_s:.0f} s"
         return None

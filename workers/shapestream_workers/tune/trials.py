@@ -12,7 +12,10 @@ from shapestream_workers.tune.candidates import Candidate
 from shapestream_workers.tune.choice import Objective, Scored
 from shapestream_workers.tune.replay import Round
 
-__all__ = ["Budget", "Calibration", "Trial", "scored"]
+__all__ = ["Budget", "Calibration", "Trial", "scored", "varied"]
+
+WORTH_A_LOOK = 0.15
+"""Relative: predictions are off by about so much, so who is predicted nearer than this to the best may be the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +104,22 @@ def scored(trials: list[Trial], objective: Objective) -> list[Scored]:
         for number, trial in enumerate(trials)
         if trial.problem is None and trial.rounds and len(trial.rounds) == rounds
     ]
+
+
+def varied(
+    able: list[Trial], objective: Objective, *, beside: Trial, within: float = WORTH_A_LOOK
+) -> list[Trial]:
+    """The same, the most promising first, but what makes other calls, also than `beside`, before more of the same.
+
+    Candidates that differ in a cap alone are predicted alike; one of them shows what the cap costs, and a place is left
+    for another idea, unless that promises less than the best by more than `within`.
+    """
+    if not able:
+        return []
+    best = abs(able[0].rank(objective)[0])
+    first: dict[object, Trial] = {}
+    for trial in able:
+        off = abs(abs(trial.rank(objective)[0]) - best)
+        if off <= within * best and trial.candidate.calls_key != beside.candidate.calls_key:
+            first.setdefault(trial.candidate.calls_key, trial)
+    return [*first.values(), *(trial for trial in able if trial not in first.values())]

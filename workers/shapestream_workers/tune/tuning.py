@@ -31,7 +31,7 @@ from shapestream_workers.tune.choice import Objective, choose, noise_of
 from shapestream_workers.tune.first_stage import Calibrator, Say
 from shapestream_workers.tune.proposals import propose
 from shapestream_workers.tune.second_stage import Contest
-from shapestream_workers.tune.trials import Budget, Trial, scored
+from shapestream_workers.tune.trials import Budget, Trial, scored, varied
 from shapestream_workers.tune.workload import Workload
 
 __all__ = ["Options", "Outcome", "TuningFailed", "run_tuning"]
@@ -40,9 +40,6 @@ PLACEMENTS_UNTIL, RACE_UNTIL, SHAPES_UNTIL = 0.8, 0.6, 0.4
 """What must be left of the budget after each part: predictions choose who runs, but only runs decide."""
 LEAST_FOR_RACE_S = 60.0
 """With a smaller budget placements are judged by predictions alone until the end."""
-
-WORTH_A_LOOK = 0.15
-"""Relative: predictions are off by about so much, so who is predicted nearer than this to the best may be the best."""
 
 
 class TuningFailed(ShapestreamError):
@@ -248,25 +245,6 @@ class _Run:
             seconds=self._budget.spent(),
             notes=self._notes,
         )
-
-
-def varied(
-    able: list[Trial], objective: Objective, *, beside: Trial, within: float = WORTH_A_LOOK
-) -> list[Trial]:
-    """The same, the most promising first, but what makes other calls, also than `beside`, before more of the same.
-
-    Candidates that differ in a cap alone are predicted alike; one of them shows what the cap costs, and a place is left
-    for another idea, unless that promises less than the best by more than `within`.
-    """
-    if not able:
-        return []
-    best = abs(able[0].rank(objective)[0])
-    first: dict[object, Trial] = {}
-    for trial in able:
-        off = abs(abs(trial.rank(objective)[0]) - best)
-        if off <= within * best and trial.candidate.calls_key != beside.candidate.calls_key:
-            first.setdefault(trial.candidate.calls_key, trial)
-    return [*first.values(), *(trial for trial in able if trial not in first.values())]
 
 
 async def _obey_sigterm() -> None:
