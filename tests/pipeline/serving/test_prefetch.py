@@ -292,6 +292,53 @@ def test_a_draining_worker_is_dismissed_after_both_its_batches(scheduler: EagerS
     run(main, jumping=True)
 
 
+def test_what_waits_behind_a_batch_is_handed_back_at_the_end_of_the_grace(scheduler: EagerScheduler) -> None:
+    """Both are answered `draining`, once; whatever their slot says afterwards is nobody's."""
+    scheduler.recall_share = 0.0
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with memory_serving(slots, grace_s=1.0) as running:
+            client = running.client()
+            await client.open_session()
+            client.say(request(1), request(2))
+            first, second = await slots.next_batch(), await slots.next_batch()
+            running.server.drain()
+            failures = [await client.hear(Failure), await client.hear(Failure)]
+            assert {(1, "draining"), (2, "draining")} == set(map(_named, failures))
+            slots.report(slots.ran(first), slots.ran(second))
+            assert 0 == running.server.statistics()["results"]
+
+    run(main, jumping=True)
+
+
+def test_a_batch_that_fails_leaves_the_one_behind_it_alone(scheduler: EagerScheduler) -> None:
+    """The slot is as good as new: what waits there begins, and its time in the queue ends with the failure."""
+    scheduler.recall_share = 0.0
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with memory_serving(slots) as running:
+            client = running.client()
+            await client.open_session()
+            client.say(request(1), request(2))
+            first, second = await slots.next_batch(), await slots.next_batch()
+            await trio.sleep(1.0)
+            slots.fail(first)
+            await trio.sleep(1.0)
+            slots.finish(second, busy_s=0.5, run_s=0.5)
+            result = await client.hear(Result)
+            assert (2, 1_000_000, 2_000_000) == (
+                result.sequence,
+                result.timings.queue_us,
+                result.timings.total_us,
+            )
+            slots.finish(await slots.next_batch())
+            assert 1 == (await client.hear(Result)).sequence
+
+    run(main, jumping=True)
+
+
 def test_cancelling_what_waits_behind_a_batch(scheduler: EagerScheduler) -> None:
     """Its client is answered at once, its slot is told, and the batch before it goes on."""
     scheduler.recall_share = 0.0
