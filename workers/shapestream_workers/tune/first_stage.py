@@ -28,6 +28,8 @@ Say: TypeAlias = Callable[[str], None]
 CALLS_SHARE = 0.03
 """Of the budget, for the calls of one candidate: some ten of them take their turn."""
 LEAST_CALLS_S = 0.5
+LEAST_S = 1.5
+"""Less does not even start Python and an engine."""
 MOST_OF_LEFT, ENOUGH_S = 0.5, 10.0
 """A candidate may take half of the time that is left for all, or so long: others want to be measured, too."""
 
@@ -63,7 +65,7 @@ class Calibrator:
         key = candidate.calls_key
         if key not in self._known:
             left = self._budget.left() - until_left_s
-            if left <= 0:
+            if left <= LEAST_S:
                 trial.skipped = "not measured: no time left"
                 return trial
             self._known[key] = await self._measured(candidate, left)

@@ -143,9 +143,13 @@ class _Run:
 
     async def _first_stage(self) -> None:
         await self._try_placements()
-        if len(self._trials) > 1 and self._budget.seconds >= LEAST_FOR_RACE_S:
+        if len(self._trials) > 1 and self._races:
             await self._race_placements()
         await self._try_shapes()
+
+    @property
+    def _races(self) -> bool:
+        return self._budget.seconds >= LEAST_FOR_RACE_S
 
     async def _try_placements(self) -> None:
         baseline = self._subject.baseline()
@@ -154,7 +158,7 @@ class _Run:
         for place in self._placements():
             candidate = Candidate(placement=place, shapes=baseline.shapes)
             if place != baseline.placement:
-                until_left_s = self._share(PLACEMENTS_UNTIL)
+                until_left_s = self._share(PLACEMENTS_UNTIL if self._races else RACE_UNTIL)
                 self._trials.append(await self._calibrator.calibrate(candidate, until_left_s=until_left_s))
 
     async def _race_placements(self) -> None:
