@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import takewhile, zip_longest
 from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.call_costs import CallCosts
-from shapestream.scheduling.lane_plan import LanePlan
+from shapestream.scheduling.lane_plan import LanePlan, PlannedSegment
 from shapestream.scheduling.lanes import Bucket
 from shapestream.scheduling.records import Request
 from shapestream.scheduling.segments import Limits
@@ -35,9 +36,7 @@ def planned_company(plan: LanePlan, bucket: Bucket, costs: CallCosts, limits: Li
     shape = bucket.shape
     seconds = costs.call(rows, shape).seconds
     apart = seconds
-    for other in _around(bucket):
-        if not segment.low <= other.key <= segment.high:
-            continue
+    for other in _around(bucket, segment):
         allowed = min(plan.allowed(segment, other), most - len(members))
         more = other.prefix(most - rows, allowed) if allowed > 0 else []
         if not more:
@@ -56,15 +55,16 @@ def planned_company(plan: LanePlan, bucket: Bucket, costs: CallCosts, limits: Li
     return members
 
 
-def _around(bucket: Bucket) -> Iterator[Bucket]:
-    """The neighbours of a bucket, nearest first, in turn from either side."""
+def _around(bucket: Bucket, segment: PlannedSegment) -> list[Bucket]:
+    """The neighbours of a bucket within a segment, nearest first, in turn from either side."""
     buckets = bucket.lane.buckets
     at = bucket.lane.position(bucket)
-    for step in range(1, REACH + 1):
-        if at + step < len(buckets):
-            yield buckets[at + step]
-        if at >= step:
-            yield buckets[at - step]
+    above = buckets[at + 1 : at + 1 + REACH]
+    larger = list(takewhile(lambda other: other.key <= segment.high, above))
+    below = reversed(buckets[max(0, at - REACH) : at])
+    smaller = list(takewhile(lambda other: other.key >= segment.low, below))
+    both = zip_longest(larger, smaller)
+    return [other for pair in both for other in pair if other is not None]
 
 
 def within_limits(

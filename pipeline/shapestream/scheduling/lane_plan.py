@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,13 +20,16 @@ from shapestream.scheduling.lanes import Bucket, Lane
 from shapestream.scheduling.planning_budget import PlanningBudget, planning_s
 from shapestream.scheduling.segments import PAIRS, Limits, Window, cut_window
 
+if TYPE_CHECKING:
+    from shapestream.scheduling.model_queue import ModelQueue
+
 __all__ = ["WINDOWS", "LanePlan", "PlannedSegment", "current_plan", "make_plan"]
 
 WINDOWS = (256, 128, 64, 32, 16)
 """Requests that are planned at once; the most that can be afforded, and no more than wait."""
 LARGEST_REACH = 128
 """Requests in a segment, at most, however large `max_batch` is. Equal shapes are not bound by it."""
-RENEW = 8
+RENEW = 4
 """A plan is made anew when more than one in so many of its requests have gone and others have come."""
 _PLANS = 1024
 """Lanes of a model whose plans are kept."""
@@ -98,8 +102,7 @@ def current_plan(
         return plan
     reach = min(limits.max_rows, LARGEST_REACH)
     dimensions = len(bucket.shape) - len(lane.key)
-    # More than a lane's requests do not exist; a lower bound of their number is enough.
-    present = sum(min(other.count, WINDOWS[0]) for other in islice(lane.buckets, WINDOWS[0]))
+    present = _at_least(lane, bucket.first().queue)
     for wanted in sorted({min(size, present, PAIRS // reach) for size in WINDOWS}, reverse=True):
         if budget.spend(planning_s(wanted, reach, dimensions)):
             plan = make_plan(bucket, wanted, costs, limits, delayed)
@@ -108,6 +111,13 @@ def current_plan(
             costs.plans[lane.key] = plan
             break
     return plan
+
+
+def _at_least(lane: Lane, queue: ModelQueue) -> int:
+    """The requests of a lane, if they are fewer than the largest window."""
+    if len(queue.lanes) == 1:
+        return queue.count
+    return sum([bucket.count for bucket in islice(lane.buckets, WINDOWS[0])])
 
 
 def make_plan(bucket: Bucket, size: int, costs: CallCosts, limits: Limits, delayed: float | None) -> LanePlan:
@@ -122,27 +132,39 @@ def make_plan(bucket: Bucket, size: int, costs: CallCosts, limits: Limits, delay
         delayed=delayed,
         batch_s=BATCH_S if measured else 0.0,
     )
-    buckets = [part for part, count in parts for _ in range(count)]
-    segments = []
-    counts: dict[tuple[int, ...], int] = {}
-    start = 0
-    for end in ends:
-        own: dict[tuple[int, ...], int] = {}
-        for part in buckets[start:end]:
-            own[part.shape] = own.get(part.shape, 0) + 1
-        for shape, count in own.items():
-            counts[shape] = counts.get(shape, 0) + count
-        segments.append(PlannedSegment(buckets[start].key, buckets[end - 1].key, own))
-        start = end
+    segments = _segments(parts, ends)
     return LanePlan(
         segments=segments,
         highs=[segment.high for segment in segments],
-        counts=counts,
+        counts={part.shape: count for part, count in parts},
         requests=len(window),
         arrivals=bucket.lane.arrivals,
         version=costs.version,
         cut_off=(_cut_off(bucket.lane.buckets[0], parts[0]), _cut_off(bucket.lane.buckets[-1], parts[-1])),
     )
+
+
+def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[PlannedSegment]:
+    """The segments that end before these requests of the window."""
+    segments = []
+    remaining = iter(parts)
+    part, left = next(remaining)
+    start = 0
+    for end in ends:
+        wanted = end - start
+        if not left:
+            part, left = next(remaining)
+        low = part.key
+        counts = {}
+        while wanted > left:
+            counts[part.shape] = left
+            wanted -= left
+            part, left = next(remaining)
+        counts[part.shape] = wanted
+        left -= wanted
+        segments.append(PlannedSegment(low, part.key, counts))
+        start = end
+    return segments
 
 
 def _cut_off(outermost: Bucket, part: tuple[Bucket, int]) -> bool:
