@@ -26,7 +26,7 @@ Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 
 CLIP = log(1.5)
 """What one observation may differ from what was expected, at most: a machine that stalls says nothing about the model."""
-SPEED_STEP = 0.1
+SPEED_STEP = 0.06
 """Of that difference, what a worker's speed takes over; the surface takes over `cost_grid.STEP`."""
 STATIC_STEP = 0.2
 MOVED = log(1.05)

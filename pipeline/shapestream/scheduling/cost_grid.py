@@ -25,7 +25,7 @@ Seconds: TypeAlias = NDArray[np.float64]
 _Corners: TypeAlias = tuple[tuple[int, float], ...]
 _Place: TypeAlias = tuple[_Corners, int]
 
-STEP = 0.12
+STEP = 0.1
 """Of the difference (of logarithms) between expected and observed, what the nodes around take over."""
 MOVED = 1.05
 """A prediction that changed by this factor is another one."""

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.executors import LocalSlots
 from shapestream.wire.messages import Goodbye, WorkerHello, WorkerWelcome
 from shapestream_engine.cost_table import CostPoint, CostTable
 
@@ -71,3 +72,14 @@ def test_a_worker_whose_costs_cannot_be_read_is_cut_off(costs: dict[str, dict[st
             assert {} == running.server.statistics()["slots"]
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_slots_of_the_servers_own_bring_theirs_as_well() -> None:
+    """What the server's process measured of its models is its executor's."""
+
+    async def main() -> None:
+        executor = LocalSlots(models={}, slots=1, costs={SIGNATURE.name: TABLE}).start(lambda reports: None)
+        assert {SIGNATURE.name: TABLE} == executor.costs
+        await executor.aclose()
+
+    trio.run(main)
