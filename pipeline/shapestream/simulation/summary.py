@@ -49,7 +49,7 @@ class Summary:
     recalled: int
     preparations: int
     decide_us: float
-    """Real microseconds of decisions per request, on the machine that simulated."""
+    """Processor time of the decisions, microseconds per request, on the machine that simulated."""
     longest_decision_ms: float
 
     @property

@@ -92,7 +92,9 @@ class FormulaCost(TrueCost):
             shapes = [(*shape, size) for shape in shapes for size in axis]
         points = tuple(
             CostPoint(
-                sizes=shape, seconds=self.seconds(shape), first_seconds=self.seconds(shape) + self._prepare_s
+                sizes=shape,
+                seconds=self.seconds(shape),
+                first_seconds=self.seconds(shape) + self._prepare_s if self._prepare_s else None,
             )
             for shape in shapes
         )

@@ -20,7 +20,7 @@ def print_table(runs: Sequence[Run], sweep: Sweep | None, console: Console) -> N
         table.add_column(sweep.what, justify="right")
     table.add_column("policy")
     columns = ["answered/s", "elements/s", "p50 ms", "p95 ms", "p99 ms", "lost %", "padding %", "busy %"]
-    for name in (*columns, "per batch", "us/decision"):
+    for name in (*columns, "per batch", "CPU us"):
         table.add_column(name, justify="right")
     previous = None
     for run in runs:
