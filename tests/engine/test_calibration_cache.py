@@ -119,6 +119,29 @@ def test_of_two_processes_the_second_waits_and_reads(cache):
     assert [(True, TABLE)] == found
 
 
+def test_what_ended_its_process_twice_is_measured_no_more(cache):
+    """A model that crashes on inputs that nobody sends must not end every worker at its start."""
+    for _ in range(2):
+        with cache.entry("k") as entry:
+            assert entry.begin()  # and never comes to `end`
+    calls: list[tuple[int, ...]] = []
+    calibration = calibrate(
+        counting(calls), slots=1, max_batch=None, budget_s=60.0, values={}, key="k", cache=cache
+    )
+    assert ([], ()) == (calls, calibration.table.points)
+    assert ("the process ended each time that it was measured",) == calibration.findings
+
+
+def test_what_has_ended_well_counts_for_nothing(cache):
+    """Neither do tries of yesterday."""
+    with cache.entry("k") as entry:
+        for _ in range(5):
+            assert entry.begin()
+            entry.end()
+        entry.path.with_suffix(".tries").write_text("1000 2000 3000")
+        assert entry.begin()
+
+
 def test_the_environment_says_where(monkeypatch, tmp_path):
     """A folder, off, or the user's own cache."""
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path))

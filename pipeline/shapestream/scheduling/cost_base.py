@@ -7,7 +7,6 @@ without a batch axis.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 from math import exp, isfinite, log, prod
 from typing import TypeAlias
 
@@ -30,7 +29,6 @@ SPEED_STEP = 0.06
 """Of that difference, what a worker's speed takes over; the surface takes over `cost_grid.STEP`."""
 STATIC_STEP = 0.2
 MOVED = log(1.05)
-_NO_PLACE = 0
 
 
 class CostBase:
@@ -98,7 +96,7 @@ class CostBase:
             rows = np.asarray(sizes[0], np.float64)
             prior = (rows + 1.0) * np.maximum(shapes, 1.0)  # as in `_prior_or_line`
             seconds = self.line.seconds(rows * shapes) if self.line.measured else prior
-        return self._table.applied(sizes, seconds) if self._static else np.asarray(seconds)
+        return self._table.applied(sizes, np.asarray(seconds)) if self._static else np.asarray(seconds)
 
     def second(self, sizes: Sizes) -> float:
         """Of one call."""
@@ -187,30 +185,33 @@ class CostBase:
 
 
 class _StaticTable:
-    """The static shapes as a small array, so that finding them among thousands of calls takes one look-up per axis."""
+    """The static shapes in sorted arrays: finding them among thousands of calls takes one search per axis."""
 
     def __init__(self, static: Mapping[Sizes, float | None]) -> None:
         known = {sizes: seconds for sizes, seconds in static.items() if seconds is not None}
-        self._axes: list[NDArray[np.intp]] = []
-        if not known:
-            return
-        columns = [sorted(set(column)) for column in zip(*known, strict=True)]
-        # Place 0 along each axis is "no static shape has this size".
-        self._values = np.full([len(column) + 1 for column in columns], np.nan)
-        for place in product(*[range(len(column)) for column in columns]):
-            sizes = tuple(column[number] for column, number in zip(columns, place, strict=True))
-            self._values[tuple(number + 1 for number in place)] = known.get(sizes, np.nan)
-        for column in columns:
-            axis = np.full(column[-1] + 2, _NO_PLACE, np.intp)
-            axis[column] = np.arange(1, len(column) + 1)
-            self._axes.append(axis)
+        self._axes = [np.array(sorted(set(column)), np.intp) for column in zip(*known, strict=True)]
+        # A shape's code is its place in the grid of all sizes that occur; 256 shapes of 7 dimensions still fit.
+        codes = {self._code(sizes): seconds for sizes, seconds in known.items()}
+        self._codes = np.array(sorted(codes), np.intp)
+        self._values = np.array([codes[int(code)] for code in self._codes], np.float64)
+
+    def _code(self, sizes: Sizes) -> int:
+        code = 0
+        for axis, size in zip(self._axes, sizes, strict=True):
+            code = code * len(axis) + int(np.searchsorted(axis, size))
+        return code
 
     def applied(self, sizes: list[NDArray[np.intp]], seconds: Seconds) -> Seconds:
         """`seconds`, with those of static shapes in their places."""
         if not self._axes:
             return seconds
-        places = tuple(
-            axis[np.minimum(column, len(axis) - 1)] for axis, column in zip(self._axes, sizes, strict=True)
-        )
-        found = self._values[places]
-        return np.where(np.isnan(found), seconds, found)
+        static = np.ones(len(seconds), bool)
+        code = np.zeros(len(seconds), np.intp)
+        for axis, column in zip(self._axes, sizes, strict=True):
+            place = np.minimum(np.searchsorted(axis, column), len(axis) - 1)
+            static &= axis[place] == column
+            code = code * len(axis) + place
+        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        static &= self._codes[place] == code
+        seconds[static] = self._values[place[static]]
+        return seconds

@@ -80,6 +80,8 @@ class CostModel:
         kind.slots[joined.worker] += 1
         kind.base.join(joined.worker)
         if joined.worker not in kind.surfaces:
+            for gone in kind.surfaces.keys() - kind.slots.keys():
+                del kind.surfaces[gone]  # of the last worker before: its devices' shapes are not this one's
             kind.surfaces[joined.worker] = Surface(model.profile, kind.base, kind.new)
         model.slots[slot] = (kind, joined.worker)
 

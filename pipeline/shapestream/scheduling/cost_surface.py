@@ -22,7 +22,7 @@ __all__ = ["Surface"]
 
 Sizes: TypeAlias = tuple[int, ...]
 
-_REMEMBERED = 1 << 16
+_REMEMBERED = 1 << 14
 """Predictions remembered between two versions; when so many are known, all are forgotten."""
 _KNOWN_SHAPES = 4096
 """Call shapes per worker that are taken to be known to its devices. Those not met for the longest time go first."""
@@ -110,6 +110,11 @@ class Surface:
         if self._calls is None:
             return ((1, (rows, *shape)),)
         return [(count, (each, *shape)) for each, count in self._calls.of(rows).items()]
+
+    @property
+    def kind(self) -> object:
+        """The same for surfaces that predict the same, but for what is new to their devices."""
+        return self._base
 
     @property
     def prepares(self) -> bool:

@@ -133,6 +133,8 @@ def test_what_is_known_survives_the_last_worker():
     costs.leave(0)
     costs.join(1, "b", {"m": table()}, ["m"])
     assert pytest.approx(0.01, rel=0.02) == costs.batch_s("m", (4, 64), 1)
+    # But not what its predecessor's devices had prepared.
+    assert costs.surface("m").preparation_s(4, (64,)) > 0.0
 
 
 def test_a_table_for_other_dimensions_is_no_table():
