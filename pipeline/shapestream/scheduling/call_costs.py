@@ -47,6 +47,10 @@ class Prediction(Protocol):
         """The same of one batch."""
 
     @property
+    def kind(self) -> object:
+        """The same for surfaces that predict the same, but for what is new to their devices."""
+
+    @property
     def prepares(self) -> bool:
         """Whether anything is known to cost extra because a shape is new."""
 

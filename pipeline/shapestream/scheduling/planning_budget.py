@@ -34,8 +34,8 @@ MIXED_CUT_S = 150e-6
 MIXED_SEGMENT_S = 120e-9
 """In addition, and instead, where several dimensions are padded, and each segment has a shape of its own."""
 
-_SURFACES = 64
-"""Surfaces whose costs are remembered; more than there are kinds of slots times models, as a rule."""
+_SURFACES = 256
+"""Surfaces whose costs are remembered. Workers that are alike share theirs, unless what is new to each of them matters."""
 
 
 def planning_s(requests: int, reach: int, dimensions: int) -> float:
@@ -83,12 +83,12 @@ class PlanningBudget:
         self, surface: Prediction, profile: ModelProfile, sizes: ShapeRounding | None = None
     ) -> CallCosts:
         """The costs of a model on a surface, as far as they were worked out before."""
-        key = profile.name, id(surface)
+        key = profile.name, id(surface if surface.prepares else surface.kind)
         known = self._costs.get(key)
-        # The entry holds on to its surface, so that nothing else can have its id.
+        # The entry holds on to its surface and so to its kind: nothing else can have their ids.
         if known is None:
             if len(self._costs) >= _SURFACES:
-                self._costs.clear()
+                del self._costs[next(iter(self._costs))]
             known = self._costs[key] = CallCosts(surface, profile, sizes)
         known.renew()
         return known

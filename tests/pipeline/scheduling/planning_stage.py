@@ -31,6 +31,7 @@ class FormulaSurface:
         self.exact = exact or {}
         """Costs of calls of just these sizes, rows first."""
         self.version = 1
+        self.kind: object = self
         self.asked = 0
 
     def seconds(self, rows, shapes):

@@ -10,6 +10,7 @@ from tests.pipeline.scheduling.planning_stage import FormulaSurface, affine
 
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.planning_budget import PlanningBudget
 from shapestream.scheduling.rounding import ShapeRounding
 
 
@@ -99,3 +100,16 @@ def test_a_cap_on_shapes_holds_for_what_is_started(stage):
         done += 1
     assert 360 == sum(len(start.requests) for start in stage.started)
     assert len({start.sizes for start in stage.started}) <= 12
+
+
+def test_workers_that_are_alike_share_what_was_worked_out():
+    """Unless what is new to the device of each matters."""
+    budget = PlanningBudget()
+    profile = _profile()
+    one, other = affine(), affine()
+    other.kind = one.kind
+    assert budget.costs(one, profile) is budget.costs(other, profile)
+    for surface in (one, other):
+        surface.new = lambda rows, shape: 1.0
+    assert budget.costs(one, profile) is not budget.costs(other, profile)
+    assert budget.costs(one, profile) is budget.costs(one, profile)
