@@ -107,10 +107,9 @@ def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float
     each = (seconds + BATCH_S) * (delayed + 0.5 * rows) / rows if delayed is not None else seconds / rows
     if limits.most_s is not None:
         each = np.where(seconds > limits.most_s, inf, each)
-        if not isfinite(each[0]):
-            return 1
-    # Of equally good ones the most.
-    return most - int(each[::-1].argmin())
+    # Of equally good ones the most; one, if none is allowed.
+    best = most - int(each[::-1].argmin())
+    return best if isfinite(each[best - 1]) else 1
 
 
 def _cut(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None = None) -> Cut:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -353,3 +354,17 @@ def test_a_new_plan_is_optimal(lengths, fixed_s, measured):
     else:
         # Equal shapes are not planned: as many as are best for each of them, whatever remains.
         assert 1 == len(set(batch))
+
+
+def test_what_cannot_be_run_takes_nobody_along():
+    """No call is said to take such a shape; it goes alone, and the model says why."""
+    surface = FormulaSurface(
+        lambda rows, elements: np.where(elements > 50, np.inf, 0.01 + rows * elements * 1e-4)
+    )
+    waiting = Waiting(make_queue())
+    waiting.arrive((1, 60), (1, 60), (1, 20))
+    cut = _plan(waiting, surface)
+    assert ({0}, 0.0) == (ids(cut), cut.seconds)
+    waiting = Waiting(make_queue())
+    waiting.arrive((1, 60), (1, 60))
+    assert {0} == ids(_plan(waiting, surface))
