@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 from shapestream.errors import ConfigurationError
-from shapestream.serving.models import ModelOptions
+from shapestream.serving.models import ModelOptions, ServedModel
 from shapestream.simulation.trace import TraceRequest, header_line, request_line
+from shapestream_engine.batching.native import Native
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.signature import ModelSignature
+from shapestream_workers.tune.candidates import Candidate, Placement, ShapeChoice
+from shapestream_workers.tune.first_stage import planned_signature
 from shapestream_workers.tune.prediction import predict
 from shapestream_workers.tune.workload import read_workload
 
@@ -93,3 +97,14 @@ def test_more_slots_and_cheaper_calls_are_predicted_to_do_more() -> None:
     slow, fast = goodput(0.010, 1), goodput(0.001, 1)
     assert fast > 1.5 * slow
     assert goodput(0.010, 2) > 1.5 * slow
+
+
+def test_a_cap_on_shapes_is_planned_with() -> None:
+    """Though the process that measured knew nothing of it, or of another one."""
+    place = Placement(processes=None, slots=1, threads=1)
+    for measured in (None, 32):
+        plain = replace(SIGNATURE, strategy=Native(max_prepared=measured)).to_dict()
+        for cap in (None, 16):
+            candidate = Candidate(placement=place, shapes=ShapeChoice(max_prepared=cap))
+            served = ServedModel(0, "m", planned_signature(plain, candidate), ModelOptions())
+            assert (cap is None) == (served.profile.max_shapes is None)

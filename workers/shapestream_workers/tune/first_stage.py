@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from shapestream.errors import ConfigurationError
+from shapestream_engine.batching.native import Native
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.serve import server_options
@@ -20,7 +22,7 @@ from shapestream_workers.tune.prediction import predict
 from shapestream_workers.tune.trials import Budget, Calibration, Trial
 from shapestream_workers.tune.workload import Workload
 
-__all__ = ["Calibrator", "Say"]
+__all__ = ["Calibrator", "Say", "planned_signature"]
 
 Say: TypeAlias = Callable[[str], None]
 """Takes a line about the progress, for a person."""
@@ -109,10 +111,7 @@ class Calibrator:
 
     def _predict(self, trial: Trial, calibration: Calibration) -> None:
         options = server_options(self._subject.loaded.settings, None).models[self._signature.name]
-        # A cap on prepared shapes changes the planning, not the calls: the file says it, the measured child need not.
-        signature = ModelSignature.from_dict(
-            {**calibration.signature, **_strategy_of(trial.candidate, self._signature)}
-        )
+        signature = planned_signature(calibration.signature, trial.candidate)
         try:
             trial.prediction = predict(
                 signature,
@@ -127,13 +126,17 @@ class Calibrator:
             trial.problem = str(error)
 
 
-def _strategy_of(candidate: Candidate, signature: ModelSignature) -> dict[str, Any]:
-    shapes = candidate.shapes
-    if shapes.strategy != "native" or shapes.max_prepared is None:
-        return {}
-    static = [dict(zip(signature.dimensions, sizes, strict=True)) for sizes in shapes.static]
-    cap = {"strategy": "native", "max_prepared": shapes.max_prepared}
-    return {"strategy": {**cap, "static": static} if static else cap}
+def planned_signature(measured: Mapping[str, Any], candidate: Candidate) -> ModelSignature:
+    """The signature of what was measured, with the candidate's own cap on shapes.
+
+    A cap changes which calls are planned, not what they cost, so candidates that differ in it alone share a measurement.
+    """
+    signature = ModelSignature.from_dict(measured)
+    if not isinstance(signature.strategy, Native):
+        return signature
+    return replace(
+        signature, strategy=replace(signature.strategy, max_prepared=candidate.shapes.max_prepared)
+    )
 
 
 def _parsed(said: bytes) -> dict[str, Any] | None:
