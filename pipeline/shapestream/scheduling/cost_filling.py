@@ -63,7 +63,8 @@ def _fill(values: Values, axes: tuple[Sizes, ...], node: tuple[int, ...]) -> boo
     """
     single: float | None = None
     for number, axis in enumerate(axes):
-        line = values[(*node[:number], slice(None), *node[number + 1 :])]
+        where: tuple[int | slice, ...] = (*node[:number], slice(None), *node[number + 1 :])
+        line = values[where]
         known = np.flatnonzero(~np.isnan(line))
         if len(known) >= 2:
             values[node] = _along([axis[place] for place in known], line[known].tolist(), axis[node[number]])
