@@ -171,6 +171,7 @@ class Slot:
         "closing",
         "id",
         "models",
+        "owes_rest",
         "paces",
         "prefetch_s",
         "queues",
@@ -201,6 +202,8 @@ class Slot:
         """It gets nothing until then, since it could not run what it got."""
         self.refusals = 0
         """Batches in a row that it answered with `unavailable`."""
+        self.owes_rest = False
+        """It did so while another batch waited there, and rests when that one has ended."""
 
     def __repr__(self) -> str:
         idle = "closing" if self.closing else "free" if self.aside_until is None else "aside"

@@ -39,6 +39,7 @@ class Reports:
         if batch is None:
             return
         batch.slot.refusals = 0
+        batch.slot.owes_rest = False
         ledger = self._ledger
         if event.expired:
             for request in batch.members:
@@ -72,13 +73,15 @@ class Reports:
         slot = batch.slot
         if event.code == "unavailable":
             slot.refusals += 1
+            slot.owes_rest = True
             # What was waiting there has just become the one that runs, or fails in the same way.
-            if slot.batch is not None and not slot.batch.recalled:
-                slot.batch.recalled = True
-                actions.append(RecallBatch(batch=slot.batch.id, slot=slot.id))
+            if (refused := self._slots.expect_back(slot)) is not None:
+                actions.append(RecallBatch(batch=refused.id, slot=slot.id))
         elif event.code not in ("cancelled", "recalled"):
             slot.refusals = 0
-        if slot.refusals and slot.free and event.code in ("unavailable", "recalled"):
+            slot.owes_rest = False
+        if slot.owes_rest and slot.free:
+            slot.owes_rest = False
             self._rest(batch, now)
         self._recovery.failed(batch, event, now, actions)
 

@@ -199,7 +199,8 @@ class Scheduler:
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
         """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""
-        for batch in self._ledger.unwanted:
+        # The same batch twice: its last member was late in the very event that let it begin.
+        for batch in dict.fromkeys(self._ledger.unwanted):
             if batch.id not in self._dispatching.batches:
                 continue
             if batch.started is not None:

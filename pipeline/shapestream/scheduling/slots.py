@@ -68,6 +68,8 @@ class SlotTable:
         if slot.queues and slot.queues[0].shares is not queue.shares:
             slot.queues[0].shares.absorb(queue.shares)
         slot.queues.append(queue)
+        # Nothing is known of its speed yet.
+        queue.fastest = min(queue.fastest, 1.0) if queue.slot_count else 1.0
         queue.slot_count += 1
         if slot.free:
             queue.free[slot.id] = slot
@@ -133,6 +135,16 @@ class SlotTable:
         batch.queue.ahead.remove(running.ends_at, slot)
         batch.queue.recalling += 1
 
+    def expect_back(self, slot: Slot) -> Batch | None:
+        """What a slot runs is asked for, since it cannot run it; it is returned, unless it has been asked for before."""
+        running = slot.batch
+        if running is None or running.recalled:
+            return None
+        running.recalled = True
+        self._forget_commit(slot, running)
+        running.commit_at = None
+        return running
+
     def end(self, batch: Batch, now: float) -> Batch | None:
         """A batch is over: its slot is free, or runs what waited behind it, or has nothing waiting any more.
 
@@ -162,7 +174,8 @@ class SlotTable:
         slot.batch = batch
         batch.started = now
         batch.ends_at = now + (batch.predicted_s or 0.0)
-        if slot.prefetch_s is not None and batch.predicted_s is not None:
+        # Behind a batch that may come back nothing is sent: nobody knows when the slot will be free.
+        if slot.prefetch_s is not None and batch.predicted_s is not None and not batch.recalled:
             batch.commit_at = max(now, batch.ends_at - slot.prefetch_s)
         for queue in slot.queues:
             queue.ends.add(batch.ends_at, slot)

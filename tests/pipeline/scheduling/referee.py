@@ -127,6 +127,8 @@ class Referee(RuleBasedStateMachine):
         self.closing: set[int] = set()
         self.refusals: dict[int, tuple[int, float]] = {}
         """Slots that answered their last batches `unavailable`: how many in a row, and when the last time."""
+        self.owing: set[int] = set()
+        """Slots that did so while another batch waited there: they rest when that one has ended."""
         self.slot_ids = count()
         self.batches: dict[int, Running] = {}
         self.models: set[str] = set()
@@ -227,12 +229,16 @@ class Referee(RuleBasedStateMachine):
             case BatchFailed(code="unavailable"):
                 slot = self.batches[event.batch].start.slot
                 self.refusals[slot] = (self.refusals.get(slot, (0, 0.0))[0] + 1, self.now)
-            case BatchFailed(code="recalled"):
+                if slot not in self._idle_slots():
+                    self.owing.add(slot)
+            case BatchFailed(code="recalled" | "cancelled"):
                 slot = self.batches[event.batch].start.slot
-                if slot in self.refusals and slot in self._idle_slots():
+                if slot in self.owing and slot in self._idle_slots():
+                    self.owing.discard(slot)
                     self.refusals[slot] = (self.refusals[slot][0], self.now)
             case BatchFinished() | BatchFailed(code="model_error" | "internal"):
                 self.refusals.pop(self.batches[event.batch].start.slot, None)
+                self.owing.discard(self.batches[event.batch].start.slot)
             case _:
                 pass
 
