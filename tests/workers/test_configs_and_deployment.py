@@ -77,7 +77,17 @@ def test_every_setting_is_documented() -> None:
 def test_every_command_is_documented() -> None:
     """docs/cli.md has a heading with each command."""
     page = (ROOT / "docs" / "cli.md").read_text()
-    assert {"serve", "worker", "check", "infer", "models", "schema", "version"} == COMMANDS
+    assert {
+        "serve",
+        "worker",
+        "check",
+        "infer",
+        "models",
+        "tune",
+        "simulate",
+        "schema",
+        "version",
+    } == COMMANDS
     assert [] == sorted(
         command for command in COMMANDS if not re.search(rf"^## .*`shapestream {command}\b", page, re.M)
     )
