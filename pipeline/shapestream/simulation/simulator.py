@@ -7,13 +7,12 @@ but for what the decisions themselves cost.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop
 from itertools import islice
 from math import inf, prod
 from time import thread_time
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 from shapestream.scheduling.actions import (
     Action,
@@ -33,7 +32,8 @@ from shapestream.scheduling.events import (
     SlotJoined,
     TimePassed,
 )
-from shapestream.simulation.records import DONE, EXPIRED, FAILED, LATE, REFUSED, Requests, SlotTime
+from shapestream.simulation.play import Policy, Simulated, Workload
+from shapestream.simulation.records import DONE, EXPIRED, FAILED, LATE, REFUSED, Requests
 from shapestream.simulation.simulated_slots import (
     ARRIVED,
     ENDED,
@@ -52,50 +52,6 @@ BYTES_PER_ELEMENT = 8
 _MAX_IDLE_WAKEUPS = 10_000
 
 _REFUSALS = frozenset({"overloaded", "too_large", "draining", "unavailable", "invalid"})
-
-
-class Policy(Protocol):
-    """What decides: `Scheduler`, or a plain server."""
-
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event."""
-        ...
-
-    def next_wakeup(self) -> float | None:
-        """When `TimePassed` is wanted."""
-        ...
-
-    def check_invariants(self) -> None:
-        """Raises AssertionError."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """Requests in order of time."""
-
-    requests: Iterable[TraceRequest]
-    in_flight: int | None = None
-    """A closed loop: so many at any time, whatever their times; None: they come when their times say."""
-    round_trip_s: float = 0.0
-    """In a closed loop: from an answer to the request that follows it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """What happened."""
-
-    requests: Requests
-    slots: SlotTime
-    slot_count: int
-    began_s: float
-    ended_s: float
-    decide_s: float
-    """Seconds of this machine's processor that the decisions took, all together."""
-    longest_decision_s: float
-    events: int
-    codes: Mapping[str, int]
-    """Failed requests by code."""
 
 
 def simulate(
