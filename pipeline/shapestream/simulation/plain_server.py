@@ -112,7 +112,7 @@ class PlainServer:
 
 def _may_join(profile: ModelProfile, first: Arrival, request: Arrival, rows: int) -> bool:
     """Whether a request may be padded, or is equal enough, to share the call of the first."""
-    if request.model != profile.name or not profile.has_batch or rows > profile.max_batch:
+    if request.model != first.model or not profile.has_batch or rows > profile.max_batch:
         return False
     dimensions = zip(profile.paddable, first.sizes, request.sizes, strict=True)
     return all(paddable or mine == theirs for paddable, mine, theirs in list(dimensions)[1:])

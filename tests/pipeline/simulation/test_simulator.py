@@ -93,7 +93,10 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
     plain: bool,
 ) -> None:
     """Arrived = answered + refused + expired; the scheduler's own books are checked on the way."""
-    models = [parse_sizes("a/seq=lognormal:24,0.9,4..256"), parse_sizes("b*0.5/batch=uniform:1..20;seq=16")]
+    models = [
+        parse_sizes("a/seq=lognormal:24,0.9,4..256"),
+        parse_sizes("b*0.5/batch=uniform:1..20;seq=16;width=choice:2,3"),
+    ]
     policy: Policy = PlainServer(8) if plain else scheduler(bound)
     simulated = play(
         policy,
@@ -109,7 +112,10 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
             )
         ),
         slots=slots,
-        profiles=[profile("a"), profile("b", paddable=(True, False))],
+        profiles=[
+            profile("a"),
+            profile("b", dimensions=("batch", "seq", "width"), paddable=(True, False, True)),
+        ],
         in_flight=in_flight,
         noise=noise,
         way_s=way_s,
@@ -192,6 +198,23 @@ def test_the_way_to_a_slot_takes_its_time() -> None:
     """There and back: once each."""
     simulated = play(PlainServer(1), [TraceRequest(0.0, 0, 0, (1, 1))], fixed_s=0.01, way_s=0.002)
     assert 0.01 + 0.00013 + 0.004 == pytest.approx(latencies_s(simulated)[0])
+
+
+def test_a_plain_server_closes_its_batch_at_another_model_or_size() -> None:
+    """It never mixes what may not be mixed, and keeps the order of arrival."""
+    models = [
+        profile("a"),
+        profile("b", dimensions=("batch", "height", "width"), paddable=(True, True, False)),
+    ]
+    sizes = [(0, (1, 5)), (0, (1, 9)), (1, (1, 4, 4)), (1, (1, 5, 4)), (1, (1, 4, 6)), (0, (1, 5))]
+    requests = [TraceRequest(0.0, 0, 0, (1, 1))]
+    requests += [TraceRequest(0.001, model, 0, shape) for model, shape in sizes]
+    simulated = play(PlainServer(8), requests, profiles=models)
+    # The first alone, then {5, 9}, {4x4, 5x4}, {4x6}, {5}.
+    assert (5, 7) == (simulated.slots.batches, simulated.slots.members)
+    assert 1 + 18 + 40 + 24 + 5 == simulated.slots.computed
+    ended = list(simulated.requests.ended)[1:]
+    assert ended == sorted(ended)
 
 
 def test_goodput_over_time_adds_up() -> None:
