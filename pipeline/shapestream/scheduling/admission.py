@@ -49,6 +49,7 @@ class Admission:
     """
 
     __slots__ = (
+        "_alone_s",
         "_terms",
         "costs",
         "draining",
@@ -81,10 +82,12 @@ class Admission:
         self.queued_bytes = 0
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms] = {}
+        self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
 
     def new_turn(self) -> None:
         """Predictions are looked up once for all that arrive together."""
         self._terms.clear()
+        self._alone_s.clear()
 
     def consider(
         self, arrival: Arrival, queue: ModelQueue | None, clients: int, now: float
@@ -144,13 +147,17 @@ class Admission:
         self, arrival: Arrival, deadline: float, queue: ModelQueue, terms: Terms, clients: int, now: float
     ) -> Terms | Refusal:
         """Refuses what cannot be met, or will hardly be, as far as that is known; see deadlines.py."""
-        alone_s = self.costs.batch_s(arrival.model, arrival.sizes)
+        key = (arrival.model, arrival.sizes)
+        if key not in self._alone_s:
+            self._alone_s[key] = self.costs.batch_s(arrival.model, arrival.sizes)
+        alone_s = self._alone_s[key]
         if alone_s is None or not queue.slot_count:
             return terms
         alone_s *= queue.fastest
         left_s = deadline - now
         idle = bool(queue.free) and not queue.waiting
-        if OPTIMISM * (earliest_s(queue, now) + alone_s) >= left_s:
+        free_s = earliest_s(queue, now)
+        if OPTIMISM * (free_s + alone_s) >= left_s:
             queue.probes += idle
             if not idle or queue.probes % PROBE_EVERY:
                 message = (
@@ -160,7 +167,7 @@ class Admission:
         elif not idle:
             priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
             rank = queue.shares.rank(arrival.client, priority, clients)
-            wait_s = expected_wait_s(queue, rank, clients, now)
+            wait_s = free_s + expected_wait_s(queue, rank, clients)
             if wait_s and wait_s + alone_s > left_s:
                 message = (
                     f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "

@@ -34,8 +34,10 @@ def earliest_s(queue: ModelQueue, now: float) -> float:
     return 0.0 if first is None else max(0.0, first[0] - now)
 
 
-def expected_wait_s(queue: ModelQueue, rank: float, clients: int, now: float) -> float:
-    """Predicted seconds that a request of this rank waits, others that arrive later left aside.
+def expected_wait_s(queue: ModelQueue, rank: float, clients: int) -> float:
+    """Predicted seconds of others' work before a request of this rank, from when a slot is free on.
+
+    Those who arrive later are left aside.
 
     Virtual time has to reach its rank, and passes at 1/clients of the slots' time; but what waits altogether is not
     more than what waits.
@@ -43,7 +45,7 @@ def expected_wait_s(queue: ModelQueue, rank: float, clients: int, now: float) ->
     shares = queue.shares
     turn_s = max(0.0, rank - shares.virtual_s) * clients
     all_s = sum([other.cost_s / max(1, other.slot_count) for other in shares.queues])
-    return earliest_s(queue, now) + min(turn_s, all_s)
+    return min(turn_s, all_s)
 
 
 def take_turn(anchor: Request, urgent: LazyHeap | None, clients: int, now: float) -> Request:
