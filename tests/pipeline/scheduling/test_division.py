@@ -101,7 +101,9 @@ def test_the_level_is_where_the_work_comes_to_rest(busy, free, work_s):
     level_s, slots = water_level(queue, work_s, 100.0)
     heights = [0.0] * free + busy
     assert pytest.approx(work_s, abs=1e-6) == sum(max(0.0, level_s - height) for height in heights)
-    assert slots == sum(height < level_s for height in heights) or work_s < 1e-9
+    # Slots that are free exactly at the level may count or not.
+    below, up_to = (sum(height < level_s + margin for height in heights) for margin in (-1e-6, 1e-6))
+    assert below <= slots <= max(up_to, free)
 
 
 def test_the_level_of_a_thousand_slots_is_estimated_from_few():
