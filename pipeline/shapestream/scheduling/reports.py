@@ -45,8 +45,9 @@ class Reports:
             for request in batch.members:
                 if request.state is RUNNING and request.id in event.expired:
                     actions.append(ledger.fail_late(request, now))
-        elif event.busy_s > 0.0:
-            # Without the expired members the call had another shape, and a clock that saw no time pass measured nothing.
+        elif event.busy_s > 0.0 and all(batch.sizes):
+            # Nothing is learned from a call without the expired members, which had another shape, from one without
+            # elements, and from a clock that saw no time pass.
             self._learn(batch, event)
         ledger.deliver(batch, now, actions)
         batch.release_members()

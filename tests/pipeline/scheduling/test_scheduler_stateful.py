@@ -119,12 +119,14 @@ class SchedulerMachine(Referee):
                 )
             )
         queued_before = [known for known in self._queued() if not self._is_late(known.arrival.id)]
-        room = MAX_QUEUED_REQUESTS - len(queued_before)
         for arrival in arrivals:
             self.known[arrival.id] = Known(arrival, next(self.orders), self.now)
         actions = self._play(RequestsArrived(requests=tuple(arrivals)))
         failed = {action.id: action.code for action in actions if isinstance(action, FailRequest)}
         admitted = [arrival for arrival in arrivals if arrival.id not in failed]
+        # What became hopeless made room, too.
+        queued_before = [known for known in queued_before if known.arrival.id not in failed]
+        room = MAX_QUEUED_REQUESTS - len(queued_before)
         for arrival in arrivals:
             self._check_refusal(arrival, failed.get(arrival.id))
         assert len(admitted) <= max(0, room), "the queue's bound in requests"
