@@ -157,7 +157,9 @@ def _best_run(
         np.maximum.accumulate(shapes[smaller])[:, None], np.maximum.accumulate(shapes[others])[None]
     )
     run_rows = sums(rows)
-    seconds = costs.seconds(run_rows.ravel(), largest.reshape(-1, shapes.shape[1])).reshape(run_rows.shape)
+    seconds = costs.seconds(run_rows.ravel(), largest.reshape(run_rows.size, shapes.shape[1])).reshape(
+        run_rows.shape
+    )
     legal = (run_rows <= limits.max_rows) & np.isfinite(seconds)
     if limits.max_bytes is not None:
         legal &= sums(nbytes) <= limits.max_bytes
