@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "CallCosts", "Prediction"]
 
+USES = 8
+"""Batches among which a new shape's preparation is divided when batches are compared: what has come once will come again, so
+that a new shape is an investment. Charged in full, a queue would keep to the few small shapes that are known already."""
 _REMEMBERED = 2048
 """Shapes whose costs are remembered, at most; then all are forgotten."""
 _NOTHING = np.zeros(1)
@@ -65,6 +68,14 @@ class Call:
     rows: int
     shape: Shape
     seconds: float
+    """To be compared: with a part of what it takes to prepare for a shape that is new to the device."""
+    preparation_s: float = 0.0
+    """All that it takes."""
+
+    @property
+    def first_s(self) -> float:
+        """To be expected: preparation included in full."""
+        return self.seconds + self.preparation_s * (1.0 - 1.0 / USES)
 
 
 class CallCosts:
@@ -117,7 +128,7 @@ class CallCosts:
     # ------------------------------------------------------------ which call
 
     def call(self, rows: int, shape: Shape) -> Call:
-        """The call for a batch of these sizes, and its predicted seconds, what is new to the device included."""
+        """The call for a batch of these sizes, and its predicted seconds."""
         call_rows, call_shape = rows, shape
         if self.sizes is not None:
             call_rows, call_shape = self.sizes.call_sizes(rows, shape)
@@ -127,7 +138,8 @@ class CallCosts:
         if static is not None:
             # Static models are prepared before they serve.
             return Call(rows, static, surface.second(rows, static))
-        return Call(call_rows, call_shape, seconds + surface.preparation_s(max(1, call_rows), call_shape))
+        new_s = surface.preparation_s(max(1, call_rows), call_shape)
+        return Call(call_rows, call_shape, seconds + new_s / USES, new_s)
 
     def _static(self, rows: int, shape: Shape, seconds: float) -> Shape | None:
         """The shape of the static model that serves such a batch in fewer seconds; of several the quickest."""
@@ -199,9 +211,9 @@ class CallCosts:
         best = self._best.get(shape)
         if best is None:
             # Once all of them are known to the device: company of another shape might be had without preparing.
-            steady = self.row_seconds(shape) - self._preparations(shape, self.profile.max_batch + 1)
-            seconds = steady[1 : self.profile.max_batch + 1]
-            each = seconds / np.arange(1, len(seconds) + 1)
+            rows = np.arange(1, self.profile.max_batch + 1)
+            wide = np.broadcast_to(np.array(shape, dtype=np.intp), (len(rows), len(shape)))
+            each = self.seconds(rows, wide) / rows
             best = self._best[shape] = int((each <= NEAR_BEST * each.min()).argmax()) + 1
         return best
 
@@ -231,4 +243,4 @@ class CallCosts:
         surface = self.surface
         if self._statics and self._static(rows, shape, surface.second(call_rows, call_shape)) is not None:
             return 0.0
-        return surface.preparation_s(call_rows, call_shape)
+        return surface.preparation_s(call_rows, call_shape) / USES

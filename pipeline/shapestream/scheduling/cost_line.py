@@ -89,7 +89,7 @@ class Line:
             each = seconds / (calls * self._unit + elements)
             self.fixed_s, self.element_s = each * self._unit, each
             self._reach = (elements, elements)
-        expected = calls * self.fixed_s + elements * self.element_s
+        expected = max(LEAST_S, calls * self.fixed_s + elements * self.element_s)
         clip = FIRST_CLIP if self.count < FEW else self._clip
         taken = max(expected / clip, min(expected * clip, seconds))
         if self.count >= FEW:

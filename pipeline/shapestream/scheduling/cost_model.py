@@ -251,6 +251,7 @@ class CostModel:
 
 
 def _in_company(surface: Surface, profile: ModelProfile, rows: int, shape: Sizes) -> float:
+    rows = max(1, rows)
     best = surface.second(rows, shape)
     together = 2
     while profile.has_batch and together * rows <= profile.max_batch:

@@ -120,7 +120,7 @@ class Dispatching:
         batch = Batch(self._next_batch, slot, queue, plan.members, plan.sizes(queue.has_batch), predicted_s)
         self._next_batch += 1
         self.batches[batch.id] = batch
-        self.budget.earn(predicted_s)
+        self.budget.earn(predicted_s, now)
         if queue.rounding is not None:
             queue.rounding.start(plan.call_rows, plan.shape)
         behind = slot.batch

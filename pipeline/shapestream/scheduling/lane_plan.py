@@ -34,7 +34,7 @@ RENEW = 4
 """A plan is made anew when more than one in so many of its requests have gone and others have come."""
 _PLANS = 1024
 """Lanes of a model whose plans are kept."""
-BATCH_S = 1e-4
+BATCH_S = 1e-3
 """What a batch costs its slot besides its own time: the hand-over. It decides between cuts that are otherwise equal."""
 
 Key = tuple[int, tuple[int, ...]]

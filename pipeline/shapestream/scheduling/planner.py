@@ -124,5 +124,5 @@ def _cut(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None = N
         real = sum([request.rows * prod(request.shape) for request in members])
     call = costs.call(rows, shape)
     costs.started(rows, shape)
-    seconds = call.seconds if costs.surface.measured and isfinite(call.seconds) else 0.0
+    seconds = call.first_s if costs.surface.measured and isfinite(call.seconds) else 0.0
     return Cut(members, rows, call.shape, call.rows * prod(call.shape) - real, seconds, call.rows)

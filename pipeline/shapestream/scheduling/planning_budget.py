@@ -14,6 +14,8 @@ __all__ = ["PlanningBudget", "planning_s"]
 
 SHARE = 0.02
 """Of each batch's predicted seconds, what may be spent on planning."""
+LOOP_SHARE = 0.1
+"""Of the time that passes, what may be spent on planning: many slots have many batches, one thread plans."""
 MOST_S = 0.02
 """What may be saved up: some twenty windows of 256."""
 FIRST_S = 0.005
@@ -49,11 +51,14 @@ def planning_s(requests: int, reach: int, dimensions: int) -> float:
 class PlanningBudget:
     """A scheduler's one account of planning: earned by batches, spent on cuts. It keeps what was worked out on costs."""
 
-    __slots__ = ("_costs", "balance_s", "cuts", "share", "spent_s")
+    __slots__ = ("_at", "_costs", "_free_s", "balance_s", "cuts", "share", "spent_s")
 
     def __init__(self, share: float = SHARE, first_s: float = FIRST_S) -> None:
         self.share = share
         self.balance_s = first_s
+        self._at: float | None = None
+        self._free_s = MOST_S
+        """Of the planning thread's own time, what batches have not earned yet."""
         self.cuts = 0
         """Dynamic programmes that were run."""
         self.spent_s = 0.0
@@ -65,9 +70,13 @@ class PlanningBudget:
             f"<planning: {self.cuts} cuts, {self.spent_s * 1e3:.3g} ms, {self.balance_s * 1e3:.3g} ms left>"
         )
 
-    def earn(self, batch_s: float | None) -> None:
+    def earn(self, batch_s: float | None, now: float) -> None:
         """A batch was started; None where it cannot be predicted in seconds."""
-        earned = self.share * (UNMEASURED_S if batch_s is None else batch_s)
+        if self._at is not None:
+            self._free_s = min(MOST_S, self._free_s + LOOP_SHARE * (now - self._at))
+        self._at = now
+        earned = min(self._free_s, self.share * (UNMEASURED_S if batch_s is None else batch_s))
+        self._free_s -= earned
         self.balance_s = min(MOST_S, self.balance_s + earned)
 
     def spend(self, seconds: float) -> bool:

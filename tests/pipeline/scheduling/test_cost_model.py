@@ -155,6 +155,12 @@ def test_requests_cost_what_they_cost_in_good_company():
     assert 0.5 == single.request_s("m", (8,))
 
 
+def test_a_request_without_rows_costs_what_one_row_does():
+    """It takes a call all the same."""
+    costs = costs_with(("w", table()))
+    assert costs.request_s("m", (64,), 1) == costs.request_s("m", (64,), 0)
+
+
 def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
     """The first call of a shape is dear; that it is says nothing about the second."""
     costs = costs_with(("a", table()))

@@ -8,6 +8,7 @@ from tests.pipeline.scheduling.planning_stage import Waiting, affine, ids, make_
 from shapestream.scheduling.lane_plan import RENEW, WINDOWS
 from shapestream.scheduling.planner import PlanningBudget, plan_batch
 from shapestream.scheduling.planning_budget import (
+    LOOP_SHARE,
     MOST_CUT_S,
     MOST_S,
     SHARE,
@@ -134,7 +135,7 @@ def test_planning_costs_its_share_at_most():
         waiting.arrive(*[(1, 10 + (turn * 7919 + each * 31) % 200) for each in range(4)])
         cut = _plan(waiting, budget, affine(0.001, 0.00001))
         waiting.start(cut)
-        budget.earn(cut.seconds)
+        budget.earn(cut.seconds, float(turn))
         earned += SHARE * cut.seconds
         assert budget.spent_s <= 0.0005 + earned + 1e-12
     assert budget.cuts > 1
@@ -143,12 +144,23 @@ def test_planning_costs_its_share_at_most():
 def test_a_budget_saves_up_a_bounded_amount():
     """An hour of one long batch does not pay for minutes of planning."""
     budget = PlanningBudget()
-    budget.earn(3600.0)
+    budget.earn(3600.0, 0.0)
     assert MOST_S == budget.balance_s
     assert not budget.spend(2 * MOST_CUT_S)
     empty = PlanningBudget(first_s=0.0)
-    empty.earn(None)
+    empty.earn(None, 0.0)
     assert SHARE * UNMEASURED_S == empty.balance_s
+
+
+def test_many_slots_do_not_earn_more_than_the_planning_thread_has():
+    """A thousand batches of a second each, started within a second, pay for a tenth of that second at most."""
+    budget = PlanningBudget(first_s=0.0)
+    spent = 0
+    for number in range(1000):
+        budget.earn(1.0, number * 1e-3)
+        spent += budget.spend(1e-3)
+    assert spent <= (LOOP_SHARE * 1.0 + MOST_S) / 1e-3
+    assert spent >= 0.9 * LOOP_SHARE / 1e-3
 
 
 @pytest.mark.parametrize(("dimensions", "most"), [(1, 256), (2, 64)])

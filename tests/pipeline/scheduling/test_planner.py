@@ -16,6 +16,7 @@ from tests.pipeline.scheduling.planning_stage import (
     make_queue,
 )
 
+from shapestream.scheduling.call_costs import USES
 from shapestream.scheduling.lane_plan import BATCH_S
 from shapestream.scheduling.planner import DELAYED, PlanningBudget, plan_batch, together
 from shapestream.scheduling.records import QUEUED
@@ -104,7 +105,7 @@ def test_every_batch_is_legal_until_the_queue_is_empty(
         if len(members) > 1:
             _check_limits(cut, limits, surface, real, most_s, speed)
         waiting.start(cut)
-        budget.earn(cut.seconds)
+        budget.earn(cut.seconds, 0.0)
 
 
 def _check_limits(cut, limits, surface, real, most_s, speed) -> None:
@@ -245,9 +246,9 @@ def test_bytes_bound_a_batch():
 
 
 def test_shapes_that_the_device_knows_are_preferred():
-    """A new shape that costs more to prepare than padding wastes is not made."""
+    """A new shape whose share of its preparation is more than padding wastes is not made."""
     known = {(2, (24,)), (1, (20,)), (1, (24,))}
-    surface = affine(0.1, 0.001, new=lambda rows, shape: 0.0 if (rows, shape) in known else 1.0)
+    surface = affine(0.1, 0.001, new=lambda rows, shape: 0.0 if (rows, shape) in known else USES)
     waiting = Waiting(make_queue())
     waiting.arrive((1, 20), (1, 24), (1, 20))
     calls = []
@@ -256,6 +257,28 @@ def test_shapes_that_the_device_knows_are_preferred():
         calls.append((cut.rows, cut.shape, round(cut.seconds, 6)))
         waiting.start(cut)
     assert [(1, (20,), 0.12), (2, (24,), 0.148)] == calls
+
+
+def test_a_new_shape_is_an_investment():
+    """A queue does not keep to single requests for ever, because only their shapes are known already."""
+    surface = affine(0.1, 0.001, new=lambda rows, shape: 0.0 if rows == 1 else 0.3)
+    waiting = Waiting(make_queue())
+    waiting.arrive((1, 20), (1, 20), (1, 21), (1, 21))
+    cut = _plan(waiting, surface)
+    assert (4, pytest.approx(0.1 + 0.084 + 0.3)) == (cut.rows, cut.seconds)
+
+
+def test_a_model_without_other_dimensions_is_cut_within_limits():
+    """Where only the rows vary, and a slot's share is small, a batch is made smaller."""
+    queue = make_queue(())
+    waiting = Waiting(queue)
+    waiting.arrive(*[(1,)] * 8)
+    cut = _plan(waiting, affine(0.01, 0.01), most_s=0.035, speed=1.0)
+    assert 1 <= cut.rows <= 2
+    waiting = Waiting(make_queue(()))
+    waiting.arrive((2,), (3,), (1,), deadline=0.045)
+    cut = _plan(waiting, affine(0.01, 0.01), most_s=None, speed=1.0)
+    assert cut.seconds <= 0.045
 
 
 def test_a_started_call_counts_as_known():
