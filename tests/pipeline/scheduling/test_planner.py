@@ -269,16 +269,11 @@ def test_a_new_shape_is_an_investment():
 
 
 def test_a_model_without_other_dimensions_is_cut_within_limits():
-    """Where only the rows vary, and a slot's share is small, a batch is made smaller."""
-    queue = make_queue(())
-    waiting = Waiting(queue)
-    waiting.arrive(*[(1,)] * 8)
-    cut = _plan(waiting, affine(0.01, 0.01), most_s=0.035, speed=1.0)
-    assert 1 <= cut.rows <= 2
+    """Where only the rows vary, a batch is made smaller for a deadline too."""
     waiting = Waiting(make_queue(()))
-    waiting.arrive((2,), (3,), (1,), deadline=0.045)
-    cut = _plan(waiting, affine(0.01, 0.01), most_s=None, speed=1.0)
-    assert cut.seconds <= 0.045
+    waiting.arrive(*[(1,)] * 8, deadline=0.0145)
+    cut = _plan(waiting, affine(0.01, 0.001))
+    assert (4, pytest.approx(0.014)) == (cut.rows, cut.seconds)
 
 
 def test_a_started_call_counts_as_known():
