@@ -14,7 +14,7 @@ QUICK ?=
 ENGINES ?=
 SMOKE ?=
 
-.PHONY: help demo embeddings test test-engines lint format bench wheel constraints clean
+.PHONY: help demo embeddings test test-engines lint format bench plots wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.limit $(if $(SMOKE),--smoke)
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
+
+plots: $(READY) ## Draw the pictures of docs/scheduling.md anew (simulated: nothing is measured).
+	@$(BIN)/python docs/plots.py
 
 wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean environment.
 	@rm -rf dist build/wheel-venv
