@@ -24,6 +24,9 @@ ALONE = "max_batch: 1"
 """The server that serves one at a time through the same pipeline."""
 ARRIVAL_SHARE = 4
 """Arrival order is slow, and says as much over a quarter of the trace."""
+PASSES = 4
+"""Over the practice slice, by which a server is warmed up: its device has met most of the shapes then, as it has in a
+service that runs for months. The oracle has met all of its own."""
 POISSON_SHARE = 0.75
 """Of the seconds of a run."""
 
@@ -53,6 +56,7 @@ class Contest:
         self._trace = trace
         self._practice = practice
         self._servers = servers
+        self._thorough = thorough
         self._references = References(minilm, trace)
         self._practised = References(minilm, practice)
         self._oracle = oracle.search(minilm, practice, thorough=thorough)
@@ -73,7 +77,7 @@ class Contest:
     def warm_up(self) -> None:
         """Servers on the other slice, as they are measured; the ways of this process on the trace itself."""
         for name, served in self._servers.items():
-            for in_flight in IN_FLIGHT:
+            for in_flight in IN_FLIGHT * (PASSES if self._thorough else 1):
                 run = served.stream(self._practice, in_flight)
                 self._practised.check(run.answers, f"{name}, warming up")
         for plan in (self._oracle, self._single):
