@@ -27,8 +27,8 @@ ARRIVAL_SHARE = 4
 PASSES = 4
 """Over the practice slice, by which a server is warmed up: its device has met most of the shapes then, as it has in a
 service that runs for months. The oracle has met all of its own."""
-POISSON_SHARE = 0.75
-"""Of the seconds of a run."""
+POISSON_SHARE = 2.0
+"""Of the seconds of a run: a 99th percentile of a queue near its limit needs many arrivals."""
 
 
 @dataclass(slots=True, kw_only=True)
