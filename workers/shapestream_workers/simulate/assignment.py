@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
 from shapestream.settings_loader import load_settings
+from shapestream.telemetry.logging import configure
 from shapestream_workers.simulate.plots import check_plot, draw
 from shapestream_workers.simulate.report import print_table
 from shapestream_workers.simulate.runs import Goal, Run, Sweep, fewest_slots, parse_sweep, run_all
@@ -29,10 +31,9 @@ def run_simulate(
     as_json: bool,
 ) -> None:
     """Simulates and prints. Raises `ConfigurationError` for whatever cannot be meant, before anything runs."""
-    from dataclasses import replace
-
     if config is not None:
         options = replace(options, loaded=load_settings(config))
+        configure("warning", "auto")  # models may be compiled for it, which is no news here
     if plot is not None:
         check_plot(plot)
     scenario = make_scenario(options)
