@@ -1,10 +1,11 @@
-"""What all tests share: proofs and costs are kept for one run of the tests, and never in the user's own cache."""
+"""What all tests share: caches for one run of the tests, never the user's own, and a logging that is nobody's leftover."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from shapestream_engine import calibration_cache
 from shapestream_engine.probing.cache import ENVIRONMENT
@@ -16,3 +17,10 @@ def _own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv(ENVIRONMENT, str(tmp_path_factory.mktemp("proofs")))
         patch.setenv(calibration_cache.ENVIRONMENT, str(tmp_path_factory.mktemp("costs")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _fresh_logging() -> Iterator[None]:
+    """A command that a test runs in this process sets logging up for itself; the next test must not inherit that."""
+    yield
+    structlog.reset_defaults()
