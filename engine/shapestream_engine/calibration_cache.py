@@ -8,12 +8,10 @@ together they would slow each other down.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +21,7 @@ from pathlib import Path
 
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
+from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.probing.cache import identity
 from shapestream_engine.probing.examination import ProbeOptions
@@ -73,62 +72,38 @@ class CostEntry:
 
     def read(self) -> CostTable | None:
         """The table, if there is one that can be read."""
-        if self.path is None:
-            return None
+        plain = read_plain(self.path)
         try:
-            return CostTable.from_dict(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, EngineError):
-            return None  # none yet, or cut short: it is measured again, and written anew
+            return None if plain is None else CostTable.from_dict(plain)
+        except EngineError:
+            return None  # it is measured again, and written anew
 
     def write(self, table: CostTable) -> None:
         """Keeps a table."""
-        if self.path is None:
-            return
-        try:
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, delete=False, encoding="utf-8"
-            ) as file:
-                json.dump(table.to_dict(), file)
-            os.replace(file.name, self.path)
-        except OSError:
-            return
+        write_plain(self.path, table.to_dict())
 
 
 class CostCache:
     """A folder of tables; None: none are kept."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+        self._files = KeptFiles(folder)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the tables are."""
+        return self._files.folder
 
     @classmethod
     def of_environment(cls) -> CostCache:
         """Where the environment says."""
-        chosen = os.environ.get(ENVIRONMENT, "")
-        if chosen == "off":
-            return cls(None)
-        if chosen:
-            return cls(Path(chosen))
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return cls(Path(home).expanduser() / "shapestream" / "costs")
+        return cls(KeptFiles.of_environment(ENVIRONMENT, "costs").folder)
 
     @contextmanager
     def entry(self, key: str) -> Iterator[CostEntry]:
         """The entry for this table, which nobody else has meanwhile."""
-        if self.folder is None:
-            yield CostEntry(None)
-            return
-        path = self.folder / f"{key}.json"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:
-            yield CostEntry(None)
-            return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._files.locked(key) as path:
             yield CostEntry(path)
-        finally:
-            os.close(lock)
 
 
 def cost_key(

@@ -7,20 +7,18 @@ Processes that want the same proof at the same time wait for the first, which ho
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.probing.examination import ProbeOptions
 from shapestream_engine.probing.report import ProbeReport
@@ -43,64 +41,40 @@ class Entry:
 
     def read(self) -> ProbeReport | None:
         """The verdict, if there is one that can be read."""
-        if self.path is None:
-            return None
+        plain = read_plain(self.path)
         try:
-            return ProbeReport.from_dict(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None  # none yet, or cut short: it is proved again, and written anew
+            return None if plain is None else ProbeReport.from_dict(plain)
+        except (ValueError, TypeError, KeyError):
+            return None  # it is proved again, and written anew
 
     def write(self, report: ProbeReport) -> None:
-        """Keeps a verdict; a disk that is full or read-only costs time at the next start, and nothing else."""
-        if self.path is None:
-            return
-        try:
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, delete=False, encoding="utf-8"
-            ) as file:
-                json.dump(report.to_dict(), file)
-            os.replace(file.name, self.path)
-        except OSError:
-            return
+        """Keeps a verdict."""
+        write_plain(self.path, report.to_dict())
 
 
 class ProofCache:
     """A folder of verdicts; None: none are kept."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+        self._files = KeptFiles(folder)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the verdicts are."""
+        return self._files.folder
 
     @classmethod
     def of_environment(cls) -> ProofCache:
         """Where the environment says."""
-        chosen = os.environ.get(ENVIRONMENT, "")
-        if chosen == "off":
-            return cls(None)
-        if chosen:
-            return cls(Path(chosen))
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return cls(Path(home).expanduser() / "shapestream" / "probe")
+        return cls(KeptFiles.of_environment(ENVIRONMENT, "probe").folder)
 
     @contextmanager
     def entry(
         self, spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None
     ) -> Iterator[Entry]:
         """The entry for this proof, which nobody else has meanwhile; without a signature, for a guess at rules."""
-        if self.folder is None:
-            yield Entry(None)
-            return
-        path = self.folder / f"{_key(spec, options, signature)}.json"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:
-            yield Entry(None)
-            return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._files.locked(_key(spec, options, signature)) as path:
             yield Entry(path)
-        finally:
-            os.close(lock)
 
 
 def identity(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None) -> dict[str, Any]:

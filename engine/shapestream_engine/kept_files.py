@@ -1,0 +1,83 @@
+"""Folders of small JSON files in which results are kept from one start to the next: proofs, and what calls cost.
+
+Nothing here is needed: what cannot be read is worked out again, and a disk that is full or read-only costs time at
+the next start, and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+__all__ = ["KeptFiles", "read_plain", "write_plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFiles:
+    """A folder of entries; None: nothing is kept."""
+
+    folder: Path | None
+
+    @classmethod
+    def of_environment(cls, variable: str, name: str) -> Self:
+        """Where `variable` says (`off`: nowhere), else `name` in the user's cache folder."""
+        chosen = os.environ.get(variable, "")
+        if chosen == "off":
+            return cls(None)
+        if chosen:
+            return cls(Path(chosen))
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return cls(Path(home).expanduser() / "shapestream" / name)
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator[Path | None]:
+        """The path of an entry that nobody else has meanwhile; None where nothing can be kept."""
+        if self.folder is None:
+            yield None
+            return
+        path = self.folder / f"{key}.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield None
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield path
+        finally:
+            os.close(lock)
+
+
+def read_plain(path: Path | None) -> Any:
+    """The plain data of a file; None if there is none, or none that can be read."""
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # none yet, or cut short
+
+
+def write_plain(path: Path | None, plain: Any) -> None:
+    """Replaces the file as a whole, or leaves it as it was."""
+    if path is None:
+        return
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            try:
+                json.dump(plain, file)
+                file.flush()
+                os.replace(file.name, path)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(file.name)
+    except OSError:
+        return
