@@ -45,7 +45,7 @@ def test_one_models_requests_are_read(tmp_path: Path) -> None:
     models = {"other": ("batch", "seq"), "m": ("batch", "seq")}
     workload = read_workload(write(tmp_path / "t", requests, models), "m", SIGNATURE)
     assert [2, 4, 6, 8, 10] == [request.sizes[1] for request in workload.requests]
-    assert 5.0 == pytest.approx(workload.rate_per_s)
+    assert [0.1, 0.3, 0.5, 0.7, 0.9] == pytest.approx([request.at_s for request in workload.requests])
     assert {2: 1, 4: 1, 6: 1, 8: 1, 10: 1} == workload.counts_along(1)
 
 

@@ -109,15 +109,6 @@ class ProbeReport:
         """The findings with that verdict."""
         return tuple(finding for finding in self.findings if finding.verdict == verdict)
 
-    def unproved_padding(self) -> frozenset[str]:
-        """Dimensions whose padding some output was not proved under."""
-        return frozenset(
-            name
-            for finding in self.findings
-            if finding.verdict != "proved"
-            for name in finding.treatment.dimensions
-        )
-
     def lines(self) -> Iterator[str]:
         """For a person."""
         for output, axes in self.follows.items():

@@ -29,12 +29,6 @@ class Workload:
     cut_off: bool = False
     """The trace holds more of them."""
 
-    @property
-    def rate_per_s(self) -> float:
-        """Mean rate of arrival; 0 where all came at once."""
-        span = self.requests[-1].at_s - self.requests[0].at_s
-        return (len(self.requests) - 1) / span if span > 0 else 0.0
-
     def counts(self) -> Counter[tuple[int, ...]]:
         """How often each combination of sizes came."""
         return Counter(request.sizes for request in self.requests)
