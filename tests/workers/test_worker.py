@@ -323,7 +323,7 @@ def test_a_draining_worker_does_not_wait_for_a_silent_server() -> None:
 
 
 def test_a_worker_without_a_server_can_be_drained() -> None:
-    """Nobody has to be told."""
+    """It waits for the silence that ends any session: its greeting may be answered yet."""
 
     async def main() -> None:
         endpoint = MemoryEndpoint()
@@ -331,10 +331,9 @@ def test_a_worker_without_a_server_can_be_drained() -> None:
             worker = Worker("w-1", EchoSlots(nursery, 0.0), endpoint.connect)
             nursery.start_soon(worker.run)
             await trio.testing.wait_all_tasks_blocked()
-            with trio.fail_after(10):
-                worker.drain()
-                await trio.testing.wait_all_tasks_blocked()
-            assert 0 == len(endpoint.connections)
+            worker.drain()
+        # The nursery has ended, and so has the worker.
+        assert 0 == len(endpoint.connections)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 

@@ -334,16 +334,27 @@ def test_a_draining_worker_finishes_what_waits_for_its_slot() -> None:
     assert [1] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
 
 
-def test_a_worker_that_nobody_has_welcomed_leaves_at_once() -> None:
-    """Nothing is owed to a server that does not answer, or that does not know us any more."""
-    stranger = WorkerSession("w-1", 42, RecordingExecutor())
-    stranger.greet(0.0)
-    stranger.drain()
-    forgotten, _ = greeted()
-    forgotten.drain()
-    forgotten.accept(Unknown(), 1.0)
-    for session in (stranger, forgotten):
-        assert (Goodbye(), "drained") == (session.outgoing[-1], session.ended)
+def test_a_worker_whose_welcome_is_on_its_way_drains_as_any_other() -> None:
+    """The server knows it already, and may have sent it a batch: that one runs, and is not lost with an attempt."""
+    executor = RecordingExecutor()
+    session = WorkerSession("w-1", 42, executor)
+    session.greet(0.0)
+    session.drain()
+    assert ([WorkerHello, WorkerDraining], None) == ([type(entry) for entry in session.outgoing], session.ended)
+    session.accept(WorkerWelcome(epoch=b"e" * 16, heartbeat_ms=1000), 0.1)
+    session.accept(execute(1), 0.1)
+    session.reported([ran(executor.started[0])], 0.2)
+    assert [1] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
+    session.accept(Goodbye(), 0.3)
+    assert "drained" == session.ended
+
+
+def test_a_draining_worker_that_the_server_does_not_know_leaves_at_once() -> None:
+    """Nothing is owed to a server that waits for nothing."""
+    session, _ = greeted()
+    session.drain()
+    session.accept(Unknown(), 1.0)
+    assert (Goodbye(), "drained") == (session.outgoing[-1], session.ended)
 
 
 def test_the_servers_goodbye_ends_the_session_and_its_heartbeat_does_not() -> None:

@@ -135,14 +135,14 @@ class WorkerSession:
             self._fill(running.slot, now)
 
     def drain(self) -> None:
-        """Asks for no more batches; the session ends with the server's goodbye, when it has been given all answers."""
-        if self._draining:
-            return
-        self._draining = True
-        if self.ended is None and self.welcome is not None:
-            self.outgoing.append(WorkerDraining())
-        elif self.ended is None:
-            self._leave()
+        """Asks for no more batches; the session ends with the server's goodbye, when it has been given all answers.
+
+        Also before the welcome is here: the server may have sent it, and batches behind it.
+        """
+        if not self._draining:
+            self._draining = True
+            if self.ended is None:
+                self.outgoing.append(WorkerDraining())
 
     def _execute(self, execute: Execute, now: float) -> None:
         if not 0 <= execute.slot < len(self._held):
