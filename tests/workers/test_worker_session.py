@@ -340,7 +340,10 @@ def test_a_worker_whose_welcome_is_on_its_way_drains_as_any_other() -> None:
     session = WorkerSession("w-1", 42, executor)
     session.greet(0.0)
     session.drain()
-    assert ([WorkerHello, WorkerDraining], None) == ([type(entry) for entry in session.outgoing], session.ended)
+    assert ([WorkerHello, WorkerDraining], None) == (
+        [type(entry) for entry in session.outgoing],
+        session.ended,
+    )
     session.accept(WorkerWelcome(epoch=b"e" * 16, heartbeat_ms=1000), 0.1)
     session.accept(execute(1), 0.1)
     session.reported([ran(executor.started[0])], 0.2)

@@ -74,7 +74,7 @@ def _describe(name: str, slots: int, threads: int, calibration: Calibration) -> 
     source = "kept from an earlier start" if calibration.from_cache else f"in {calibration.seconds:.1f} s"
     yield (
         f"costs of {name}: {len(table.points)} call shapes measured, {source}, "
-        f"{slots} calls at a time on {threads} threads"
+        f"{slots} call{"s" * (slots != 1)} at a time on {threads} thread{"s" * (threads != 1)}"
     )
     yield from (f"  not measured: {finding}" for finding in calibration.findings)
     if not table.points:

@@ -6,9 +6,9 @@ largest; a table from elsewhere may have any holes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from math import prod
+from math import exp, log, prod
 from typing import TypeAlias
 
 import numpy as np
@@ -37,59 +37,95 @@ def grid_axes(points: Mapping[Sizes, float]) -> tuple[Sizes, ...]:
 
 
 def filled(axes: tuple[Sizes, ...], points: Mapping[Sizes, float]) -> Values:
-    """Seconds of every node: as measured, else in a straight line along an axis, small calls first."""
+    """Seconds of every node: as measured; between measured ones on a line; beyond them as the trend of all goes on.
+
+    Beyond, no line through two neighbours is followed: where one of them is off by what machines are off, it would make
+    calls thirty times as large cost the same.
+    """
+    measured = {sizes: max(LEAST_S, seconds) for sizes, seconds in points.items()}
+    trend = _trend(measured)
     values = np.full(tuple(map(len, axes)), np.nan)
     missing: list[tuple[int, ...]] = []
-    for node in product(*[range(len(axis)) for axis in axes]):
-        measured = points.get(tuple(axis[place] for axis, place in zip(axes, node, strict=True)))
-        if measured is None:
-            missing.append(node)
+    sizes_of = {node: _sizes(axes, node) for node in product(*[range(len(axis)) for axis in axes])}
+    for node, sizes in sizes_of.items():
+        if sizes in measured:
+            values[node] = measured[sizes]
         else:
-            values[node] = max(LEAST_S, measured)
-    if np.isnan(values).all():  # thinning left none of the points
-        values[...] = max(LEAST_S, float(np.median(list(points.values()))))
+            missing.append(node)
+    if len(missing) == len(sizes_of):  # thinning left none of the points
+        values[...] = [trend(prod(sizes_of[node])) for node in sizes_of]
         return values
-    missing.sort(key=lambda node: prod(max(1, axis[place]) for axis, place in zip(axes, node, strict=True)))
+    missing.sort(key=lambda node: prod(max(1, size) for size in sizes_of[node]))
     while missing:
-        left = [node for node in missing if not _fill(values, axes, node)]
-        missing = left  # each round fills the neighbours, along an axis, of what is known
+        # Each round fills the neighbours, along an axis, of what is known: between two known ones first.
+        left = [node for node in missing if not _between(values, axes, node)]
+        if len(left) == len(missing):
+            left = [node for node in missing if not _onward(values, axes, node, trend)]
+        missing = left
     return values
 
 
-def _fill(values: Values, axes: tuple[Sizes, ...], node: tuple[int, ...]) -> bool:
-    """Fills a node from those on a line with it; whether there was one.
+def _sizes(axes: tuple[Sizes, ...], node: tuple[int, ...]) -> Sizes:
+    return tuple(axis[place] for axis, place in zip(axes, node, strict=True))
 
-    Along the first axis with two known nodes, rows before sizes: in the rows seconds are most nearly linear.
+
+def _trend(points: Mapping[Sizes, float]) -> Callable[[float], float]:
+    """Seconds over elements, for all points together: a fixed part and one per element, neither of them negative.
+
+    Least squares of errors in proportion. It carries over what a call of another size costs, no more: each node is
+    a factor off it.
     """
-    single: float | None = None
-    for number, axis in enumerate(axes):
+    seconds = np.array(list(points.values()))
+    fixed, element = 1.0 / seconds, np.array([float(prod(sizes)) for sizes in points]) / seconds
+    parts, *_ = np.linalg.lstsq(np.stack([fixed, element], axis=1), np.ones(len(seconds)), rcond=None)
+    a, b = float(parts[0]), float(parts[1])
+    if a < 0.0 or b < 0.0:
+        one, other = fixed.sum() / (fixed @ fixed), element.sum() / max(element @ element, 1e-300)
+        a, b = (0.0, float(other)) if a < 0.0 else (float(one), 0.0)
+    return lambda elements: max(LEAST_S, a + b * elements)
+
+
+def _lines(
+    values: Values, axes: tuple[Sizes, ...], node: tuple[int, ...]
+) -> Iterator[tuple[int, list[int], list[float]]]:
+    """Per axis: its number, the places along it that are known on a line with the node, and their seconds."""
+    for number in range(len(axes)):
         where: tuple[int | slice, ...] = (*node[:number], slice(None), *node[number + 1 :])
         line = values[where]
-        known = np.flatnonzero(~np.isnan(line))
-        if len(known) >= 2:
-            values[node] = _along([axis[place] for place in known], line[known].tolist(), axis[node[number]])
+        known = np.flatnonzero(~np.isnan(line)).tolist()
+        if known:
+            yield number, known, line[known].tolist()
+
+
+def _between(values: Values, axes: tuple[Sizes, ...], node: tuple[int, ...]) -> bool:
+    """Fills a node that lies between two known ones; whether it does.
+
+    Along the first such axis, rows before sizes: in the rows seconds are most nearly linear.
+    """
+    for number, known, seconds in _lines(values, axes, node):
+        if known[0] < node[number] < known[-1]:
+            axis = axes[number]
+            values[node] = np.interp(axis[node[number]], [axis[place] for place in known], seconds)
             return True
-        if len(known) == 1 and single is None:
-            # From below in proportion to the elements, which errs upwards; from above, no more than that.
-            place = int(known[0])
-            single = float(line[place]) * max(1.0, axis[node[number]] / max(1, axis[place]))
-    if single is None:
+    return False
+
+
+def _onward(
+    values: Values, axes: tuple[Sizes, ...], node: tuple[int, ...], trend: Callable[[float], float]
+) -> bool:
+    """Fills a node from the nearest known one along each axis; whether there was one.
+
+    It is off the trend by the factor that they are off, in the (geometric) mean.
+    """
+    factors: list[float] = []
+    for number, known, seconds in _lines(values, axes, node):
+        at = 0 if node[number] < known[0] else -1
+        near = (*node[:number], known[at], *node[number + 1 :])
+        factors.append(log(seconds[at] / trend(prod(_sizes(axes, near)))))
+    if not factors:
         return False
-    values[node] = single
+    values[node] = trend(prod(_sizes(axes, node))) * exp(sum(factors) / len(factors))
     return True
-
-
-def _along(sizes: list[int], seconds: list[float], size: int) -> float:
-    """On the line through the two neighbours of `size`, never falling beyond the ends."""
-    place = min(max(1, int(np.searchsorted(sizes, size))), len(sizes) - 1)
-    low, high = place - 1, place
-    slope = (seconds[high] - seconds[low]) / (sizes[high] - sizes[low])
-    if size > sizes[-1]:
-        return seconds[high] + max(0.0, slope) * (size - sizes[high])
-    if size < sizes[0]:
-        # At least in proportion: a line that falls steeply would make small calls free.
-        return max(seconds[0] - max(0.0, slope) * (sizes[0] - size), seconds[0] * size / sizes[0], LEAST_S)
-    return seconds[low] + slope * (size - sizes[low])
 
 
 def monotone(values: Values) -> Values:

@@ -123,6 +123,25 @@ def test_where_seconds_are_linear_in_elements_few_points_do(kept, rows, seq):
     assert linear((rows, seq)) == pytest.approx(both_ways(surface(points), [(rows, (seq,))])[0], rel=1e-6)
 
 
+CALIBRATED = [
+    *[(1, seq) for seq in (1, 3, 64, 128, 256)],
+    *[(2, seq) for seq in (1, 3, 16, 32)],
+    *[(rows, seq) for rows in (4, 8, 16) for seq in (1, 3)],
+    *[(16, 8), (32, 1), (32, 8)],
+]
+"""What a calibration had time for, of a model whose calls of 1 or 4 rows are run by static models of their own."""
+
+
+@given(st.sampled_from(CALIBRATED), st.floats(0.6, 1.7), st.integers(1, 64), st.integers(1, 512))
+def test_one_point_that_is_off_leads_nowhere_far(point, factor, rows, seq):
+    """A machine's noise in two small calls must not make calls a hundred times as large look free."""
+    truth = {sizes: 2e-3 + 2e-4 * prod(sizes) for sizes in [*CALIBRATED, (rows, seq)]}
+    points = {sizes: truth[sizes] for sizes in CALIBRATED}
+    points[point] *= factor
+    found = surface(points).second(rows, (seq,))
+    assert 0.5 <= found / truth[rows, seq] <= 2.0
+
+
 def test_one_point_is_enough_to_compare():
     """More elements take longer, in proportion; fewer are not free."""
     over = surface({(2, 32): 1.0})
