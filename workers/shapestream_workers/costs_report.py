@@ -68,13 +68,17 @@ def _to_dict(name: str, slots: int, threads: int, calibration: Calibration) -> d
     }
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def _describe(name: str, slots: int, threads: int, calibration: Calibration) -> Iterator[str]:
     """Lines for people: each call shape that was measured, and what a call of it costs."""
     table = calibration.table
     source = "kept from an earlier start" if calibration.from_cache else f"in {calibration.seconds:.1f} s"
     yield (
         f"costs of {name}: {len(table.points)} call shapes measured, {source}, "
-        f"{slots} call{"s" * (slots != 1)} at a time on {threads} thread{"s" * (threads != 1)}"
+        f"{_counted(slots, 'call')} at a time on {_counted(threads, 'thread')}"
     )
     yield from (f"  not measured: {finding}" for finding in calibration.findings)
     if not table.points:
