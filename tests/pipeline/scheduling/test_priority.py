@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shapestream.scheduling.fairness import BESIDE, GRACE
+
 
 def _order(stage) -> list[int]:
     """Finishes batch after batch; the ids in the order in which they started."""
@@ -81,9 +83,10 @@ def test_new_clients_do_not_starve_anybody_either(stage, clients):
         stage.finish(stage.started[-1], run_s=0.1, at=step / 10)
         if (3,) in stage.starts():
             break
-    # Two steps, twice; the work of those that were here before; and what virtual time may stay behind, for each of them.
+    # Two steps, twice; the work of those that were here before; and for each of them what virtual time may stay
+    # behind, and how far before it somebody may start.
     before = 5 * clients
-    assert stage.now <= 2.0 * 2 + 0.1 * before + 2.0 * 0.1 * before + 0.5
+    assert stage.now <= 2.0 * 2 + (1.0 + GRACE + BESIDE) * 0.1 * before + 0.5
 
 
 def test_equal_shape_and_priority_keep_their_order(stage):
