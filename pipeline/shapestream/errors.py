@@ -10,6 +10,10 @@
     │   ├── DeadlineExceeded    deadline_exceeded  the time that the caller gave has passed
     │   ├── Cancelled           cancelled          the caller withdrew the request
     │   ├── WorkerLost          worker_lost        the workers that ran it died
+    │   ├── Poisoned            poisoned           it kills workers, and is not run again
+    │   ├── Conflict            conflict           another request had this id
+    │   ├── AlreadyAnswered     answered           it was answered before; the reply is no longer kept
+    │   ├── Forbidden           forbidden          this key may not do that
     │   ├── ModelError          model_error        the engine refused this input; its own words follow
     │   └── InternalError       internal           our fault
     ├── ProtocolError           the peer does not speak protocol version 1
@@ -28,16 +32,20 @@ from typing import ClassVar
 
 __all__ = [
     "AddressInUse",
+    "AlreadyAnswered",
     "Cancelled",
     "ConfigurationError",
+    "Conflict",
     "DeadlineExceeded",
     "Draining",
+    "Forbidden",
     "InternalError",
     "InvalidRequest",
     "ModelError",
     "OutboxFull",
     "Overloaded",
     "PeerGone",
+    "Poisoned",
     "ProtocolError",
     "RequestError",
     "ShapestreamError",
@@ -124,6 +132,30 @@ class WorkerLost(RequestError):
     retryable = True
 
 
+class Poisoned(RequestError):
+    """The request killed the worker that ran it alone; it, and what equals it, is refused for a while."""
+
+    code = "poisoned"
+
+
+class Conflict(RequestError):
+    """A request with this id and another content came before: a client must not use an id twice."""
+
+    code = "conflict"
+
+
+class AlreadyAnswered(RequestError):
+    """The request was answered before, and its reply is no longer kept; whether it ran is known to whoever had that."""
+
+    code = "answered"
+
+
+class Forbidden(RequestError):
+    """The key that the caller proved to have may not do this."""
+
+    code = "forbidden"
+
+
 class ModelError(RequestError):
     """The engine could not run the model on this input; the message holds the engine's own words."""
 
@@ -178,6 +210,10 @@ _BY_CODE: dict[str, type[RequestError]] = {
         DeadlineExceeded,
         Cancelled,
         WorkerLost,
+        Poisoned,
+        Conflict,
+        AlreadyAnswered,
+        Forbidden,
         ModelError,
         InternalError,
     )

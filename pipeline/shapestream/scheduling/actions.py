@@ -62,4 +62,14 @@ class RecallBatch:
     slot: int
 
 
-Action: TypeAlias = StartBatch | DeliverResults | FailRequest | ForgetRequest | CancelBatch | RecallBatch
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillSlot:
+    """What this slot runs hangs, and has not ended when it was cancelled: end its process. `SlotLeft` is awaited."""
+
+    slot: int
+    reason: str
+
+
+Action: TypeAlias = (
+    StartBatch | DeliverResults | FailRequest | ForgetRequest | CancelBatch | RecallBatch | KillSlot
+)

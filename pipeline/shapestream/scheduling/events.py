@@ -127,6 +127,9 @@ class SlotLeft:
     """
 
     slot: int
+    died: bool = False
+    """Whether its process is known to have died, or was killed because it hung: what it ran may be to blame. A connection
+    that broke, or a worker that went silent, says nothing about what it ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,3 +87,6 @@ class Executor(Protocol):
 
     def cancel_nowait(self, batch: int) -> None:
         """Nobody waits for it any more; its report still comes. Unknown batches are ignored."""
+
+    def kill_nowait(self, reason: str) -> None:
+        """One of its slots hangs: ends its process, where it has one of its own. Its leaving is seen as any other."""

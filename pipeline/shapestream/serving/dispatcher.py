@@ -22,6 +22,7 @@ from shapestream.scheduling.actions import (
     DeliverResults,
     FailRequest,
     ForgetRequest,
+    KillSlot,
     RecallBatch,
     StartBatch,
 )
@@ -236,6 +237,10 @@ class Dispatcher:
                 if running is not None:
                     self._journal.recalled(running)
                     running.slot.executor.recall_nowait(action.batch)
+            case KillSlot():
+                slot = self.slots.get(action.slot)
+                if slot is not None:
+                    slot.executor.kill_nowait(action.reason)
             case _:
                 assert_never(action)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol, TypeAlias
 
+import structlog
 import trio
 
 from shapestream.serving.batches import Batch, BatchReport, Executor
@@ -26,6 +27,8 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Report, Slot, Work
 
 __all__ = ["InProcessExecutor", "LocalExecutor", "LocalSlots", "RemoteExecutor", "Reports", "SlotSource"]
+
+log = structlog.get_logger()
 
 # How long the threads of local slots may take to end.
 CLOSE_GRACE_S = 5.0
@@ -134,6 +137,12 @@ class LocalExecutor:
         if slot is not None:
             slot.recall(batch)
 
+    def kill_nowait(self, reason: str) -> None:
+        """Nothing can end a thread: it is said, and the slot stays occupied."""
+        log.error(
+            "slot hangs", executor=self.name, why=reason, advice="use worker processes, or restart the server"
+        )
+
     def close(self) -> None:
         """Ends the slots' threads; a running inference is cancelled first. Blocks until they have ended.
 
@@ -196,6 +205,7 @@ class RemoteExecutor(Link):
         "checks",
         "costs",
         "draining",
+        "killed_for",
         "models",
         "name",
         "pid",
@@ -231,6 +241,8 @@ class RemoteExecutor(Link):
         """Those of them that were asked back."""
         self.draining = False
         """It wants to leave, and gets no more."""
+        self.killed_for: str | None = None
+        """Why its process is to be ended, once that is so."""
 
     def start_nowait(self, batch: Batch) -> None:
         """Relays the members as they came; deadlines travel as the time that remains."""
@@ -268,3 +280,7 @@ class RemoteExecutor(Link):
         """Tells the worker that nobody waits any more."""
         if batch in self.running:
             self._outgoing.say(self, CancelBatch(batch=batch))
+
+    def kill_nowait(self, reason: str) -> None:
+        """Whoever owns the worker port ends it."""
+        self.killed_for = reason

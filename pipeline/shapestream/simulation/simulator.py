@@ -20,6 +20,7 @@ from shapestream.scheduling.actions import (
     DeliverResults,
     FailRequest,
     ForgetRequest,
+    KillSlot,
     RecallBatch,
     StartBatch,
 )
@@ -251,6 +252,8 @@ class _Simulation:
                 self._slots.take_back(action.batch, at, "cancelled")
             case RecallBatch():
                 self._slots.take_back(action.batch, at, "recalled")
+            case KillSlot():
+                raise SimulationError("the policy kills a slot, and nothing hangs here")
             case _:
                 assert_never(action)
 
