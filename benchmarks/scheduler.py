@@ -26,6 +26,7 @@ from shapestream.scheduling.actions import (
     DeliverResults,
     FailRequest,
     ForgetRequest,
+    KillSlot,
     RecallBatch,
     StartBatch,
 )
@@ -175,7 +176,7 @@ class World:
                     del self._behind[action.slot]
                     self._waiting += len(taken_back.requests)
                     self._handle(BatchFailed(batch=action.batch, code="recalled", message=""))
-            case FailRequest() | ForgetRequest() | CancelBatch():
+            case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot():
                 raise AssertionError(f"nothing here asks for {action}")
             case _:
                 assert_never(action)
