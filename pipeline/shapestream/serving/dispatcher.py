@@ -135,15 +135,18 @@ class Dispatcher:
         for slot in [slot for slot in self.slots.values() if slot.executor is executor]:
             self._handle(events.SlotClosing(slot=slot.number), now)
 
-    def executor_left(self, executor: Executor, now: float) -> None:
-        """Its slots are gone, and what they ran is run again elsewhere."""
+    def executor_left(self, executor: Executor, now: float, *, died: bool = False) -> None:
+        """Its slots are gone, and what they ran is run again elsewhere.
+
+        `died`: its process is known to have ended by itself, or was killed because it hung; not for silence and cuts.
+        """
         # All of them close first, or the scheduler would give those that are left what the others lose.
         self.executor_closing(executor, now)
         for slot in [slot for slot in self.slots.values() if slot.executor is executor]:
             for batch in [number for number, running in self._batches.items() if running.slot is slot]:
                 del self._batches[batch]
             del self.slots[slot.number]
-            self._handle(events.SlotLeft(slot=slot.number), now)
+            self._handle(events.SlotLeft(slot=slot.number, died=died), now)
 
     def batches_reported(self, reports: Iterable[BatchReport]) -> None:
         """Batches that ran, or failed: everything that was reported in one turn."""
