@@ -76,7 +76,7 @@ class Dispatching:
             if queue.free:
                 if due is not None:
                     times.append(due[0])
-            elif (commit := queue.commits.first()) is not None:
+            elif queue.profile.idempotent and (commit := queue.commits.first()) is not None:
                 times.append(commit[0] if due is None else max(commit[0], due[0]))
         if slots.ahead_count and slots.free_count:
             for queue in self._queues.values():
@@ -189,7 +189,7 @@ def _has_free(queue: ModelQueue, now: float) -> bool:
 
 def _wants_ahead(queue: ModelQueue, now: float) -> bool:
     """Whether all slots of a model that has waiting requests are busy, and it is time to send one of them its next batch."""
-    if queue.free or not queue.waiting:
+    if queue.free or not queue.waiting or not queue.profile.idempotent:
         return False
     first = queue.commits.first()
     return first is not None and first[0] <= now

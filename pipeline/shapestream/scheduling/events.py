@@ -42,6 +42,15 @@ class ModelProfile:
     """Distinct call shapes that the devices may be given, at most; the scheduler then rounds shapes up. None: any."""
     static_shapes: tuple[tuple[int, ...], ...] = ()
     """Call shapes that have a static model of their own beside the dynamic one; usually faster."""
+    idempotent: bool = True
+    """Whether a request may run twice. If not, each runs alone in its call and is started once: a lost one is answered
+    `worker_lost`, and none is sent ahead, since of a batch that waited on a lost slot nobody knows whether it ran."""
+
+    def __post_init__(self) -> None:
+        if not self.idempotent and self.has_batch and self.max_batch != 1:
+            raise ValueError(
+                f"model {self.name!r} is not idempotent, so its requests run alone: max_batch must be 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

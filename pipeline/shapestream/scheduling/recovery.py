@@ -51,6 +51,12 @@ class Recovery:
     def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch is over because its slot, or the device, is gone."""
         self.ledger.story.note(now, batch.ids, "batch {} lost: {}", batch.id, reason)
+        if not batch.queue.profile.idempotent:
+            message = f"it may have run, and may not be run twice: {reason}"
+            actions.extend(
+                self.ledger.fail(request, "worker_lost", message, now) for request in _living(batch)
+            )
+            return
         for request in _living(batch):
             request.losses += 1
             if request.losses < self.max_attempts:

@@ -166,3 +166,36 @@ def test_what_waits_to_run_again_can_still_end(stage):
     stage.wait(5.0)
     assert {1: "deadline_exceeded", 2: "cancelled", 3: "deadline_exceeded"} == stage.ends
     assert stage.scheduler.statistics().idle
+
+
+@pytest.mark.parametrize("code", ["unavailable", "cancelled"])
+def test_what_may_not_run_twice_is_given_up_at_once(stage, code):
+    """A request of a model that is not idempotent runs alone and is started once, whatever became of that."""
+    stage.model(max_batch=1, idempotent=False)
+    stage.slots(0, 1)
+    stage.arrive((1, 4), (1, 4), (1, 4))
+    assert [(1,), (2,)] == [start.requests for start in stage.started]
+    stage.play(SlotLeft(slot=0))
+    stage.fail(stage.started[1], code)
+    assert {1: "worker_lost", 2: "worker_lost"} == stage.ends
+    stage.slots(2)
+    stage.finish(stage.started[2])
+    assert {1: "worker_lost", 2: "worker_lost", 3: "delivered"} == stage.ends
+
+
+def test_what_may_not_run_twice_is_not_sent_ahead(stage):
+    """Of a batch that waits on a slot that is lost nobody would know whether it ran; so it waits here."""
+    stage.model(max_batch=1, idempotent=False)
+    stage.measured_slots(0, prefetch_s=5.0)
+    stage.arrive((1, 4), (1, 4))
+    stage.wait(10.0)
+    assert [(1,)] == [start.requests for start in stage.started]
+    assert stage.scheduler.next_wakeup() is None
+    stage.finish(stage.started[0])
+    assert [(2,)] == stage.starts()
+
+
+def test_a_model_that_is_not_idempotent_runs_requests_alone(stage):
+    """Larger batches are refused where the model is declared."""
+    with pytest.raises(ValueError, match="max_batch must be 1"):
+        stage.model(max_batch=2, idempotent=False)
