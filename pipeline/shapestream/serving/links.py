@@ -17,9 +17,12 @@ from shapestream.wire.limits import CLIENT_LIMITS, Limits
 from shapestream.wire.messages import Entry, Failure, Heartbeat, Result
 from shapestream_engine.layout import Buffer
 
-__all__ = ["Link", "Outgoing"]
+__all__ = ["GONE", "Link", "Outgoing"]
 
 log = structlog.get_logger()
+
+GONE = "gone"
+"""Why a link is lost when its connection is there no longer."""
 
 
 class Link:
@@ -29,7 +32,7 @@ class Link:
 
     def __init__(self, peer: bytes, now: float) -> None:
         self.peer: bytes | None = peer
-        """The transport's routing id; None once the link has ended: what is said then goes nowhere."""
+        """The transport's routing id; None while there is no connection, and at the end: what is said then goes nowhere."""
         self.heard_at = now
         self.outgoing: list[Entry] = []
         self.spoken = False
@@ -81,7 +84,7 @@ class Outgoing:
                 for frames in self._pack(link, entries):
                     self._socket.send_nowait(link.peer, frames)
             except PeerGone:
-                self.lost.append((link, "gone"))
+                self.lost.append((link, GONE))
             except OutboxFull:
                 self.lost.append((link, "does not read"))
 

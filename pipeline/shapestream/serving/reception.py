@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.links import GONE, Link, Outgoing
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.sessions import Session, Sessions
@@ -99,7 +99,15 @@ class Reception:
         """What was ready for this client could not be sent."""
         peer = link.peer
         session = None if peer is None else self.sessions.by_peer.get(peer)
-        if peer is not None and session is not None:
+        if peer is None or session is None:
+            return
+        if why == GONE:
+            # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
+            # and ask again. One that is never heard again ends as silent.
+            self._statistics.peers_lost[f"client: {why}"] += 1
+            log.info("client's connection is gone", client=session.label, unfinished=len(session.running))
+            self.sessions.detach(session)
+        else:
             self.end(session, why, now)
             self._socket.cut_off(peer)
 

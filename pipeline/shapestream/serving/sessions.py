@@ -105,10 +105,14 @@ class Sessions:
         session.peer = peer
         self.by_peer[peer] = session
 
-    def close(self, session: Session) -> None:
-        """Forgets the session; what is said to it from now on goes nowhere."""
+    def detach(self, session: Session) -> None:
+        """The connection is gone, and the client perhaps not: it keeps its session, and what is said to it is dropped."""
         if session.peer is not None:
             self.by_peer.pop(session.peer, None)
             session.peer = None
         session.outgoing.clear()
+
+    def close(self, session: Session) -> None:
+        """Forgets the session; what is said to it from now on goes nowhere."""
+        self.detach(session)
         self._by_client.pop(session.client, None)
