@@ -202,12 +202,15 @@ class RemoteExecutor(Link):
 
     __slots__ = (
         "_outgoing",
+        "answered_at",
         "checks",
         "costs",
         "draining",
+        "first_batch",
         "killed_for",
         "models",
         "name",
+        "parting_since",
         "pid",
         "recalled",
         "running",
@@ -243,10 +246,18 @@ class RemoteExecutor(Link):
         """It wants to leave, and gets no more."""
         self.killed_for: str | None = None
         """Why its process is to be ended, once that is so."""
+        self.parting_since: float | None = None
+        """Since when it cannot be reached, or its process has ended; it gets no more, and its last words may yet come."""
+        self.answered_at: float | None = None
+        """When it last reported a batch that had run."""
+        self.first_batch: int | None = None
+        """The first that it was sent; smaller numbers are of an earlier session."""
 
     def start_nowait(self, batch: Batch) -> None:
         """Relays the members as they came; deadlines travel as the time that remains."""
         self.running[batch.batch] = batch
+        if self.first_batch is None:
+            self.first_batch = batch.batch
         within_s = batch.start_within_s or (None,) * len(batch.members)
         members = [
             ExecuteMember(
@@ -282,5 +293,7 @@ class RemoteExecutor(Link):
             self._outgoing.say(self, CancelBatch(batch=batch))
 
     def kill_nowait(self, reason: str) -> None:
-        """Whoever owns the worker port ends it."""
-        self.killed_for = reason
+        """The worker port ends it when this turn's decisions are carried out."""
+        if self.killed_for is None and self.peer is not None:
+            self.killed_for = reason
+            self._outgoing.lost.append((self, reason))

@@ -30,6 +30,7 @@ from shapestream.serving.journal import Journal
 from shapestream.serving.links import Outgoing
 from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
+from shapestream.serving.process_owner import LastState, ProcessOwner
 from shapestream.serving.reception import Reception
 from shapestream.serving.worker_port import WorkerPort
 from shapestream.simulation.trace_recorder import TraceRecorder
@@ -52,6 +53,7 @@ class Server:
         self._client_socket = clients
         self._worker_socket = workers
         self._drain_asked = trio.Event()
+        self._ended = False
         self._grace_s = options.grace_s
         self._started = trio.current_time()
         self.epoch = os.urandom(16)
@@ -133,6 +135,20 @@ class Server:
             self._grace_s = grace_s
         self._drain_asked.set()
 
+    def own_processes(self, owner: ProcessOwner) -> None:
+        """From now on `owner` is asked to kill workers that hang, and tells by `worker_ended` when one has ended."""
+        if self._worker_port is not None:
+            self._worker_port.owner = owner
+
+    async def worker_ended(self, worker: str, pid: int, *, died: bool) -> LastState:
+        """A worker's process has ended: what it had not answered runs again elsewhere, nobody waits for its silence.
+
+        `died`: by a signal, or with an error, so that it may have died of what it ran.
+        """
+        if self._worker_port is None or self._ended:
+            return LastState()
+        return await self._worker_port.process_ended(worker, pid, died=died)
+
     def refuse_new_shapes(self, why: str | None) -> None:
         """From now on, or no longer (None): a request of a shape that no other had lately is answered `unavailable`.
 
@@ -184,6 +200,7 @@ class Server:
                 await self._drain()
                 nursery.cancel_scope.cancel()
         finally:
+            self._ended = True
             self._journal.close()
             if executor is not None:
                 await executor.aclose()
