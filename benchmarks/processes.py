@@ -61,7 +61,10 @@ def child_process(
     """
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, *arguments], stdout=sink, stderr=sink, env={**(environment or {}), **os.environ}
+            [sys.executable, *arguments],
+            stdout=sink,
+            stderr=sink,
+            env={"SHAPESTREAM_ANY_FUNCTION": "1", **(environment or {}), **os.environ},
         )
         try:
             yield Child(process)

@@ -9,6 +9,7 @@ import structlog
 
 from shapestream_engine import calibration_cache
 from shapestream_engine.probing.cache import ENVIRONMENT
+from shapestream_workers import model_trust
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -16,6 +17,14 @@ def _own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ENVIRONMENT, str(tmp_path_factory.mktemp("proofs")))
         patch.setenv(calibration_cache.ENVIRONMENT, str(tmp_path_factory.mktemp("costs")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _any_function() -> Iterator[None]:
+    """Tests serve functions of their own, which no package registers; processes that they start inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(model_trust.ENVIRONMENT, "1")
         yield
 
 

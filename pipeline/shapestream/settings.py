@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from shapestream.settings_values import (
     check_address,
+    check_digest,
     check_element_type,
     check_engine,
     check_function,
@@ -24,6 +25,7 @@ from shapestream.settings_values import (
     read_invariant,
     read_memory_limit,
     read_model_path,
+    read_model_root,
     read_output_path,
     read_property,
     read_rule_argument,
@@ -121,6 +123,8 @@ class ServerSettings(_Model):
     """A client that was silent for so long is gone; its queued requests are dropped."""
     worker_silence_s: float = Field(default=3.0, gt=0, le=86400, allow_inf_nan=False)
     """A worker that was silent for so long is lost; what it ran is run elsewhere."""
+    model_root: Annotated[str, BeforeValidator(read_model_root)] | None = None
+    """Model files must lie in this folder, symbolic links followed. Default: anywhere."""
     record_trace: Annotated[str, BeforeValidator(read_output_path)] | None = None
     """Record when requests come and how large they are, never what is in them, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
@@ -242,7 +246,9 @@ class ModelSettings(_Model):
     path: Annotated[str, BeforeValidator(read_model_path)] | None = None
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, BeforeValidator(check_function)] | None = None
-    """Instead of `path`: `package.module:name` of a NumPy callable in an installed module."""
+    """Instead of `path`: a NumPy callable, `package.module:name`, that an installed package registers, or its name there."""
+    sha256: Annotated[str, BeforeValidator(check_digest)] | None = None
+    """Load the file only if this is its sha256; of an IR: that of the .xml and the .bin together, in this order."""
     engine: Engine | None = None
     """Default: openvino for an IR or ONNX file, torch for a .pt2, function for a function."""
     device: str = Field(default="CPU", min_length=1)

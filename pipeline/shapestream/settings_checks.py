@@ -68,6 +68,8 @@ def _model(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
             (*location, "engine"),
             f'engine "{engine}" does not take a "{kind}" (remove the engine; it is chosen by the kind)',
         )
+    elif function is not None and model.get("sha256") is not None:
+        yield (*location, "sha256"), "a function is no file (remove it)"
     elif isinstance(path, str) and path:
         yield from _suffix((*location, "path"), path, engine)
     inputs, outputs = _mapping(model.get("inputs")), _mapping(model.get("outputs"))

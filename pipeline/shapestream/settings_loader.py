@@ -17,6 +17,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import Settings
 from shapestream.settings_checks import cross_check
 from shapestream.settings_messages import explain
+from shapestream.settings_paths import outside_model_root
 from shapestream.settings_values import describe
 from shapestream.yaml_source import Location, Place, YamlSource, read_yaml
 
@@ -111,6 +112,9 @@ def _validate(source: YamlSource, findings: _Findings, context: dict[str, Any]) 
             location, message = explain(detail)
             if message:
                 findings.add(location, message)
+    if settings is not None:
+        for location, message in outside_model_root(settings):
+            findings.add(location, message)
     for location, message in cross_check(values):
         findings.add(location, message, follows=True)
     return settings

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from shapestream_engine.shapes import NamedShape
 
 __all__ = [
     "check_address",
+    "check_digest",
     "check_element_type",
     "check_engine",
     "check_function",
@@ -35,9 +37,11 @@ __all__ = [
     "read_bytes",
     "read_memory_limit",
     "read_model_path",
+    "read_model_root",
     "read_property",
     "read_rule_argument",
     "read_samples_path",
+    "registered_functions",
 ]
 
 # sun_path of sockaddr_un holds 108 bytes on Linux, the closing zero included; the transport binds PATH.new first.
@@ -57,6 +61,10 @@ _UNITS = {
     "GB": 10**9,
 }
 _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
+FUNCTIONS_GROUP = "shapestream.functions"
+"""The entry points by which packages register functions that may be served."""
+_FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_DIGEST = re.compile(r"[0-9A-Fa-f]{64}")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -244,18 +252,52 @@ def read_rule_argument(value: Any) -> int | None:
     raise _wrong(f"expected a column, got {describe(value)} (write 0 for the first)")
 
 
-def check_function(value: Any) -> str:
-    """`package.module:name`."""
+def registered_functions() -> dict[str, str]:
+    """What installed packages offer as models, by name: `package.module:name`."""
+    return {point.name: point.value.replace(" ", "") for point in entry_points(group=FUNCTIONS_GROUP)}
+
+
+def check_function(value: Any, info: ValidationInfo) -> str:
+    """`package.module:name`; a registered name becomes that."""
     if isinstance(value, str) and _FUNCTION.fullmatch(value) is not None:
         return value
-    raise _wrong(f"expected package.module:name, got {describe(value)} (the module must be installed)")
+    registered = registered_functions()
+    if isinstance(value, str) and value in registered:
+        return registered[value]
+    if isinstance(value, str) and _FUNCTION_NAME.fullmatch(value) and not _must_exist(info):
+        return value  # of a package that need not be installed here
+    hint = (
+        f"or a registered name: {', '.join(sorted(registered))}"
+        if registered
+        else "the module must be installed"
+    )
+    raise _wrong(f"expected package.module:name, got {describe(value)} ({hint})")
+
+
+def check_digest(value: Any) -> str:
+    """A sha256 in hexadecimal."""
+    if isinstance(value, str) and _DIGEST.fullmatch(value) is not None:
+        return value.lower()
+    raise _wrong(
+        f"expected 64 hexadecimal digits, got {describe(value)} (sha256sum prints them; put them in quotes)"
+    )
+
+
+def read_model_root(value: Any, info: ValidationInfo) -> str:
+    """A folder that exists, as an absolute path without symbolic links."""
+    if not isinstance(value, str) or not value:
+        raise _wrong(f"expected the path of a folder, got {describe(value)}")
+    path = _absolute(value, info)
+    if _must_exist(info) and not path.is_dir():
+        raise _wrong(f"no such folder: {path} (a relative path starts at the folder of this YAML)")
+    return str(path.resolve())
 
 
 def read_model_path(value: Any, info: ValidationInfo) -> str:
     """A model file that exists, as an absolute path."""
     if not isinstance(value, str) or not value:
         raise _wrong(f"expected the path of a model file, got {describe(value)}")
-    path = (_base(info) / Path(value).expanduser()).absolute()
+    path = _absolute(value, info)
     if _must_exist(info) and not path.is_file():
         raise _wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
     return str(path)
@@ -265,7 +307,7 @@ def read_output_path(value: Any, info: ValidationInfo) -> str:
     """A file to be written, as an absolute path; its folder is there."""
     if not isinstance(value, str) or not value or value.endswith("/"):
         raise _wrong(f"expected the path of a file to write, got {describe(value)}")
-    path = (_base(info) / Path(value).expanduser()).absolute()
+    path = _absolute(value, info)
     if _must_exist(info) and not path.parent.is_dir():
         raise _wrong(f"no such folder: {path.parent} (a relative path starts at the folder of this YAML)")
     return str(path)
@@ -275,10 +317,20 @@ def read_samples_path(value: Any, info: ValidationInfo) -> str:
     """An .npz that exists, as an absolute path."""
     if not isinstance(value, str) or not value.endswith(".npz"):
         raise _wrong(f"expected the path of an .npz of samples, got {describe(value)}")
-    path = (_base(info) / Path(value).expanduser()).absolute()
+    path = _absolute(value, info)
     if _must_exist(info) and not path.is_file():
         raise _wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
     return str(path)
+
+
+def _absolute(value: str, info: ValidationInfo) -> Path:
+    """The path from the folder of the YAML; `~` is the home of whoever runs this."""
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise _wrong(f"{describe(value)} is no path (it holds a character that none can have)")
+    try:
+        return (_base(info) / Path(value).expanduser()).absolute()
+    except RuntimeError as error:  # ~somebody who is not known here
+        raise _wrong(f"{describe(value)} is no path: {error}") from error
 
 
 def _base(info: ValidationInfo) -> Path:

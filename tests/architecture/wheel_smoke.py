@@ -97,7 +97,7 @@ def check_serving(folder: Path) -> None:
 
     (folder / "smoke_model.py").write_text(MODEL)
     (folder / "function.yaml").write_text(FUNCTION_CONFIG.format(folder=folder))
-    command = [str(Path(sys.executable).parent / "shapestream"), "serve", "function.yaml"]
+    command = [str(Path(sys.executable).parent / "shapestream"), "serve", "--any-function", "function.yaml"]
     with subprocess.Popen(command, cwd=folder, env=environment(folder)) as server:
         try:
             with shapestream.blocking.connect(f"ipc://{folder}/smoke.sock", connect_timeout=30) as client:

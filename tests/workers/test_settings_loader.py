@@ -119,7 +119,7 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Pa
             trust: yes
             trust: true
           - name: m
-            function: nonsense
+            function: no sense
             inputs: {x: {shape: "5..1", element_type: f32}}
             outputs: {y: {shape: "1", element_type: float32}}
         workers: [{models: [n, m], slots: "3"}]
@@ -129,7 +129,7 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Pa
         'x.yaml:1:27: server.listn: unknown key (did you mean "listen"?)',
         "x.yaml:6:5: models[0].trust: duplicate key (it stands on line 5 already; remove one)",
         'x.yaml:7:5: models[1].name: models[0] is called "m" too (names are unique)',
-        'x.yaml:8:5: models[1].function: expected package.module:name, got "nonsense" '
+        'x.yaml:8:5: models[1].function: expected package.module:name, got "no sense" '
         "(the module must be installed)",
         'x.yaml:9:18: models[1].inputs.x.shape: "5..1" is not a shape: no size is at least 5 and at most 1',
     ] == [line for line in problems_of(tmp_path, text) if int(line.split(":")[1]) < 10]

@@ -27,6 +27,7 @@ from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Report, Slot, Work
+from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, problem_of
 from shapestream_workers.proof import compile_seeing, judge, probe_model, probe_options
 
@@ -117,6 +118,7 @@ def check_configuration(loaded: LoadedSettings) -> CheckReport:
 
 
 def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, report: CheckReport) -> None:
+    require_trusted(settings)
     spec, compiled, rules = compile_seeing(settings, model_spec(settings), slots=1, threads=None)
     try:
         proof = replace(probe_model(settings, spec, compiled, threads=None), rules=rules)

@@ -40,6 +40,12 @@ Target = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+AnyFunction = Annotated[
+    bool,
+    typer.Option(
+        "--any-function", help="Serve any importable `function`, not only those that packages register."
+    ),
+]
 Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to look for the server.")]
 
 
@@ -57,8 +63,10 @@ def serve(
             metavar="FILE", help="Record when requests come and how large they are; for simulate, tune."
         ),
     ] = None,
+    any_function: AnyFunction = False,
 ) -> None:
     """Start the server and the workers that CONFIG names; SIGTERM drains, a second one stops at once."""
+    _allow(any_function)
     with reported():
         loaded = _configured(config)
         if record_trace is not None:
@@ -83,8 +91,10 @@ def worker(
     group: Annotated[int, typer.Option(min=0, help="Which entry of `workers` to be, counted from 0.")] = 0,
     name: Annotated[str, typer.Option(help="How logs and timings call this worker.")] = "worker",
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+    any_function: AnyFunction = False,
 ) -> None:
     """Start one worker by itself; it serves the models of CONFIG to a server that runs already, or will."""
+    _allow(any_function)
     channel = None
     if supervised:
         from shapestream_workers.parent_watch import end_with_parent
@@ -110,8 +120,10 @@ def check(
     config: Config,
     show: Annotated[bool, typer.Option("--show", help="Print each setting and where it comes from.")] = False,
     as_json: Json = False,
+    any_function: AnyFunction = False,
 ) -> None:
     """Validate CONFIG, compile its models, prove that batching and padding are safe, run them; nothing is served."""
+    _allow(any_function)
     with reported(as_json=as_json):
         loaded = load_settings(config)
         configure("warning", "auto")
@@ -215,6 +227,13 @@ def version(as_json: Json = False) -> None:
     typer.echo(
         json.dumps(found) if as_json else "\n".join(f"{name} {number}" for name, number in found.items())
     )
+
+
+def _allow(any_function: bool) -> None:
+    if any_function:
+        from shapestream_workers.model_trust import allow_any_function
+
+        allow_any_function()
 
 
 def _configured(config: Path) -> LoadedSettings:

@@ -22,6 +22,7 @@ from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, Output
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.read_model import read_model
 from shapestream_engine.signature import ModelSignature
+from shapestream_workers.model_trust import Distrusted, require_trusted
 from shapestream_workers.proof import Judgement, compile_seeing, judge, probe_model, without_padding
 
 __all__ = ["available_cpus", "compile_models", "model_spec", "problem_of", "read_signatures"]
@@ -88,6 +89,7 @@ def compile_models(
     problems: list[str] = []
     for model in models:
         try:
+            require_trusted(model)
             compiled[model.name], judgement = _compile(model, slots, threads)
         except EngineError as error:
             problems.append(problem_of(loaded, model, error))
@@ -119,6 +121,7 @@ def read_signatures(loaded: LoadedSettings) -> list[ModelSignature]:
     problems: list[str] = []
     for model in loaded.settings.models:
         try:
+            require_trusted(model)
             signatures.append(read_model(model_spec(model)).signature)
         except EngineError as error:
             problems.append(problem_of(loaded, model, error))
@@ -162,6 +165,8 @@ def _location(loaded: LoadedSettings, model: ModelSettings, error: EngineError) 
         return (*location, "batching", "batch_invariant")
     if isinstance(error, EngineMissing):
         return (*location, "engine")
+    if isinstance(error, Distrusted):
+        return (*location, error.key)
     if isinstance(error, ModelLoadError):
         return (*location, "path" if model.function is None else "function")
     if str(error).startswith("probe:"):

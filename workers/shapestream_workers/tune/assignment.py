@@ -15,6 +15,7 @@ from shapestream.simulation.trace import TraceReader
 from shapestream.telemetry.logging import configure
 from shapestream_engine.errors import EngineError
 from shapestream_engine.read_model import read_model
+from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import available_cpus, model_spec, problem_of
 from shapestream_workers.tune.bench_file import subject_of
 from shapestream_workers.tune.edited_file import require_editor, write_tuned
@@ -79,6 +80,7 @@ class Assignment:
             message = "none are started, so none can be measured (tune with a file that starts them)"
             raise ConfigurationError([loaded.problem(("workers",), message)])
         try:
+            require_trusted(settings)
             signature = read_model(model_spec(settings)).signature
         except EngineError as error:
             raise ConfigurationError([problem_of(loaded, settings, error)]) from error
