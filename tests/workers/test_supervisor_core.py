@@ -12,6 +12,7 @@ from shapestream_workers.supervisor.events import (
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    RestartRequested,
     StartWorker,
     StopNow,
     StopRequested,
@@ -286,10 +287,73 @@ def test_nothing_is_replaced_while_stopping() -> None:
     assert supervisor.next_wakeup() is None
 
 
+def killed_by_a_request(supervisor: Supervisor, now: float, answered_at: float | None) -> list[Action]:
+    """The worker `a` dies in the middle of a batch."""
+    return supervisor.handle(WorkerExited(worker="a", status=-9, busy=True, answered_at=answered_at), now)
+
+
+def test_a_worker_that_answers_is_not_given_up_for_what_kills_it() -> None:
+    """Requests that kill are dealt with elsewhere: after ten of them it still comes back, within a second or so."""
+    supervisor = started("a")
+    for now in range(10):
+        assert [] == killed_by_a_request(supervisor, float(now), now - 0.5 if now == 0 else None)
+        wakeup = supervisor.next_wakeup()
+        assert wakeup is not None
+        assert now + 1.0 == wakeup
+        assert [StartWorker(worker="a", attempt=now + 1, role="a")] == supervisor.handle(TimePassed(), wakeup)
+
+
+def test_a_worker_that_never_answers_is_given_up_though_it_dies_of_what_it_runs() -> None:
+    """Its device may be broken: then every request would seem to kill."""
+    supervisor = started("a")
+    for now in range(4):
+        assert [] == killed_by_a_request(supervisor, float(now), None)
+        supervisor.handle(TimePassed(), now + 50.0)
+    (action,) = killed_by_a_request(supervisor, 60.0, None)
+    assert isinstance(action, GiveUp)
+
+
+def test_what_was_answered_long_ago_excuses_nothing() -> None:
+    """After a window without an answer its deaths count again."""
+    supervisor = started("a")
+    killed_by_a_request(supervisor, 1.0, 0.5)
+    supervisor.handle(TimePassed(), 2.0)
+    for number in range(4):
+        assert [] == killed_by_a_request(supervisor, 101.0 + number, None)
+        supervisor.handle(TimePassed(), 110.0 + number)
+    (action,) = killed_by_a_request(supervisor, 115.0, None)
+    assert isinstance(action, GiveUp)
+
+
+def test_a_restart_replaces_every_worker_one_after_the_other() -> None:
+    """However short they have served; the second one's turn comes when the first old process has ended."""
+    supervisor = serving("a", "b")
+    assert [StartWorker(worker="a+1", attempt=0, role="a")] == supervisor.handle(RestartRequested(), 3.0)
+    assert [] == supervisor.handle(RestartRequested(), 3.5)
+    assert [TerminateWorker(worker="a")] == supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    assert [StartWorker(worker="b+2", attempt=0, role="b")] == supervisor.handle(
+        WorkerExited(worker="a", status=0), 5.5
+    )
+    assert [TerminateWorker(worker="b")] == supervisor.handle(WorkerReady(worker="b+2"), 7.0)
+    assert [] == supervisor.handle(WorkerExited(worker="b", status=0), 8.0)
+    assert "<Supervisor 2 running>" == repr(supervisor)
+
+
+def test_a_restart_tries_again_where_a_replacement_had_failed() -> None:
+    """Somebody has put the model's file back, say."""
+    supervisor = serving("a")
+    want(supervisor, "a", 50.0)
+    supervisor.handle(WorkerExited(worker="a+1", status=3), 51.0)
+    assert [] == want(supervisor, "a", 60.0)
+    assert [StartWorker(worker="a+2", attempt=0, role="a")] == supervisor.handle(RestartRequested(), 61.0)
+
+
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["exit", "exit", "ready", "ready", "replace", "replace", "time", "stop", "now"]),
+            st.sampled_from(
+                ["exit", "exit", "ready", "ready", "replace", "replace", "restart", "time", "stop", "now"]
+            ),
             st.integers(0, 2),
             st.floats(0.0, 20.0),
             st.sampled_from([0, 1, 3, -9]),
@@ -312,7 +376,10 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
         stopping |= kind in ("stop", "now")
         running -= {worker} if kind == "exit" else set()
         event = {
-            "exit": WorkerExited(worker=worker, status=status),
+            "exit": WorkerExited(
+                worker=worker, status=status, busy=status == -9, answered_at=now - 1 if which else None
+            ),
+            "restart": RestartRequested(),
             "ready": WorkerReady(worker=worker),
             "replace": ReplacementWanted(worker=worker),
             "time": TimePassed(),

@@ -1,7 +1,8 @@
 """`shapestream serve`: the server and its workers, from one process, from a YAML; their common beginning and end.
 
 On the first SIGTERM or SIGINT the server refuses what is new and finishes what it has, within its grace; then
-the workers are stopped. The second one ends everything at once.
+the workers are stopped. The second one ends everything at once. On SIGHUP every worker is replaced by a fresh process,
+one after the other.
 """
 
 from __future__ import annotations
@@ -171,7 +172,12 @@ class _Serving:
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
         policy = RestartPolicy(drain_s=self._options.grace_s + STOP_GRACE_S)
-        self._workers = WorkerProcesses(worker_commands(self._loaded, server.worker_addresses[0]), policy)
+        self._workers = WorkerProcesses(
+            worker_commands(self._loaded, server.worker_addresses[0]),
+            policy,
+            ended=lambda worker, pid, died: server.worker_ended(worker, pid, died=died),
+        )
+        server.own_processes(self._workers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_workers_after_server, self._workers)
             try:
@@ -186,10 +192,23 @@ class _Serving:
         await self._drained.wait()
         workers.stop(STOP_GRACE_S)
 
+    def _restart_workers(self) -> None:
+        if self._workers is None or self._stop_asked:
+            log.info(
+                "no worker is restarted",
+                why="the server stops" if self._stop_asked else "it has started none",
+            )
+            return
+        log.info("workers are restarted", how="one after the other")
+        self._workers.restart()
+
     async def _obey_signals(self, server: Server, scope: trio.CancelScope) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for number in signals:
                 name = signal.Signals(number).name
+                if number == signal.SIGHUP:
+                    self._restart_workers()
+                    continue
                 if not self._stop_asked:
                     self._stop_asked = True
                     log.info("stopping", signal=name, grace_s=self._options.grace_s)

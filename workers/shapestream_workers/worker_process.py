@@ -26,7 +26,7 @@ from shapestream_workers.costs import tables
 from shapestream_workers.memory import resident_bytes, spell_bytes, watch_memory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
-from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE
+from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE, registered_name
 from shapestream_workers.worker import Worker
 
 __all__ = ["claim_stdout", "run_worker", "server_address"]
@@ -77,11 +77,8 @@ def run_worker(
             os.write(ready_channel, READY_LINE)
 
     # Unique over hosts and restarts, as the server must never take one process for another.
-    unique = (
-        f"{name}-{os.getpid()}"
-        if ready_channel is not None
-        else f"{name}-{socket.gethostname()}-{os.getpid()}"
-    )
+    supervised = ready_channel is not None
+    unique = registered_name(name if supervised else f"{name}-{socket.gethostname()}", os.getpid())
     log.info(
         "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
     )

@@ -27,6 +27,7 @@ from shapestream_workers.supervisor.events import (
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    RestartRequested,
     StartWorker,
     StopNow,
     StopRequested,
@@ -76,8 +77,13 @@ class Supervisor:
             case ReplacementWanted(worker=name):
                 self._replacements.want(self._workers[name])
                 return []
-            case WorkerExited(worker=name, status=status):
-                return self._exited(self._workers[name], status, now, jitter)
+            case RestartRequested():
+                for worker in self._workers.values():
+                    if self._replacements.predecessor(worker) is None:
+                        self._replacements.demand(worker)
+                return []
+            case WorkerExited():
+                return self._exited(self._workers[event.worker], event, now, jitter)
             case StopRequested(grace_s=grace_s):
                 self._stopping = True
                 return [
@@ -139,7 +145,7 @@ class Supervisor:
         old = self._replacements.predecessor(worker)
         return [] if old is None else self._stop(old, now + self._policy.drain_s)
 
-    def _exited(self, worker: WorkerRecord, status: int, now: float, jitter: float) -> list[Action]:
+    def _exited(self, worker: WorkerRecord, exit_: WorkerExited, now: float, jitter: float) -> list[Action]:
         if worker.state not in (State.RUNNING, State.STOPPING):
             return []
         worker.wake_at = None
@@ -151,9 +157,16 @@ class Supervisor:
             # Whether it was asked to end or died before that: its place is taken.
             del self._workers[worker.name]
             return []
-        if status == EXIT_CONFIGURATION:
+        if exit_.status == EXIT_CONFIGURATION:
             return self._give_up(worker, "its configuration cannot be used", configuration=True)
+        if exit_.answered_at is not None:
+            worker.answered_at = exit_.answered_at
         policy = self._policy
+        if exit_.busy and worker.answered_at is not None and now - worker.answered_at <= policy.window_s:
+            deaths, limit_s = worker.blameless, policy.blameless_backoff_max_s
+            deaths.append(now)
+            self._wait(worker, sum(at > now - policy.window_s for at in deaths), limit_s, now, jitter)
+            return []
         if worker.ready_at is not None and now - worker.ready_at >= policy.healthy_s:
             worker.crashes.clear()
         worker.crashes.append(now)
@@ -162,10 +175,15 @@ class Supervisor:
         if len(worker.crashes) >= policy.max_crashes:
             reason = f"it ended {len(worker.crashes)} times within {policy.window_s:g} s"
             return self._give_up(worker, reason, configuration=False)
-        backoff_s = policy.backoff_initial_s * policy.backoff_factor ** (len(worker.crashes) - 1)
-        worker.state = State.WAITING
-        worker.wake_at = now + min(backoff_s, policy.backoff_max_s) * (1.0 + policy.jitter * jitter)
+        self._wait(worker, len(worker.crashes), policy.backoff_max_s, now, jitter)
         return []
+
+    def _wait(self, worker: WorkerRecord, deaths: int, limit_s: float, now: float, jitter: float) -> None:
+        """It is started again later: the longer, the more often it has ended."""
+        policy = self._policy
+        backoff_s = policy.backoff_initial_s * policy.backoff_factor ** min(deaths - 1, 32)
+        worker.state = State.WAITING
+        worker.wake_at = now + min(backoff_s, limit_s) * (1.0 + policy.jitter * jitter)
 
     def _give_up(self, worker: WorkerRecord, reason: str, *, configuration: bool) -> list[Action]:
         old = self._replacements.predecessor(worker)

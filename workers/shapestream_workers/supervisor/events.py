@@ -12,6 +12,7 @@ __all__ = [
     "KeepWorker",
     "KillWorker",
     "ReplacementWanted",
+    "RestartRequested",
     "StartWorker",
     "StopNow",
     "StopRequested",
@@ -42,6 +43,15 @@ class WorkerExited:
 
     worker: str
     status: int
+    busy: bool = False
+    """Whether it ended in the middle of a batch."""
+    answered_at: float | None = None
+    """When it last answered one, if it ever did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartRequested:
+    """Replace every process by a fresh one, one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +71,9 @@ class TimePassed:
     """`next_wakeup()` has come."""
 
 
-Event: TypeAlias = WorkerReady | ReplacementWanted | WorkerExited | StopRequested | StopNow | TimePassed
+Event: TypeAlias = (
+    WorkerReady | ReplacementWanted | RestartRequested | WorkerExited | StopRequested | StopNow | TimePassed
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

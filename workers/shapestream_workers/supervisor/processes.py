@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import structlog
 import trio
 
+from shapestream.serving.process_owner import LastState
 from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
 from shapestream_workers.supervisor.events import (
     Action,
@@ -23,6 +25,7 @@ from shapestream_workers.supervisor.events import (
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    RestartRequested,
     StartWorker,
     StopNow,
     StopRequested,
@@ -32,7 +35,7 @@ from shapestream_workers.supervisor.events import (
     WorkerReady,
 )
 
-__all__ = ["READY_LINE", "REPLACE_LINE", "GaveUp", "WorkerProcesses"]
+__all__ = ["READY_LINE", "REPLACE_LINE", "EndTold", "GaveUp", "WorkerProcesses", "registered_name"]
 
 log = structlog.get_logger()
 
@@ -44,6 +47,18 @@ REPLACE_LINE = b"replace\n"
 MAX_LINE_BYTES = 64
 EXIT_NOT_STARTED = 127
 """The status, as a shell has it, of a process that could not be started at all."""
+
+EndTold: TypeAlias = Callable[[str, int, bool], Awaitable[LastState]]
+"""Told of the end of a process: the name under which it registers, its pid, and whether it died of itself."""
+
+
+def registered_name(worker: str, pid: int) -> str:
+    """What a worker calls itself before the server, which must never take one process for another."""
+    return f"{worker}-{pid}"
+
+
+async def _nobody(worker: str, pid: int, died: bool) -> LastState:
+    return LastState()
 
 
 class GaveUp(Exception):
@@ -57,8 +72,20 @@ class GaveUp(Exception):
 class WorkerProcesses:
     """Worker processes by name, each with its command line; kept running from `run` to `stop`."""
 
-    def __init__(self, commands: Mapping[str, Sequence[str]], policy: RestartPolicy | None = None) -> None:
+    def __init__(
+        self,
+        commands: Mapping[str, Sequence[str]],
+        policy: RestartPolicy | None = None,
+        *,
+        ended: EndTold = _nobody,
+        given_up: Callable[[str, str], None] = lambda role, reason: None,
+    ) -> None:
+        """`ended` is told of each end, `given_up` of each worker, by its role, that is not started again, and why."""
         self._commands = commands
+        self._ended = ended
+        self._told_given_up = given_up
+        self._told_to_end: set[str] = set()
+        """Processes that were killed for having been asked in vain: they died of nothing that they ran."""
         self._supervisor = Supervisor(commands, policy)
         self._processes: dict[str, trio.Process] = {}
         self._sound: set[str] = set()
@@ -96,6 +123,32 @@ class WorkerProcesses:
             self._nursery.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
+
+    def owns(self, worker: str, pid: int) -> bool:
+        """Whether the worker that registered so is one of these processes, and its end has not been told."""
+        return self._owned(worker, pid) is not None
+
+    def kill(self, worker: str, pid: int, reason: str) -> None:
+        """Ends the process that registered so: it hangs. Another takes its place as after any other death."""
+        name = self._owned(worker, pid)
+        if name is not None:
+            log.error("worker killed", worker=name, pid=pid, why=reason)
+            self._processes[name].kill()
+
+    def _owned(self, worker: str, pid: int) -> str | None:
+        """By its name here. Names of processes are few, and this is asked when something is wrong."""
+        return next(
+            (
+                name
+                for name, process in self._processes.items()
+                if process.pid == pid and registered_name(name, pid) == worker
+            ),
+            None,
+        )
+
+    def restart(self) -> None:
+        """Replaces every process, one after the other: each goes on until its successor serves."""
+        self._handle(RestartRequested())
 
     def stop(self, grace_s: float) -> None:
         """Lets every worker finish, within this time."""
@@ -135,6 +188,7 @@ class WorkerProcesses:
                     log.error("worker cannot be replaced", worker=name, why=reason)
                 case KillWorker(worker=name):
                     log.warning("worker killed", worker=name, why="it did not end in time")
+                    self._told_to_end.add(name)
                     if name in self._processes:
                         self._processes[name].kill()
                 case GiveUp():
@@ -142,6 +196,7 @@ class WorkerProcesses:
 
     def _give_up(self, action: GiveUp) -> None:
         log.error("worker given up", worker=action.worker, why=action.reason)
+        self._told_given_up(self._supervisor.role_of(action.worker), action.reason)
         message = f"worker {action.worker} is given up: {action.reason}"
         if action.configuration and self._supervisor.role_of(action.worker) not in self._sound:
             self._failure = GaveUp(message, configuration=True)
@@ -173,6 +228,9 @@ class WorkerProcesses:
                 nursery.start_soon(self._listen, name, role, process)
                 status = await process.wait()
                 nursery.cancel_scope.cancel()
+            log.info("worker ended", worker=name, pid=process.pid, status=status)
+            died = status != 0 and name not in self._told_to_end
+            last = await self._ended(registered_name(name, process.pid), process.pid, died)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -180,11 +238,13 @@ class WorkerProcesses:
                     await process.wait()
             del self._processes[name]
             self._ready.discard(name)
+            self._told_to_end.discard(name)
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await trio.aclose_forcefully(pipe)
-        log.info("worker ended", worker=name, pid=process.pid, status=status)
-        self._handle(WorkerExited(worker=name, status=status))
+        self._handle(
+            WorkerExited(worker=name, status=status, busy=died and last.busy, answered_at=last.answered_at)
+        )
 
     async def _listen(self, name: str, role: str, process: trio.Process) -> None:
         """Waits for the worker's words: the only thing that it writes to this pipe."""

@@ -23,6 +23,9 @@ class RestartPolicy:
     """Up to this share is added to the wait, so that workers do not come back in step."""
     max_crashes: int = 6
     """So many crashes within the window, and the worker is given up."""
+    blameless_backoff_max_s: float = 1.0
+    """The longest wait after a crash in the middle of a batch, of a worker that had answered others within the window:
+    what it ran is to blame, and that is dealt with elsewhere; it is not counted towards giving up."""
     window_s: float = 120.0
     """A crash is forgotten after so long."""
     healthy_s: float = 3.0
@@ -61,7 +64,13 @@ class WorkerRecord:
     """Since when its present process serves."""
     crashes: deque[float] = field(default_factory=deque)
     """Times of the crashes that are not forgotten yet; never longer than `max_crashes`."""
+    answered_at: float | None = None
+    """When one of its processes last answered a batch, as far as that is known."""
+    blameless: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    """Times of the crashes that what it ran is to blame for."""
     successor: WorkerRecord | None = None
     """The process that is to take over, once there is one."""
     irreplaceable: bool = False
     """A replacement was given up once."""
+    replace_soon: bool = False
+    """It is to be replaced because somebody asked for it: however short it has served."""

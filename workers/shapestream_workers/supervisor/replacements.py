@@ -26,8 +26,15 @@ class Replacements:
         if old.state is State.RUNNING and old not in self._wanting and not old.irreplaceable:
             self._wanting.append(old)
 
+    def demand(self, old: WorkerRecord) -> None:
+        """The same for somebody who asks, and may know why it should work by now: without a time to serve before."""
+        if old.state is State.RUNNING and old.successor is None:
+            old.irreplaceable, old.replace_soon = False, True
+            self.want(old)
+
     def forget(self, worker: WorkerRecord) -> None:
         """Its process has ended, or goes on as it is."""
+        worker.replace_soon = False
         if worker in self._wanting:
             self._wanting.remove(worker)
 
@@ -56,4 +63,6 @@ class Replacements:
         """When it has served for long enough; None before it is ready."""
         if old.ready_at is None:
             return None
+        if old.replace_soon:
+            return old.ready_at
         return old.ready_at + self._policy.replace_after_starts * (old.ready_at - old.started_at)
