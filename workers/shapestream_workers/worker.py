@@ -39,8 +39,14 @@ RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # Until the server has said how often it beats.
 DEFAULT_HEARTBEAT_S = 1.0
-# So many of the server's heartbeats may be missing before it counts as gone.
-MISSED_HEARTBEATS = 10
+# So many of the server's heartbeats may be missing before it counts as gone, but at least so long: an interval of a few
+# milliseconds is no reason to take a busy machine for a dead server.
+MISSED_HEARTBEATS = 3
+MIN_SILENCE_S = 3.0
+# A beat that comes later than this after its time says that this process itself stood still.
+STALL_S = 0.5
+# What holds a slot for so long after nobody waits for it any more will hold it for ever.
+ORPHAN_S = 60.0
 
 
 class Worker:
@@ -63,6 +69,8 @@ class Worker:
         self._ready = ready
         self._debug = debug_enabled()
         self._drain = trio.Event()
+        self.hangs = False
+        """Whether `run` returned because a slot hangs: only the end of the process frees it."""
         self._wake_writer = trio.Event()
         self._heard_at = 0.0
         self._session: WorkerSession
@@ -75,12 +83,13 @@ class Worker:
         self._drain.set()
 
     async def run(self) -> None:
-        """Serves until drained or cancelled. The server may come, go and come back at any time."""
+        """Serves until drained or cancelled, or a slot hangs. The server may come, go and come back at any time."""
         executor = self._slots.start(self._reported)
         self._session = WorkerSession(self.name, os.getpid(), executor)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_drain)
+                nursery.start_soon(self._watch_orphans, nursery.cancel_scope)
                 retry_s = RETRY_S
                 while not self._drain.is_set():
                     why = await self._serve_one_connection()
@@ -117,6 +126,21 @@ class Worker:
         log.info("worker drains", worker=self.name)
         self._session.drain()
         self._end_turn()
+
+    async def _watch_orphans(self, scope: trio.CancelScope) -> None:
+        """A server that gave this worker up for a batch that does not end will not see it end by waiting."""
+        while True:
+            await trio.sleep(ORPHAN_S / 4)
+            since = self._session.oldest_orphan_at
+            if since is not None and trio.current_time() - since > ORPHAN_S:
+                log.error(
+                    "slot hangs",
+                    worker=self.name,
+                    what="a batch that nobody waits for does not end: this process ends",
+                )
+                self.hangs = True
+                scope.cancel()
+                return
 
     async def _read(self, connection: Connection) -> None:
         session = self._session
@@ -182,9 +206,12 @@ class Worker:
         while session.ended is None:
             welcome = session.welcome
             interval_s = DEFAULT_HEARTBEAT_S if welcome is None else welcome.heartbeat_ms / 1000
-            await trio.sleep(interval_s)
+            due = trio.current_time() + interval_s
+            await trio.sleep_until(due)
+            if trio.current_time() > due + STALL_S:
+                await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
             silence_s = trio.current_time() - self._heard_at
-            if silence_s > MISSED_HEARTBEATS * interval_s:
+            if silence_s > max(MISSED_HEARTBEATS * interval_s, MIN_SILENCE_S):
                 # Also a greeting may be lost, with a server that went away before it answered.
                 session.ended = f"the server was silent for {silence_s:.1f} s"
             elif welcome is not None and not self._backlog:

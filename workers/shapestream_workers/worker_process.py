@@ -129,7 +129,10 @@ async def _run(worker: Worker, grace_s: float, memory_limit: int | None, channel
             passed = partial(_leave, worker.name, memory_limit, channel)
             nursery.start_soon(watch_memory, memory_limit, passed)
         await worker.run()
-        status = EXIT_OK
+        if worker.hangs:
+            exit_after(LAST_WORDS_S)
+        else:
+            status = EXIT_OK
         nursery.cancel_scope.cancel()
     return status
 

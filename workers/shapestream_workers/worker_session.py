@@ -59,6 +59,8 @@ class _Running:
 
     batch: int | None
     slot: int
+    orphaned_at: float | None = None
+    """Since when nobody waits for it."""
 
 
 class WorkerSession:
@@ -94,7 +96,7 @@ class WorkerSession:
 
     def greet(self, now: float) -> None:
         """Begins a session, on a new connection or with a server that does not know us."""
-        self._orphan_all()
+        self._orphan_all(now)
         self.outgoing = [self._hello]
         self.welcome, self._greeted_at = None, now
         self.ended, self.ended_by_server = None, False
@@ -202,11 +204,19 @@ class WorkerSession:
                     BatchFailed(batch=batch, code=code, message="taken back before it began")
                 )
 
-    def _orphan_all(self) -> None:
+    @property
+    def oldest_orphan_at(self) -> float | None:
+        """Since when some batch holds its slot though nobody waits for it; None if none does."""
+        return min(
+            (one.orphaned_at for one in self._running.values() if one.orphaned_at is not None), default=None
+        )
+
+    def _orphan_all(self, now: float) -> None:
         for waiting in self._held:
             waiting.clear()
         for number, running in list(self._running.items()):
-            self._running[number] = _Running(batch=None, slot=running.slot)
+            since = now if running.orphaned_at is None else running.orphaned_at
+            self._running[number] = _Running(batch=None, slot=running.slot, orphaned_at=since)
             self._executor.cancel_nowait(number)
 
     def _leave(self) -> None:

@@ -27,6 +27,7 @@ from shapestream.serving.egress import Egress
 from shapestream.serving.executors import InProcessExecutor, SlotSource
 from shapestream.serving.ingress import Ingress
 from shapestream.serving.journal import Journal
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.links import Outgoing
 from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
@@ -43,6 +44,9 @@ from shapestream.wire.messages import Goodbye
 __all__ = ["Server", "serve"]
 
 log = structlog.get_logger()
+
+# A beat that comes later than this after its time says that this process itself stood still: it was stopped, or busy.
+STALL_S = 0.5
 
 
 class Server:
@@ -66,7 +70,13 @@ class Server:
             max_queued_s=options.max_queued_s,
         )
         self._to_clients = Outgoing(clients, "clients", self._statistics)
-        egress = Egress(self._to_clients, self._statistics)
+        self._kept = KeptReplies(
+            max_bytes=options.kept_bytes,
+            max_age_s=options.kept_s,
+            max_replies=options.window_requests,
+            now=self._started,
+        )
+        egress = Egress(self._to_clients, self._statistics, self._kept)
         trace = None if options.record_trace is None else TraceRecorder(options.record_trace)
         self._journal = Journal(self._statistics, trio.current_time, trace)
         self._dispatcher = Dispatcher(
@@ -84,6 +94,7 @@ class Server:
             self._models,
             options,
             self._statistics,
+            self._kept,
             epoch=self.epoch,
         )
         self._ingress = Ingress(
@@ -167,6 +178,8 @@ class Server:
             "clients": len(self._reception.sessions),
             "models": self._models.names,
             "unfinished": self._dispatcher.unfinished,
+            "kept_replies": len(self._kept),
+            "kept_bytes": self._kept.nbytes,
             "scheduler": repr(scheduler),
             "slots": {
                 slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
@@ -246,7 +259,11 @@ class Server:
 
     async def _beat(self) -> None:
         while True:
-            await trio.sleep(self._options.heartbeat_s)
+            due = trio.current_time() + self._options.heartbeat_s
+            await trio.sleep_until(due)
+            if trio.current_time() > due + STALL_S:
+                log.warning("the server stood still", seconds=round(trio.current_time() - due, 1))
+                await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
             now = trio.current_time()
             self._reception.beat(now)
             if self._worker_port is not None:

@@ -22,7 +22,14 @@ class SocketOptions:
     """How long a closed socket goes on sending what it was given."""
     heartbeat_interval_ms: int = 5000
     heartbeat_timeout_ms: int = 15000
-    """A connection that answers no heartbeat of libzmq's for so long is closed: its host is gone."""
+    """A connection that answers no heartbeat of libzmq's for so long is closed: its host is gone, or has forgotten it.
+
+    This only clears dead connections away. Who is alive is decided above, by heartbeats of the event loops, and sooner;
+    libzmq's own thread answers for a process whose event loop stands still. Longer than those, since a message is read
+    as a whole: while a large one is on a slow way nothing else is heard of its sender.
+    """
+    heartbeat_ttl_ms: int = 15000
+    """The other side is asked to close the connection when it hears nothing of ours for so long."""
     reconnect_interval_ms: int = 50
     max_reconnect_interval_ms: int = 2000
     outbox_messages: int = 1024
@@ -38,6 +45,7 @@ class SocketOptions:
         socket.set(zmq.LINGER, self.linger_ms)
         socket.set(zmq.HEARTBEAT_IVL, self.heartbeat_interval_ms)
         socket.set(zmq.HEARTBEAT_TIMEOUT, self.heartbeat_timeout_ms)
+        socket.set(zmq.HEARTBEAT_TTL, self.heartbeat_ttl_ms)
         socket.set(zmq.RECONNECT_IVL, self.reconnect_interval_ms)
         socket.set(zmq.RECONNECT_IVL_MAX, self.max_reconnect_interval_ms)
         if socket.type == zmq.ROUTER:
