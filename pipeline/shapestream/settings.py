@@ -115,6 +115,10 @@ class ServerSettings(_Model):
     """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
     prefetch: bool = True
     """While all slots are busy, the next batch is sent to one a moment before it becomes free."""
+    kept_bytes: Bytes = 64 << 20
+    """Replies that were given are kept up to so many bytes, for clients that ask again after a broken connection."""
+    kept_s: float = Field(default=60.0, ge=0, le=86400, allow_inf_nan=False)
+    """How long such a reply is kept, at most."""
     max_clients: int = Field(default=1024, ge=1, le=65536)
     """Clients at a time."""
     heartbeat_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
@@ -263,6 +267,8 @@ class ModelSettings(_Model):
     """Realistic inputs, by input, to try batching and padding on; or the path of an .npz of samples."""
     trust: bool = False
     """You vouch that rows depend neither on their batch-mates nor on padding: the model is served without proof."""
+    idempotent: bool = True
+    """`false`: a request must not run twice. Each runs alone, and a lost one is answered `worker_lost`, not retried."""
     calibration_s: float = Field(default=5.0, ge=0, le=3600, allow_inf_nan=False)
     """Seconds at start-up, at most, in which a worker measures what calls cost; kept. 0: learned from traffic alone."""
     shapes: ShapesSettings = ShapesSettings()

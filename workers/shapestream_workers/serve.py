@@ -57,6 +57,7 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
                 max_delay_s=model.batching.max_delay_ms / 1000,
                 max_padding_ratio=model.batching.max_padding_ratio,
                 max_batch_bytes=model.batching.max_batch_bytes,
+                idempotent=model.idempotent,
             )
             for model in settings.models
         },
@@ -65,6 +66,8 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
         max_queued_s=server.max_queued_s,
         window_requests=server.window_requests,
         window_bytes=server.window_bytes,
+        kept_bytes=server.kept_bytes,
+        kept_s=server.kept_s,
         max_sessions=server.max_clients,
         prefetch=server.prefetch,
         heartbeat_s=server.heartbeat_s,

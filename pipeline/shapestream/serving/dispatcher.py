@@ -230,7 +230,7 @@ class Dispatcher:
             case FailRequest():
                 self._fail(action)
             case ForgetRequest():
-                self._end(action.id)
+                self._egress.forgotten(self._end(action.id))
             case CancelBatch():
                 running = self._batches.get(action.batch)
                 if running is not None:
@@ -250,6 +250,9 @@ class Dispatcher:
     def _start(self, action: StartBatch, now: float) -> None:
         known = self._records
         records = [known[request] for request in action.requests]
+        if not records[0].model.profile.idempotent:
+            for record in records:
+                record.started = True
         slot = self.slots[action.slot]
         deadlines = [record.deadline for record in records]
         start_within_s = None

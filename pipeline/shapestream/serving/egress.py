@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shapestream.errors import error_from_code
+from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, error_from_code
 from shapestream.scheduling.actions import FailRequest
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.links import Outgoing
 from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord, Session
@@ -19,13 +20,18 @@ from shapestream_engine.layout import Tensors
 
 __all__ = ["Egress"]
 
+REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
+"""Not this server, or not now: the request has no result here, and may be sent again under its number, which the reply
+leaves unused. Such replies are not kept."""
+
 
 class Egress:
     """Turns ends of requests into replies."""
 
-    def __init__(self, outgoing: Outgoing, statistics: ServerStatistics) -> None:
+    def __init__(self, outgoing: Outgoing, statistics: ServerStatistics, kept: KeptReplies) -> None:
         self._outgoing = outgoing
         self._statistics = statistics
+        self._kept = kept
 
     def deliver(
         self,
@@ -35,7 +41,7 @@ class Egress:
         now: float,
     ) -> None:
         """Results of one batch. Members that arrived in the same turn share their `Timings`."""
-        say = self._outgoing.say
+        say, keep = self._outgoing.say, self._kept.keep
         alike, timings, arrived = 0, None, 0.0
         for record, tensors in zip(records, outputs, strict=True):
             if tensors is None:
@@ -45,7 +51,10 @@ class Egress:
                 alike, arrived = 0, record.arrived
                 timings = batch.timings(arrived, now)
             alike += 1
-            say(record.session, Result(sequence=record.sequence, timings=timings, tensors=tensors))
+            session, sequence = record.session, record.sequence
+            result = Result(sequence=sequence, timings=timings, tensors=tensors)
+            say(session, result)
+            keep(session.answered, sequence, record.model.number, record.tensors, result)
         self._count(timings, alike)
         self._statistics.results += len(records)
 
@@ -56,19 +65,50 @@ class Egress:
 
     def fail(self, record: RequestRecord, action: FailRequest) -> None:
         """An admitted request that ends without a result."""
-        self.refuse(record.session, record.sequence, action.code, action.message, action.retry_after_s)
+        code, message = action.code, action.message
+        if record.started and code in REFUSALS:
+            code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
+        failure = _failure(record.sequence, code, message, action.retry_after_s)
+        self._tell(record.session, failure)
+        if code not in REFUSALS:
+            self._keep(record, failure)
+
+    def forgotten(self, record: RequestRecord) -> None:
+        """An admitted request whose client is gone. Nobody is told, but it must not run a second time where it may not."""
+        if record.started:
+            why = f"its client left while it ran; {_MAY_HAVE_RUN}"
+            self._keep(record, _failure(record.sequence, WorkerLost.code, why))
 
     def refuse(
         self, session: Session, sequence: int, code: str, message: str, retry_after_s: float | None = None
     ) -> None:
-        """The same for a request that was never admitted, and has no record."""
-        error = error_from_code(code, message)
-        self._statistics.failures[error.code] += 1
-        failure = Failure(
-            sequence=sequence,
-            code=error.code,
-            message=message.encode(errors="replace").decode(),  # an engine's words may hold any surrogate
-            retryable=error.retryable,
-            retry_after_ms=None if retry_after_s is None else max(1, round(retry_after_s * 1000)),
+        """A request that was not admitted, and has no record."""
+        self._tell(session, _failure(sequence, code, message, retry_after_s))
+
+    def repeat(self, session: Session, reply: Result | Failure) -> None:
+        """A reply that was given before."""
+        self._statistics.repeated += 1
+        self._outgoing.say(session, reply)
+
+    def _keep(self, record: RequestRecord, failure: Failure) -> None:
+        self._kept.keep(
+            record.session.answered, record.sequence, record.model.number, record.tensors, failure
         )
+
+    def _tell(self, session: Session, failure: Failure) -> None:
+        self._statistics.failures[failure.code] += 1
         self._outgoing.say(session, failure)
+
+
+def _failure(sequence: int, code: str, message: str, retry_after_s: float | None = None) -> Failure:
+    error = error_from_code(code, message)
+    return Failure(
+        sequence=sequence,
+        code=error.code,
+        message=message.encode(errors="replace").decode(),  # an engine's words may hold any surrogate
+        retryable=error.retryable,
+        retry_after_ms=None if retry_after_s is None else max(1, round(retry_after_s * 1000)),
+    )
+
+
+_MAY_HAVE_RUN = "whether it ran is not known, and this model's requests are never run twice"

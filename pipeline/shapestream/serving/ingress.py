@@ -12,9 +12,10 @@ from typing import Any
 
 import structlog
 
-from shapestream.errors import ProtocolError, Unavailable
+from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
+from shapestream.serving.fingerprint import same_tensors
 from shapestream.serving.links import Outgoing
 from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
@@ -108,8 +109,8 @@ class Ingress:
     def _admit(self, session: Session, entry: Request, now: float) -> None:
         """Checks a request against its model and its session's credit; of load the scheduler knows more."""
         sequence = entry.sequence
-        if sequence in session.running:
-            self._statistics.duplicates += 1
+        may_be_known = sequence in session.running or sequence <= session.answered.highest
+        if may_be_known and self._was_here(session, entry):
             return
         self._statistics.requests += 1
         try:
@@ -148,6 +149,30 @@ class Ingress:
         session.running[sequence] = record
         session.held_bytes += nbytes
         self._arrived.append(record)
+
+    def _was_here(self, session: Session, entry: Request) -> bool:
+        """Whether a request with this number came before. If so, it shares that one's reply, or is refused.
+
+        What was refused before, and so did not run, has left no trace: it is a new request.
+        """
+        sequence, answered = entry.sequence, session.answered
+        record, kept = session.running.get(sequence), answered.replies.get(sequence)
+        if record is not None:
+            if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
+                self._statistics.duplicates += 1
+            else:
+                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
+        elif kept is not None:
+            if kept.answers(entry.model, entry.tensors):
+                self._egress.repeat(session, kept.reply)
+            else:
+                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
+        elif sequence in answered.gone:
+            text = f"number {sequence} was answered before, and the reply is no longer kept"
+            self._fail(session, sequence, AlreadyAnswered.code, text)
+        else:
+            return False
+        return True
 
     def _submit(self, now: float) -> None:
         """Hands on what was read so far; a control entry that follows may be about it."""
@@ -202,3 +227,6 @@ class Ingress:
             case _:
                 self._outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
         return session
+
+
+_CONFLICT = "use a number once: another request of this client has it"

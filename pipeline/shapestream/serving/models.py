@@ -37,6 +37,8 @@ class ModelOptions:
     max_padding_ratio: float | None = None
     max_batch_bytes: int | None = None
     """Bytes of the requests in one call; None: any."""
+    idempotent: bool = True
+    """Whether a request may run again when the worker that ran it is lost. If not, each runs alone, and once."""
 
 
 class ServedModel:
@@ -106,11 +108,14 @@ def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> Mod
         row_calls=_row_calls(signature, max_batch),
         max_shapes=strategy.chosen_shapes if isinstance(strategy, Native) else None,
         static_shapes=planner.static_shapes if isinstance(planner, NativePlanner) else (),
+        idempotent=options.idempotent,
     )
 
 
 def _max_batch(signature: ModelSignature, options: ModelOptions) -> int:
     """Rows in one call: as configured, or as the model takes, and never more than fit a message to a worker."""
+    if not options.idempotent:
+        return 1  # a request with more rows runs all the same, alone
     max_batch = options.max_batch
     if max_batch is None and signature.has_batch:
         # More rows than the largest call that is allowed would run one call after the other, beside idle slots.

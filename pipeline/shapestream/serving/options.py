@@ -34,6 +34,10 @@ class ServerOptions:
     """Credit of each client; what exceeds it is `overloaded`."""
     window_bytes: int = 512 * _MIB
     """The same in bytes of tensors; a single request that exceeds it is `too_large`."""
+    kept_bytes: int = 64 * _MIB
+    """Of replies that were given and are kept, in case they must be given again; the oldest are dropped."""
+    kept_s: float = 60.0
+    """How long they are kept, at most."""
     max_sessions: int = 1024
     """Clients at a time; the next is answered `Goodbye`."""
     heartbeat_s: float = 1.0

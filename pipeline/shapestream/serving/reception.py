@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.links import GONE, Link, Outgoing
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
@@ -29,6 +30,7 @@ class Reception:
         models: ServedModels,
         options: ServerOptions,
         statistics: ServerStatistics,
+        kept: KeptReplies,
         *,
         epoch: bytes,
     ) -> None:
@@ -44,7 +46,8 @@ class Reception:
             window_bytes=options.window_bytes,
             heartbeat_ms=round(options.heartbeat_s * 1000),
         )
-        self.sessions = Sessions(options.max_sessions)
+        self.sessions = Sessions(options.max_sessions, kept)
+        self._kept = kept
         self._waiting: dict[str, dict[Session, None]] = {}
         """Sessions that asked for a model that the configuration promises and no executor has brought yet."""
 
@@ -122,6 +125,7 @@ class Reception:
 
     def beat(self, now: float) -> None:
         """Once per heartbeat interval: ends silent sessions, and tells the others that this loop is alive."""
+        self._kept.expire(now)
         for session in self.sessions:
             if now - session.heard_at > self._options.client_silence_s:
                 self.end(session, "silent", now)
@@ -130,4 +134,7 @@ class Reception:
 
 
 def _opened(model: ServedModel) -> ModelOpened:
-    return ModelOpened(name=model.name, number=model.number, signature=model.description)
+    signature = model.description
+    if not model.profile.idempotent:
+        signature = {**signature, "idempotent": False}
+    return ModelOpened(name=model.name, number=model.number, signature=signature)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
+from shapestream.serving.kept_replies import Answered, KeptReplies
 from shapestream.serving.links import Link
 from shapestream.serving.models import ServedModel
 from shapestream_engine.layout import Tensors
@@ -16,7 +17,18 @@ __all__ = ["RequestRecord", "Session", "Sessions"]
 class RequestRecord:
     """One admitted request, from its arrival to its terminal reply."""
 
-    __slots__ = ("arrived", "deadline", "id", "model", "priority", "sequence", "session", "shape", "tensors")
+    __slots__ = (
+        "arrived",
+        "deadline",
+        "id",
+        "model",
+        "priority",
+        "sequence",
+        "session",
+        "shape",
+        "started",
+        "tensors",
+    )
 
     def __init__(
         self,
@@ -40,6 +52,8 @@ class RequestRecord:
         self.arrived = arrived
         self.deadline = deadline
         self.priority = priority
+        self.started = False
+        """Whether it may have run, for models that are not idempotent; others are not noted."""
 
     def __repr__(self) -> str:
         return (
@@ -50,13 +64,15 @@ class RequestRecord:
 class Session(Link):
     """One client's session. Its credit is a window: requests, and bytes of them, without a terminal reply."""
 
-    __slots__ = ("client", "held_bytes", "number", "running", "software")
+    __slots__ = ("answered", "client", "held_bytes", "number", "running", "software")
 
-    def __init__(self, number: int, client: bytes, peer: bytes, software: str, now: float) -> None:
+    def __init__(self, number: int, answered: Answered, peer: bytes, software: str, now: float) -> None:
         super().__init__(peer, now)
         self.number = number
         """The scheduler's number of this client."""
-        self.client = client
+        self.client = answered.client
+        self.answered = answered
+        """What this client was answered, also in sessions before this one."""
         self.software = software
         self.running: dict[int, RequestRecord] = {}
         """By sequence number."""
@@ -74,8 +90,9 @@ class Session(Link):
 class Sessions:
     """All sessions, by routing id and by client id."""
 
-    def __init__(self, max_sessions: int) -> None:
+    def __init__(self, max_sessions: int, kept: KeptReplies) -> None:
         self._max_sessions = max_sessions
+        self._kept = kept
         self._numbers = count()
         self.by_peer: dict[bytes, Session] = {}
         self._by_client: dict[bytes, Session] = {}
@@ -94,7 +111,7 @@ class Sessions:
         """A new session; None when there are too many, which the caller must say to the peer."""
         if len(self._by_client) >= self._max_sessions:
             return None
-        session = Session(next(self._numbers), client, peer, software, now)
+        session = Session(next(self._numbers), self._kept.of(client), peer, software, now)
         self._by_client[client] = self.by_peer[peer] = session
         return session
 
@@ -115,4 +132,5 @@ class Sessions:
     def close(self, session: Session) -> None:
         """Forgets the session; what is said to it from now on goes nowhere."""
         self.detach(session)
-        self._by_client.pop(session.client, None)
+        if self._by_client.pop(session.client, None) is not None:
+            self._kept.left(session.client)

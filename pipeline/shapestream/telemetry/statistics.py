@@ -84,6 +84,8 @@ class ServerStatistics:
         """Failed requests by code."""
         self.duplicates = 0
         """Requests that were sent again while they ran; they share the one reply."""
+        self.repeated = 0
+        """Requests that were sent again after they were answered, and got the reply that was kept."""
         self.bad_messages: Counter[str] = Counter()
         """Messages and entries that were refused, by the port that they came in at."""
         self.peers_lost: Counter[str] = Counter()
@@ -166,6 +168,7 @@ class ServerStatistics:
             "results": self.results,
             "failures": dict(self.failures),
             "duplicates": self.duplicates,
+            "repeated": self.repeated,
             "bad_messages": dict(self.bad_messages),
             "peers_lost": dict(self.peers_lost),
             "batches": self.batches,
