@@ -1,0 +1,153 @@
+"""Bad networks between clients and the server: every request ends once, with its own right answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from tests.e2e.network.faults import FAULTS, SILENCE_S, Fault, misbehave
+from tests.e2e.network.load import Journal, Load
+from tests.e2e.network.proxy import DOWN, UP, Proxy
+
+import shapestream
+
+pytestmark = pytest.mark.e2e
+
+CONFIG = """\
+    server: {listen: [ipc://s.sock, "tcp://127.0.0.1:*"], heartbeat_s: 0.2, client_silence_s: 1.5}
+    models:
+      - name: noted
+        function: noted:noted
+        inputs: {x: {shape: "batch:1..8, n:2..100000", element_type: f64}}
+        outputs: {y: {shape: "batch, n", element_type: f64, rule: rows}}
+        trust: true   # a proof, and measuring, would be noted as well
+        calibration_s: 0
+    workers: [{count: 1, slots: 2, threads: 1}]
+"""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def served(module_workplace: Any) -> Any:
+    """One server for all tests of this file: it survives all that."""
+    served = module_workplace.serve(CONFIG)
+    served.wait_for("workers ready")
+    return served
+
+
+def tcp_port(served: Any) -> int:
+    """Where the server listens for clients."""
+    (ready,) = served.events("server ready")
+    (address,) = (address for address in ready["listen"] if address.startswith("tcp://"))
+    return int(address.rpartition(":")[2])
+
+
+@pytest.mark.parametrize(("fault", "times"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
+def test_a_connection_that_fails_again_and_again_loses_no_request(
+    served: Any, fault: Fault, times: int
+) -> None:
+    """Each request gets its own right answer, once, whatever becomes of the connections under it."""
+
+    async def main() -> None:
+        proxy = Proxy(tcp_port(served))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(proxy.run)
+            with trio.fail_after(PATIENCE_S):
+                async with shapestream.connect(proxy.address, silence=SILENCE_S) as client:
+                    load = Load(client, 1)
+                    async with trio.open_nursery() as asking:
+                        asking.start_soon(load.run)
+                        hit = await misbehave([proxy], fault, times, load)
+                    outcomes = load.outcomes
+                    assert (set(), [], [], {}) == outcomes.defects
+                    assert times == hit
+                    runs = Journal(served.folder).runs(outcomes)
+                    assert runs.keys() == outcomes.right
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_slow_and_uneven_network_costs_time_only(served: Any) -> None:
+    """Delays that vary: one connection, no request is sent twice, each is run once."""
+
+    async def main() -> None:
+        proxy = Proxy(tcp_port(served))
+        for conditions in proxy.conditions.values():
+            conditions.delay_s, conditions.jitter_s = 0.03, 0.05
+        async with trio.open_nursery() as nursery:
+            await nursery.start(proxy.run)
+            with trio.fail_after(PATIENCE_S):
+                async with shapestream.connect(proxy.address, silence=SILENCE_S) as client:
+                    load = Load(client, 2)
+                    async with trio.open_nursery() as asking:
+                        asking.start_soon(load.run)
+                        await trio.sleep(2.0)
+                        load.stop()
+                    outcomes = load.outcomes
+                    assert (set(), [], [], {}) == outcomes.defects
+                    assert dict.fromkeys(outcomes.right, 1) == Journal(served.folder).runs(outcomes)
+                    assert 1 == proxy.accepted
+                    assert len(outcomes.right) > 50
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_messages_that_come_one_byte_at_a_time_are_the_same_messages(served: Any) -> None:
+    """Greeting, requests and answers in packets of one byte."""
+
+    async def main() -> None:
+        proxy = Proxy(tcp_port(served))
+        for conditions in proxy.conditions.values():
+            conditions.piece_bytes = 1
+        async with trio.open_nursery() as nursery:
+            await nursery.start(proxy.run)
+            with trio.fail_after(PATIENCE_S):
+                async with shapestream.connect(proxy.address) as client:
+                    load = Load(client, 3)
+                    async with trio.open_nursery() as asking:
+                        for size in (3, 3, 3, 3, 500, 2000):
+                            asking.start_soon(load.ask, size)
+                    outcomes = load.outcomes
+                    assert (set(), [], [], {}) == outcomes.defects
+                    assert dict.fromkeys(outcomes.right, 1) == Journal(served.folder).runs(outcomes)
+                    (passage,) = proxy.passages
+                    assert min(passage.packets[UP], passage.packets[DOWN]) > 20_000
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("what", ["delay", "stall"])
+def test_nothing_is_started_after_its_deadline_however_long_it_was_on_its_way(served: Any, what: str) -> None:
+    """A slow network eats from the deadline; what comes too late is refused, not run."""
+
+    async def main() -> None:
+        proxy = Proxy(tcp_port(served))
+        if what == "delay":
+            for conditions in proxy.conditions.values():
+                conditions.delay_s = 0.1
+        async with trio.open_nursery() as nursery:
+            await nursery.start(proxy.run)
+            with trio.fail_after(PATIENCE_S):
+                async with shapestream.connect(proxy.address, silence=3 * SILENCE_S) as client:
+                    load = Load(client, 4, deadline_s=0.15)
+                    async with trio.open_nursery() as asking:
+                        asking.start_soon(load.run)
+                        for _ in range(5):
+                            await trio.sleep(0.4)
+                            if what == "stall":
+                                proxy.stall(UP)
+                                await trio.sleep(0.5)
+                                proxy.resume()
+                        load.stop()
+                    outcomes = load.outcomes
+                    await trio.sleep(0.5)
+                    late = Journal(served.folder).late_s(outcomes)
+                    print(what, len(outcomes.right), outcomes.codes, "late", sorted(late)[-5:], len(late))
+                    assert (set(), [], []) == outcomes.defects[:3]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
