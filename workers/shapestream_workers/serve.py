@@ -105,6 +105,15 @@ def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]
     return commands
 
 
+def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
+    """What each worker serves, by the names that `worker_commands` gives them."""
+    groups = [group for group in settings.worker_groups for _ in range(group.count)]
+    return {
+        f"w{number}": frozenset(model.name for model in settings.models_of(group))
+        for number, group in enumerate(groups)
+    }
+
+
 def run_server(loaded: LoadedSettings) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
@@ -174,11 +183,19 @@ class _Serving:
         """Returns when there are none left: after the server has drained, or when they were given up."""
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
+        models = models_of_workers(self._loaded.settings)
+
+        def given_up(worker: str, reason: str) -> None:
+            own = models.pop(worker, frozenset())
+            for name in sorted(own - frozenset().union(*models.values())):
+                server.model_given_up(name, f"its workers were given up, the last one because {reason}")
+
         policy = RestartPolicy(drain_s=self._options.grace_s + STOP_GRACE_S)
         self._workers = WorkerProcesses(
             worker_commands(self._loaded, server.worker_addresses[0]),
             policy,
             ended=lambda worker, pid, died: server.worker_ended(worker, pid, died=died),
+            given_up=given_up,
         )
         server.own_processes(self._workers)
         async with trio.open_nursery() as nursery:

@@ -110,6 +110,10 @@ class Dispatcher:
         """Requests for this model may come from now on."""
         self._handle(events.ModelAdded(model=model.profile), now)
 
+    def model_given_up(self, name: str, message: str, now: float) -> None:
+        """Nobody will serve it: what waits for it ends as `unavailable`."""
+        self._handle(events.ModelGivenUp(model=name, message=message), now)
+
     def executor_joined(self, executor: Executor, now: float) -> list[SlotRecord]:
         """Its slots can be used from now on."""
         joined = [SlotRecord(next(self._slot_numbers), executor, slot) for slot in range(executor.slots)]

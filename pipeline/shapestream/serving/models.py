@@ -54,6 +54,7 @@ class ServedModel:
         "options",
         "profile",
         "signature",
+        "unavailable",
     )
 
     def __init__(self, number: int, name: str, signature: ModelSignature, options: ModelOptions) -> None:
@@ -65,6 +66,8 @@ class ServedModel:
         self._description: dict[str, Any] | None = None
         self._resolved: dict[Layout, RequestShape] = {}
         self._takes_endless_shapes = _takes_endless_shapes(signature)
+        self.unavailable: str | None = None
+        """Why every request is refused, if it is; set by `ServedModels`."""
         self.new_shapes_refused: str | None = None
         """Why requests of shapes that were not met lately are refused, if they are."""
 
@@ -72,17 +75,24 @@ class ServedModel:
         """`ModelSignature.resolve`, one look-up for a layout that was seen before.
 
         Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
-        Raises ShapeError, and Unavailable for a new shape while those are refused.
+        Raises ShapeError; Unavailable for a new shape while those are refused, and for any while all are.
         """
         shape = self._resolved.get(layout)
         if shape is None:
             shape = self.signature.resolve(layout)
+            if self.unavailable is not None:
+                raise Unavailable(self.unavailable)
             if self.new_shapes_refused is not None and self._takes_endless_shapes:
                 raise Unavailable(self.new_shapes_refused)
             if len(self._resolved) >= MAX_REMEMBERED:
                 self._resolved.clear()
             self._resolved[layout] = shape
         return shape
+
+    def refuse_all(self, why: str | None) -> None:
+        """From now on, or no longer: every request ends as `unavailable`. Asked only of layouts that are looked at anew."""
+        self.unavailable = why
+        self._resolved.clear()
 
     @property
     def description(self) -> dict[str, Any]:
@@ -161,6 +171,8 @@ class ServedModels:
         self._expected = dict(expected)
         self._by_name: dict[str, ServedModel] = {}
         self.by_number: list[ServedModel] = []
+        self.unavailable: dict[str, str] = {}
+        """Models that nobody will serve any more, by name, and why."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_number)
@@ -178,6 +190,18 @@ class ServedModels:
         """From now on, or no longer: requests of shapes that were not met lately end as `unavailable`."""
         for model in self.by_number:
             model.new_shapes_refused = why
+
+    def make_unavailable(self, name: str, why: str) -> None:
+        """From now on requests for this model are refused."""
+        self.unavailable[name] = why
+        if name in self._by_name:
+            self._by_name[name].refuse_all(why)
+
+    def available_again(self, name: str) -> None:
+        """Somebody serves it after all."""
+        del self.unavailable[name]
+        if name in self._by_name:
+            self._by_name[name].refuse_all(None)
 
     def is_expected(self, name: str) -> bool:
         """Whether the configuration names it."""

@@ -21,6 +21,7 @@ import structlog
 import trio
 
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.availability import Availability
 from shapestream.serving.batches import BatchReport
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
@@ -109,6 +110,7 @@ class Server:
             clock=trio.current_time,
             describe=self.statistics,
         )
+        self._availability = Availability(self._models, self._dispatcher, self._reception, self._is_served)
         self._to_workers: Outgoing | None = None
         self._worker_port: WorkerPort | None = None
         if workers is not None:
@@ -123,6 +125,7 @@ class Server:
                 epoch=self.epoch,
                 clock=trio.current_time,
                 model_added=self._reception.model_added,
+                workers_changed=self._availability.workers_changed,
             )
 
     # ---------------------------------------------------------------- for the caller
@@ -160,6 +163,12 @@ class Server:
             return LastState()
         return await self._worker_port.process_ended(worker, pid, died=died)
 
+    def model_given_up(self, name: str, why: str) -> None:
+        """No worker will be started for this model any more: its requests end as `unavailable`, unless one dials in."""
+        if not self._ended:
+            self._availability.give_up(name, why, trio.current_time())
+            self._dispatcher.end_turn()
+
     def refuse_new_shapes(self, why: str | None) -> None:
         """From now on, or no longer (None): a request of a shape that no other had lately is answered `unavailable`.
 
@@ -177,6 +186,7 @@ class Server:
             "draining": self._drain_asked.is_set(),
             "clients": len(self._reception.sessions),
             "models": self._models.names,
+            "unavailable": dict(self._models.unavailable),
             "unfinished": self._dispatcher.unfinished,
             "kept_replies": len(self._kept),
             "kept_bytes": self._kept.nbytes,
@@ -187,6 +197,9 @@ class Server:
             },
             **self._statistics.to_dict(),
         }
+
+    def _is_served(self, model: str) -> bool:
+        return any(model in slot.executor.models for slot in self._dispatcher.slots.values())
 
     # ---------------------------------------------------------------- its tasks
 

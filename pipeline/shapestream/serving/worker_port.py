@@ -31,7 +31,6 @@ from shapestream.wire.messages import (
     Entry,
     Goodbye,
     Heartbeat,
-    Unknown,
     WorkerDraining,
     WorkerHello,
     WorkerWelcome,
@@ -74,7 +73,9 @@ class WorkerPort:
         epoch: bytes,
         clock: Callable[[], float],
         model_added: Callable[[ServedModel], None],
+        workers_changed: Callable[[float], None] = lambda now: None,
     ) -> None:
+        """`workers_changed` is called, with the time, after one has joined or left."""
         self._socket = socket
         self._outgoing = outgoing
         self._dispatcher = dispatcher
@@ -83,6 +84,7 @@ class WorkerPort:
         self._statistics = statistics
         self._clock = clock
         self._model_added = model_added
+        self._workers_changed = workers_changed
         self._welcome = WorkerWelcome(epoch=epoch, heartbeat_ms=round(options.heartbeat_s * 1000))
         self.workers: dict[bytes, RemoteExecutor] = {}
         """By routing id."""
@@ -129,7 +131,7 @@ class WorkerPort:
         if type(entry) is WorkerHello:
             return self._register(peer, worker, entry, now)
         if worker is None:
-            self._outgoing.say_once(peer, Unknown())
+            self._outgoing.tell_stranger(peer, now)
             return None
         match entry:
             case BatchDone():
@@ -190,6 +192,7 @@ class WorkerPort:
             if model is not None:
                 self._dispatcher.model_added(model, now)
                 self._model_added(model)
+        self._workers_changed(now)
         self._dispatcher.executor_joined(worker, now)
         return worker
 
@@ -217,6 +220,7 @@ class WorkerPort:
         worker.running.clear()
         worker.recalled.clear()
         self._dispatcher.executor_left(worker, now, died=died)
+        self._workers_changed(now)
 
     # ---------------------------------------------------------------- how they end
 
