@@ -1,0 +1,159 @@
+"""A client of a chaos run: `python -m tests.e2e.chaos.client ADDRESS NUMBER SEED [--poison]`.
+
+It asks through the product's own client: some tasks call `infer`, and one ordered stream runs beside them. What it asks
+for, what it was told, and every terminal reply as it came off the wire go to the ledger. SIGTERM: it asks for nothing
+new, waits for all answers, and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import numpy as np
+import trio
+from tests.e2e.chaos import model
+from tests.e2e.chaos.witness import Witness
+
+import shapestream
+from shapestream.client import core
+from shapestream.client.session import Session
+from shapestream.wire.messages import Entry, Failure, Result
+
+MODEL = "checked"
+TASKS = 6
+STREAMED = 6
+PATIENCE_S = 60.0
+
+
+class Load:
+    """Makes requests, and tells the ledger about each."""
+
+    def __init__(self, number: int, seed: int, witness: Witness) -> None:
+        self._number = number
+        self._random = random.Random(f"{seed} {number}")
+        self._numbers = np.random.default_rng([seed, number])
+        self._witness = witness
+        self._last = 0
+        self.stopping = trio.Event()
+
+    def submit(
+        self, deed: int = model.DO_NOTHING, *, deadline_s: float | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """A new request's token and inputs; the ledger knows of it when this returns."""
+        self._last += 1
+        token = self._number << 32 | self._last
+        length = self._random.choice((2, 3, 10, 10, 26, 26, 58, 250, 2000))
+        payload = self._numbers.integers(0, 1 << 40, (self._random.choice((1, 1, 1, 2, 3)), length), np.int64)
+        now = time.monotonic()
+        deadline_at = None if deadline_s is None else now + deadline_s
+        deadline_us = 0 if deadline_at is None else int(deadline_at * 1e6)
+        x = model.rows(token, deadline_us, self._random.randrange(2_000, 20_000), deed, payload)
+        self._witness.tell(
+            "submitted",
+            token=token,
+            client=self._number,
+            kind="poison" if deed == model.DIE else "usual",
+            at=now,
+            deadline_at=deadline_at,
+            expected=zlib.crc32(model.answer_to(x).tobytes()),
+        )
+        return token, {"x": x}
+
+    def ended(self, token: int, code: str, y: np.ndarray[Any, Any] | None = None) -> None:
+        """What its caller was told."""
+        answer = None if y is None else zlib.crc32(np.ascontiguousarray(y).tobytes())
+        self._witness.tell("ended", token=token, at=time.monotonic(), code=code, answer=answer)
+
+    def deadline_s(self) -> float | None:
+        """Many have none, and the stream's too: nothing but an answer ends these."""
+        return self._random.choice((None, None, None, 0.15, 0.5, 2.0, 8.0))
+
+    async def ask(self, client: shapestream.Client, deed: int = model.DO_NOTHING) -> None:
+        """One request and its end."""
+        deadline_s = None if deed else self.deadline_s()
+        token, inputs = self.submit(deed, deadline_s=deadline_s)
+        try:
+            result = await client.infer(MODEL, inputs, deadline=deadline_s)
+        except shapestream.RequestError as error:
+            self.ended(token, error.code)
+            await trio.sleep(0.05)
+        else:
+            self.ended(token, "ok", result["y"])
+
+    async def ask_on(self, client: shapestream.Client) -> None:
+        """One request after the other, until it is told to stop."""
+        while not self.stopping.is_set():
+            await self.ask(client)
+            await trio.sleep(self._random.uniform(0.0, 0.04))
+
+    async def stream(self, client: shapestream.Client) -> None:
+        """The same as one ordered stream."""
+
+        async def source() -> AsyncIterator[tuple[int, dict[str, Any]]]:
+            while not self.stopping.is_set():
+                yield self.submit()
+                await trio.sleep(self._random.uniform(0.0, 0.04))
+
+        options: dict[str, Any] = {"max_in_flight": STREAMED, "on_error": "yield"}
+        async with client.stream(MODEL, source(), **options) as results:
+            async for item in results:
+                assert isinstance(item.key, int)
+                if isinstance(item, shapestream.Failed):
+                    self.ended(item.key, item.error.code)
+                else:
+                    self.ended(item.key, "ok", item["y"])
+
+    async def obey_sigterm(self) -> None:
+        """Asks for nothing new from then on."""
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async for _ in signals:
+                self.stopping.set()
+
+
+def listen_in(number: int, witness: Witness) -> None:
+    """From now on every terminal reply that a session of this process receives is told to the ledger, too."""
+
+    class Overheard(Session):
+        def receive(self, entries: Iterable[Entry], now: float) -> None:
+            entries = list(entries)
+            for entry in entries:
+                if isinstance(entry, Result | Failure):
+                    code = entry.code if isinstance(entry, Failure) else "ok"
+                    witness.tell("reply", client=number, sequence=entry.sequence, code=code)
+            super().receive(entries, now)
+
+    core.Session = Overheard  # type: ignore[misc] # the one place where the core gets it from
+
+
+async def main(address: str, number: int, seed: int, *, poison: bool) -> None:
+    """Asks until SIGTERM; with `poison`, once for what kills a worker."""
+    witness = Witness()
+    listen_in(number, witness)
+    load = Load(number, seed, witness)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load.obey_sigterm)
+        async with shapestream.connect(address, connect_timeout=PATIENCE_S, silence=2.5) as client:
+            if poison:
+                await load.ask(client, model.DIE)
+            else:
+                async with trio.open_nursery() as asking:
+                    for _ in range(TASKS):
+                        asking.start_soon(load.ask_on, client)
+                    asking.start_soon(load.stream, client)
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("number", type=int)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--poison", action="store_true")
+    given = parser.parse_args()
+    trio.run(lambda: main(given.address, given.number, given.seed, poison=given.poison))

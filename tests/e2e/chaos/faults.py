@@ -1,0 +1,297 @@
+"""The faults of a chaos run. Each is injected while work is under way, and says how much of that it hit.
+
+To hit work, a fault lies in wait: the ledger tells at once when a run begins or ends somewhere, and the signal follows
+within a fraction of a millisecond. Whether it did hit is not assumed, but counted afterwards from all facts.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.e2e.chaos.stage import Stage, until
+
+AMBUSH_S = 5.0
+LIES_WANTED = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class Injection:
+    """One fault that was injected."""
+
+    kind: str
+    at: float
+    until: float
+    """When it was over: the process continued, the limit lifted, the next server started."""
+    hit: int
+    """Requests, or their runs, that were under way there and then."""
+
+
+class Faults:
+    """Injects faults of all kinds into the processes on stage."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self._stage = stage
+        self._random = random.Random(seed)
+        self.kinds: dict[str, Callable[[], tuple[float, int]]] = {
+            "worker killed mid-batch": lambda: self._kill_worker("run"),
+            "worker killed mid-reply": lambda: self._kill_worker("ran"),
+            "worker stopped": self._stop_worker,
+            "worker ten times slower": self._slow_worker,
+            "worker lies": self._lie,
+            "request kills its worker": self._poison,
+            "server killed mid-batch": lambda: self._kill_server("run"),
+            "server killed mid-reply": lambda: self._kill_server("ran"),
+            "server stopped": self._stop_server,
+            "client killed mid-batch": lambda: self._kill_client("run"),
+            "client killed mid-reply": lambda: self._kill_client("ran"),
+            "client stopped": self._stop_client,
+            "log cannot grow": self._fix_log_size,
+            "log's device full": self._log_to_full_device,
+            "no file descriptors": self._take_descriptors,
+            "all restarted in turn": self._restart_everything,
+        }
+
+    def inject(self, kind: str) -> Injection:
+        """Injects one, and takes it back where it lasts. Raises `Broken` when processes do not come back."""
+        at, hit = self.kinds[kind]()
+        return Injection(kind=kind, at=at, until=time.monotonic(), hit=hit)
+
+    def _ask(self, question: str, **details: Any) -> Any:
+        return self._stage.ledger.ask(question, **details)
+
+    def _lie_in_wait(self, fact: str, **whose: int) -> None:
+        self._ask("watch", wanted=fact, within_s=AMBUSH_S, **whose)
+
+    def _pause(self, pid: int, durations_s: tuple[float, ...]) -> float:
+        """Stops a process for one of these times; returns since when."""
+        os.kill(pid, signal.SIGSTOP)
+        since = time.monotonic()
+        time.sleep(self._random.choice(durations_s))
+        os.kill(pid, signal.SIGCONT)
+        self._stage.ledger.tell("paused", since=since, until=time.monotonic())
+        return since
+
+    # ---------------------------------------------------------------- workers
+
+    def _worker(self) -> int:
+        """One of the server's own workers that is at work."""
+        until("a worker runs a batch", self._at_work)
+        return self._at_work() or self._random.choice(list(self._stage.workers()))
+
+    def _at_work(self) -> int | None:
+        pids = list(self._stage.workers())
+        self._random.shuffle(pids)
+        since = time.monotonic() - 0.5
+        return next((pid for pid in pids if self._ask("runs_of", pid=pid, since=since)), None)
+
+    def _kill_worker(self, moment: str) -> tuple[float, int]:
+        pid = self._worker()
+        self._lie_in_wait(moment, pid=pid)
+        os.kill(pid, signal.SIGKILL)
+        at = time.monotonic()
+        until("its end", lambda: pid not in self._stage.workers())
+        if moment == "run":
+            return at, self._ask("cut_short", pid=pid)
+        return at, self._ask("in_reply", at=at, pid=pid)
+
+    def _stop_worker(self) -> tuple[float, int]:
+        pid = self._worker()
+        self._lie_in_wait("run", pid=pid)
+        try:
+            at = self._pause(pid, (0.4, 1.0, 3.0))
+        except ProcessLookupError:  # given up, and ended, while it stood still
+            at = time.monotonic()
+        return at, self._ask("in_run", pid=pid, at=at)
+
+    def _slow_worker(self) -> tuple[float, int]:
+        pid = self._worker()
+        mark = self._stage.folder / f"slow-{pid}"
+        at = time.monotonic()
+        mark.touch()
+        time.sleep(1.5)
+        self._lie_in_wait("run", pid=pid)
+        mark.unlink()
+        return at, self._ask("runs_of", pid=pid, since=at)
+
+    def _lie(self) -> tuple[float, int]:
+        before = sum(self._ask("summary")["lies"].values())
+        at = time.monotonic()
+        liar = self._stage.start_liar(self._random.randrange(100))
+        lies = 0
+
+        def enough() -> bool:
+            nonlocal lies
+            lies = sum(self._ask("summary")["lies"].values()) - before
+            time.sleep(0.2)
+            return lies >= LIES_WANTED
+
+        until("some lies", enough)
+        liar.send_signal(self._random.choice((signal.SIGTERM, signal.SIGKILL)))
+        self._stage.expected_to_end.add(liar.pid)
+        self._ended(liar)
+        return at, lies
+
+    def _poison(self) -> tuple[float, int]:
+        at = time.monotonic()
+        number = self._stage.start_client("--poison")
+        self._ended(self._stage.clients.pop(number))
+        return at, self._ask("cut_short", client=number)
+
+    # ---------------------------------------------------------------- the server
+
+    def _kill_server(self, moment: str) -> tuple[float, int]:
+        self._worker()
+        self._lie_in_wait(moment)
+        at = self._replace_server(signal.SIGKILL)
+        return at, self._ask("in_flight" if moment == "run" else "in_reply", at=at)
+
+    def _replace_server(self, number: signal.Signals, *, log: str = "log") -> float:
+        """Ends the server by this signal, and starts the next; returns when it was sent."""
+        server = self._stage.server
+        self._stage.workers()
+        self._stage.expected_to_end.add(server.pid)
+        server.send_signal(number)
+        at = time.monotonic()
+        self._ended(server)
+        self._stage.start_server(log=log)
+        return at
+
+    def _stop_server(self) -> tuple[float, int]:
+        self._worker()
+        self._lie_in_wait("run")
+        at = self._pause(self._stage.server.pid, (0.4, 1.2, 2.0, 4.0))
+        return at, self._ask("in_flight", at=at)
+
+    # ---------------------------------------------------------------- clients
+
+    def _kill_client(self, moment: str) -> tuple[float, int]:
+        number = self._random.choice(list(self._stage.clients))
+        self._lie_in_wait(moment, client=number)
+        client = self._stage.clients.pop(number)
+        self._stage.expected_to_end.add(client.pid)
+        client.kill()
+        at = time.monotonic()
+        self._stage.ledger.tell("killed", client=number, at=at)
+        self._ended(client)
+        hit = self._ask("in_flight" if moment == "run" else "in_reply", at=at, client=number)
+        self._start_client()
+        return at, hit
+
+    def _stop_client(self) -> tuple[float, int]:
+        number = self._random.choice(list(self._stage.clients))
+        self._lie_in_wait("run", client=number)
+        at = self._pause(self._stage.clients[number].pid, (0.5, 2.0, 5.0))
+        return at, self._ask("in_flight", at=at, client=number)
+
+    def _start_client(self) -> int:
+        number = self._stage.start_client()
+        until(f"client {number} is served", lambda: self._connected(number))
+        return number
+
+    def _connected(self, number: int) -> bool:
+        return self._ask("runs_of_client", client=number) > 0
+
+    # ---------------------------------------------------------------- what the machine runs out of
+
+    def _limit(self, which: int, value: int) -> list[tuple[int, tuple[int, int]]]:
+        """Lowers a limit of the server and its workers from outside; returns what it was, by process."""
+        before = []
+        for pid in (self._stage.server.pid, *self._stage.workers()):
+            soft, hard = resource.prlimit(pid, which)
+            resource.prlimit(pid, which, (value, hard))
+            before.append((pid, (soft, hard)))
+        return before
+
+    def _lift(self, which: int, before: list[tuple[int, tuple[int, int]]]) -> None:
+        for pid, limits in before:
+            if psutil.pid_exists(pid):
+                resource.prlimit(pid, which, limits)
+
+    def _fix_log_size(self) -> tuple[float, int]:
+        """No file of theirs may grow: what a new client's greeting would add to the log cannot be written."""
+        self._lie_in_wait("run")
+        at = time.monotonic()
+        before = self._limit(resource.RLIMIT_FSIZE, 0)
+        size = self._stage.log.stat().st_size
+        try:
+            self._start_client()
+            self._stage.clients.pop(max(self._stage.clients)).send_signal(signal.SIGTERM)
+            fixed = self._stage.log.stat().st_size == size
+        finally:
+            self._lift(resource.RLIMIT_FSIZE, before)
+        return at, self._ask("in_flight", at=at) if fixed else 0
+
+    def _log_to_full_device(self) -> tuple[float, int]:
+        """A server whose every line is refused with ENOSPC, from its first to its last."""
+        self._replace_server(signal.SIGKILL, log="/dev/full")
+        self._worker()
+        self._lie_in_wait("run")
+        at = self._replace_server(signal.SIGTERM)
+        return at, self._ask("in_flight", at=at)
+
+    def _take_descriptors(self) -> tuple[float, int]:
+        """Nobody can connect, and a worker that dies cannot be started again, until there are descriptors again."""
+        server = self._stage.server.pid
+        victim = self._worker()
+        self._lie_in_wait("run", pid=victim)
+        at = time.monotonic()
+        before = resource.prlimit(server, resource.RLIMIT_NOFILE)
+        resource.prlimit(server, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{server}/fd")), before[1]))
+        try:
+            os.kill(victim, signal.SIGKILL)
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(str(self._stage.folder / "s.sock"))
+                stranger.settimeout(1.0)
+                try:
+                    limited = not stranger.recv(10)
+                except TimeoutError:  # ZeroMQ greets first; nobody was there to accept the connection
+                    limited = True
+        finally:
+            resource.prlimit(server, resource.RLIMIT_NOFILE, before)
+        return at, self._ask("in_flight", at=at) if limited else 0
+
+    # ---------------------------------------------------------------- everything in turn
+
+    def _restart_everything(self) -> tuple[float, int]:
+        """Each worker, the server, each client: asked to end, under load, and followed by another."""
+        self._lie_in_wait("run")
+        at = time.monotonic()
+        if _handles(self._stage.server.pid, signal.SIGHUP):
+            old = set(self._stage.workers())
+            self._stage.server.send_signal(signal.SIGHUP)
+            until("all workers are others", lambda: not old & set(self._stage.workers()))
+        else:
+            for pid in self._stage.workers():
+                os.kill(pid, signal.SIGTERM)
+                until("its end", lambda pid=pid: pid not in self._stage.workers())
+                self._worker()
+        self._replace_server(signal.SIGTERM)
+        for number in list(self._stage.clients):
+            client = self._stage.clients[number]
+            self._start_client()
+            client.send_signal(signal.SIGTERM)
+            self._ended(client)
+            del self._stage.clients[number]
+        return at, self._ask("in_flight", at=at)
+
+    def _ended(self, popen: subprocess.Popen[bytes]) -> None:
+        until(f"the end of {popen.args!r}", lambda: popen.poll() is not None)
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process does anything about a signal; one that does not would be ended by it."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False

@@ -1,0 +1,98 @@
+"""A worker that lies: `python -m tests.e2e.chaos.liar CONFIG FIRST`. It dials in, works, and falsifies every few reports.
+
+Each lie is one that a server can see through; a worker that returns wrong numbers in the right shape is believed, which
+is why docs/security.md calls workers half-trusted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count, cycle
+from typing import Any, TypeAlias
+
+import numpy as np
+from tests.e2e.chaos.witness import Witness
+
+from shapestream.serving.batches import BatchReport
+from shapestream.wire.messages import BatchDone, BatchFailed
+from shapestream_engine.layout import Tensors
+from shapestream_workers import cli, worker_session
+
+_Array: TypeAlias = "np.ndarray[Any, Any]"
+EVERY = 4
+"""So many reports, and one of them is false."""
+
+
+def one_too_few(done: BatchDone) -> BatchDone:
+    """A member has no output."""
+    return replace(done, outputs=done.outputs[:-1])
+
+
+def one_too_many(done: BatchDone) -> BatchDone:
+    """There is an output that nobody asked for."""
+    return replace(done, outputs=(*done.outputs, done.outputs[-1]))
+
+
+def longer(done: BatchDone) -> BatchDone:
+    """An output has one column more than its request."""
+    return _with_first(done, lambda x: np.pad(x, ((0, 0), (0, 1))))
+
+
+def more_rows(done: BatchDone) -> BatchDone:
+    """An output has one row more than its request."""
+    return _with_first(done, lambda x: np.pad(x, ((0, 1), (0, 0))))
+
+
+def other_type(done: BatchDone) -> BatchDone:
+    """An output has another element type than the signature says."""
+    return _with_first(done, lambda x: x.astype(np.float64))
+
+
+def none_at_all(done: BatchDone) -> BatchDone:
+    """Nobody gets anything."""
+    return replace(done, outputs=())
+
+
+def another_batch(done: BatchDone) -> BatchDone:
+    """It names a batch that it was never sent."""
+    return replace(done, batch=done.batch + 1_000_000)
+
+
+LIES = (one_too_few, longer, one_too_many, more_rows, other_type, none_at_all, another_batch)
+
+
+def _with_first(done: BatchDone, change: Callable[[_Array], _Array]) -> BatchDone:
+    """The first output changed, as an array of its own shape."""
+    first = done.outputs[0]
+    assert first is not None
+    ((port, _, shape),) = first.layout
+    x = change(np.frombuffer(first.buffers[0], np.int64).reshape(shape))
+    kind = "f64" if x.dtype == np.float64 else "i64"
+    changed = Tensors(layout=((port, kind, x.shape),), buffers=(x.tobytes(),))
+    return replace(done, outputs=(changed, *done.outputs[1:]))
+
+
+def lie_now_and_then(witness: Witness, first: int) -> None:
+    """From now on this process's reports are not to be trusted."""
+    honest = worker_session._answer
+    turns, lies = count(1), cycle(LIES)
+    for _ in range(first % len(LIES)):
+        next(lies)
+
+    def answer(batch: int, report: BatchReport) -> BatchDone | BatchFailed:
+        done = honest(batch, report)
+        if isinstance(done, BatchFailed) or None in done.outputs or next(turns) % EVERY:
+            return done
+        lie = next(lies)
+        witness.tell("lie", what=lie.__name__)
+        return lie(done)
+
+    worker_session._answer = answer
+
+
+if __name__ == "__main__":
+    lie_now_and_then(Witness(), int(sys.argv[2]))
+    sys.argv = ["shapestream", "worker", sys.argv[1], "--name", "liar"]
+    cli.main()

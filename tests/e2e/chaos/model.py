@@ -1,0 +1,68 @@
+"""The model of a chaos run, as workers serve it: it knows each answer, checks what arrives, and tells the ledger.
+
+A row of `x` holds, as i64: the token of its request, its deadline in microseconds of CLOCK_MONOTONIC (0: none), how long
+it takes to compute in microseconds, what to do, its own length, the CRC-32 of what follows, and then any numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.e2e.chaos.witness import Witness
+
+HEADER = 6
+TOKEN, DEADLINE, WORK, DEED, LENGTH, CHECKSUM = range(HEADER)
+DO_NOTHING, DIE = 0, 1
+FOLDER_VARIABLE = "CHAOS_FOLDER"
+SLOW = 10
+"""How many times longer everything takes in a process for which a file `slow-PID` is there."""
+
+_told = threading.local()
+
+
+def answer_to(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What the model answers; the client computes it too."""
+    return x * 31 + 7
+
+
+def rows(
+    token: int, deadline_us: int, work_us: int, deed: int, payload: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """The input of one request: one row per row of the payload."""
+    x = np.empty((len(payload), HEADER + payload.shape[1]), np.int64)
+    x[:, HEADER:] = payload
+    x[:, :CHECKSUM] = (token, deadline_us, work_us, deed, x.shape[1])
+    x[:, CHECKSUM] = [zlib.crc32(row.tobytes()) for row in payload]
+    return x
+
+
+def checked(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Tells the ledger when it begins and ends; takes as long as its longest row asks for."""
+    witness = getattr(_told, "witness", None)
+    if witness is None:
+        witness = _told.witness = Witness()
+    pid, x = os.getpid(), x.copy()
+    tokens = [int(token) for token in x[:, TOKEN]]
+    witness.tell("run", pid=pid, at=time.monotonic(), tokens=tokens)
+    corrupt = [token for token, row in zip(tokens, x, strict=True) if not _sound(row)]
+    if corrupt:
+        witness.tell("corrupt", pid=pid, tokens=corrupt)
+    if (x[:, DEED] == DIE).any():
+        os.kill(pid, signal.SIGKILL)
+    slow = (Path(os.environ[FOLDER_VARIABLE]) / f"slow-{pid}").exists()
+    time.sleep(int(x[:, WORK].max()) * 1e-6 * (SLOW if slow else 1))
+    y = answer_to(x)
+    witness.tell("ran", pid=pid, at=time.monotonic(), tokens=tokens)
+    return y
+
+
+def _sound(row: np.ndarray[Any, Any]) -> bool:
+    """Whether a row arrived as it was sent, padding apart."""
+    return zlib.crc32(row[HEADER : int(row[LENGTH])].tobytes()) == row[CHECKSUM]

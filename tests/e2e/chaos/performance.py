@@ -1,0 +1,162 @@
+"""A chaos run from beginning to end, and what it says: faults one after the other under load, then the reckoning."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.e2e.chaos.faults import Faults, Injection
+from tests.e2e.chaos.stage import Broken, Stage, until
+
+CLIENTS = 3
+ATTEMPTS = 5
+"""How often a fault may miss before the run fails for want of it."""
+FAREWELL_S = 40.0
+"""How long clients may take for their last answers."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a run has shown."""
+
+    seed: int
+    zeros: dict[str, int]
+    summary: dict[str, Any]
+    injections: list[Injection] = field(default_factory=list)
+    recoveries: list[dict[str, float | None]] = field(default_factory=list)
+    """One per injection, as `Book.recovery` says."""
+    problems: list[str] = field(default_factory=list)
+    """Why the run failed, in words; empty: it did not."""
+
+    def judge(self, kinds: list[str]) -> None:
+        """Adds to the problems what the figures say."""
+        self.problems += [f"{count} {what}" for what, count in self.zeros.items() if count]
+        hits = dict.fromkeys(kinds, 0)
+        for injection in self.injections:
+            hits[injection.kind] += injection.hit
+        self.problems += [f"no work in flight was hit: {kind}" for kind, hit in hits.items() if not hit]
+        results, requests = self.summary["ends"].get("ok", 0), self.summary["requests"]
+        if 2 * results <= requests:
+            self.problems.append(f"only {results} of {requests} requests got results")
+
+    def lines(self) -> list[str]:
+        """For people."""
+        summary = self.summary
+        lines = [f"seed {self.seed}: {summary['requests']} requests of {summary['clients']} clients"]
+        ends = ", ".join(f"{count} {code}" for code, count in summary["ends"].items())
+        lines += [f"  ends: {ends}; {summary['gone_with_their_client']} went with a killed client"]
+        lines += [f"  runs per request: {summary['runs_per_request']}"]
+        lines += [f"  of a poison: {summary['runs_per_poison']}, it ended as {summary['poison_ends']}"]
+        if summary["latest_start_s"] is not None:
+            lines += [f"  latest start, deadline = 0: {summary['latest_start_s'] * 1000:+.0f} ms"]
+        lines += [
+            f"  {'fault':<26}{'times':>6}{'hit':>7}{'fresh result after (s)':>25}{'all settled (s)':>18}"
+        ]
+        for kind in dict.fromkeys(injection.kind for injection in self.injections):
+            lines.append(self._line(kind))
+        lines += [f"  {what.replace('_', ' ')}: {count}" for what, count in self.zeros.items()]
+        return lines + [f"FAILED: {problem}" for problem in self.problems]
+
+    def _line(self, kind: str) -> str:
+        both = zip(self.injections, self.recoveries, strict=True)
+        own = [(injection, recovery) for injection, recovery in both if injection.kind == kind]
+        fresh = [r["first_result_s"] for _, r in own if r["first_result_s"] is not None]
+        settled = [r["settled_s"] for _, r in own if r["settled_s"] is not None]
+        hit = sum(injection.hit for injection, _ in own)
+        return f"  {kind:<26}{len(own):>6}{hit:>7}{_spread(fresh):>25}{_spread(settled):>18}"
+
+
+def _spread(values: list[float]) -> str:
+    """Median and maximum."""
+    return f"{statistics.median(values):.2f} / {max(values):.2f}" if values else "-"
+
+
+def perform(
+    seed: int, duration_s: float, *, only: list[str] | None = None, say: Say = lambda line: None
+) -> Outcome:
+    """Every kind of fault once, in an order that the seed chooses, and then more until the time is up."""
+    with Stage(seed) as stage:
+        faults = Faults(stage, seed)
+        kinds = only or list(faults.kinds)
+        injections: list[Injection] = []
+        problems: list[str] = []
+        try:
+            _begin(stage)
+            _inject_all(stage, faults, kinds, duration_s, random.Random(f"order {seed}"), injections, say)
+        except Broken as error:
+            problems.append(str(error))
+            say(stage.tail())
+        stage.stop_clients(FAREWELL_S)
+        problems += stage.unexpected_ends()
+        outcome = _reckon(stage, seed)
+        outcome.injections, outcome.problems = injections, problems
+        outcome.recoveries = [stage.ledger.ask("recovery", since=injection.at) for injection in injections]
+        outcome.judge(kinds)
+        if outcome.problems:
+            say(stage.tail())
+        stage.ledger.end()
+        return outcome
+
+
+def perform_defective(seed: int, defect: str, duration_s: float) -> Outcome:
+    """Load alone, on a server with a defect: what does the ledger say?"""
+    with Stage(seed, defect=defect) as stage:
+        _begin(stage)
+        time.sleep(duration_s)
+        stage.stop_clients(patience_s=2.0)
+        outcome = _reckon(stage, seed)
+        stage.ledger.end()
+        return outcome
+
+
+def _begin(stage: Stage) -> None:
+    stage.start_server()
+    numbers = [stage.start_client() for _ in range(CLIENTS)]
+    for number in numbers:
+        until(f"client {number} is served", lambda: stage.ledger.ask("runs_of_client", client=number))  # noqa: B023
+
+
+def _reckon(stage: Stage, seed: int) -> Outcome:
+    return Outcome(seed=seed, zeros=stage.ledger.ask("zeros"), summary=stage.ledger.ask("summary"))
+
+
+def _inject_all(
+    stage: Stage,
+    faults: Faults,
+    kinds: list[str],
+    duration_s: float,
+    chance: random.Random,
+    injections: list[Injection],
+    say: Say,
+) -> None:
+    began = time.monotonic()
+    missing = dict.fromkeys(kinds, ATTEMPTS)
+    while missing or time.monotonic() - began < duration_s:
+        kind = chance.choice(list(missing or kinds))
+        injection = faults.inject(kind)
+        injections.append(injection)
+        say(f"{injection.until - began:6.1f} s  {kind}: {injection.hit} hit")
+        if kind in missing:
+            missing[kind] -= 1
+            if injection.hit or not missing[kind]:
+                del missing[kind]
+        _recover(stage, injection)
+        if ends := stage.unexpected_ends():
+            raise Broken(f"ended by themselves: {ends}")
+        time.sleep(chance.uniform(0.1, 0.6))
+
+
+def _recover(stage: Stage, injection: Injection) -> None:
+    """The next fault comes when a request that was submitted after this one has its result."""
+
+    def fresh() -> bool:
+        recovery = stage.ledger.ask("recovery", since=injection.until)
+        return recovery["first_result_s"] is not None
+
+    until(f"a fresh result after: {injection.kind}", fresh)
