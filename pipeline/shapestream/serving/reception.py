@@ -75,7 +75,10 @@ class Reception:
     def open_model(self, session: Session, name: str) -> None:
         """Answers at once, or when a promised model is there."""
         model = self._models.get(name)
-        if model is not None:
+        why = self._models.unavailable.get(name)
+        if why is not None:
+            self._outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
+        elif model is not None:
             self._outgoing.say(session, _opened(model))
         elif self._models.is_expected(name):
             self._waiting.setdefault(name, {})[session] = None
@@ -88,6 +91,11 @@ class Reception:
         """Answers the sessions that have waited for this model."""
         for session in self._waiting.pop(model.name, {}):
             self._outgoing.say(session, _opened(model))
+
+    def model_unavailable(self, name: str, why: str) -> None:
+        """Answers the sessions that have waited for this model: it will not come."""
+        for session in self._waiting.pop(name, {}):
+            self._outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
 
     def turn_away(self, peer: bytes, why: str, now: float) -> None:
         """Ends a connection: the peer learns that it is over, and may start again on another one."""
