@@ -190,19 +190,23 @@ def models(
             configure("warning", "auto")
             typer.echo("\n".join(costs_of(load_settings(target), as_json=as_json)))
             return
+        unavailable: dict[str, str] = {}
         if "://" in target:
             from shapestream_workers.inference import signatures_of
 
-            signatures = signatures_of(target, timeout_s=timeout)
+            signatures, unavailable = signatures_of(target, timeout_s=timeout)
         else:
             from shapestream_workers.models import read_signatures
 
             signatures = read_signatures(load_settings(target))
         if as_json:
-            typer.echo(json.dumps([signature.to_dict() for signature in signatures], indent=2))
+            gone = [{"name": name, "unavailable": why} for name, why in unavailable.items()]
+            typer.echo(json.dumps([*[signature.to_dict() for signature in signatures], *gone], indent=2))
         else:
             for signature in signatures:
                 typer.echo("\n".join(signature.describe()))
+            for why in unavailable.values():
+                typer.echo(why)
 
 
 app.command()(tune)

@@ -55,10 +55,13 @@ def run_one(
         return client.infer(model, inputs, deadline=deadline_s)
 
 
-def signatures_of(address: str, *, timeout_s: float) -> list[ModelSignature]:
-    """The signatures of all models of the server."""
+def signatures_of(address: str, *, timeout_s: float) -> tuple[list[ModelSignature], dict[str, str]]:
+    """The signatures of all models of the server; of those that nobody serves any more, by name, why."""
     with blocking.connect(address, connect_timeout=timeout_s) as client:
-        return [client.signature(name) for name in client.statistics()["models"]]
+        statistics = client.statistics()
+        unavailable: dict[str, str] = statistics["unavailable"]
+        served = [name for name in statistics["models"] if name not in unavailable]
+        return [client.signature(name) for name in served], unavailable
 
 
 def save_outputs(result: Result, folder: Path) -> None:
