@@ -14,7 +14,7 @@ from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.codec import encode, pack_messages
 from shapestream.wire.limits import CLIENT_LIMITS, Limits
-from shapestream.wire.messages import Entry, Failure, Heartbeat, Result
+from shapestream.wire.messages import Entry, Failure, Heartbeat, Result, Unknown
 from shapestream_engine.layout import Buffer
 
 __all__ = ["GONE", "Link", "Outgoing"]
@@ -109,6 +109,14 @@ class Outgoing:
         if not link.spoken:
             self.say(link, Heartbeat())
         link.spoken = False
+
+    def tell_stranger(self, peer: bytes, now: float) -> None:
+        """Answers a peer that has not greeted, or greeted another server; counted and logged, at a limited rate."""
+        self._statistics.strangers[self._port] += 1
+        skipped = self._limit.admit("stranger", now)
+        if skipped is not None:
+            log.warning("stranger", port=self._port, peer=peer.hex(), like_it_before=skipped)
+        self.say_once(peer, Unknown())
 
     def refuse(self, peer: bytes, why: str, now: float) -> None:
         """Counts and logs, at a limited rate, what a peer sent that could not be accepted."""

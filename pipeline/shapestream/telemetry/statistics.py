@@ -88,6 +88,8 @@ class ServerStatistics:
         """Requests that were sent again after they were answered, and got the reply that was kept."""
         self.bad_messages: Counter[str] = Counter()
         """Messages and entries that were refused, by the port that they came in at."""
+        self.strangers: Counter[str] = Counter()
+        """Messages of peers that have no session here, answered `Unknown`, by the port that they came in at."""
         self.peers_lost: Counter[str] = Counter()
         """Clients and workers that vanished or were cut off, by why."""
         self.batches = 0
@@ -170,6 +172,7 @@ class ServerStatistics:
             "duplicates": self.duplicates,
             "repeated": self.repeated,
             "bad_messages": dict(self.bad_messages),
+            "strangers": dict(self.strangers),
             "peers_lost": dict(self.peers_lost),
             "batches": self.batches,
             "batches_failed": self.batches_failed,
