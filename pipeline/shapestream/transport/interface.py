@@ -58,6 +58,12 @@ class PeerSocket(Protocol):
     def cut_off(self, peer: bytes) -> None:
         """Forgets the peer, and ignores what it sends for as long as this connection lasts."""
 
+    def key_of(self, peer: bytes) -> str | None:
+        """The public key that this peer has proved to own; None where none is asked for. It says who it is."""
+
+    def is_admin(self, peer: bytes) -> bool:
+        """Whether this peer may see what concerns others: the counters."""
+
     def close(self) -> None:
         """Stops listening; waiting receivers get `trio.ClosedResourceError`. Twice is once."""
 

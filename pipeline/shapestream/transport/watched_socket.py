@@ -26,7 +26,8 @@ from shapestream.transport.interface import COPY_BELOW_BYTES, Message
 from shapestream.transport.socket_options import SocketOptions
 from shapestream_engine.layout import Buffer
 
-__all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "WatchedSocket", "ready_to_send", "receive_frames"]
+__all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "WatchedSocket", "frames_after", "ready_to_send",
+           "receive_frames"]  # fmt: skip
 
 # Plain integers: pyzmq's enumerations cost as much as a small send.
 NOBLOCK = int(zmq.NOBLOCK)
@@ -103,6 +104,12 @@ def receive_frames(receive: Callable[..., Any]) -> Message:
         frame = receive(NOBLOCK, False)
         frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame)
     return frames
+
+
+def frames_after(first: zmq.Frame, receive: Callable[..., Any]) -> Message:
+    """The frames of a message whose first one has been taken already, as it came."""
+    frames: Message = [first.bytes if len(first) < COPY_BELOW_BYTES else first]
+    return frames + receive_frames(receive) if first.more else frames
 
 
 def ready_to_send(frames: Sequence[Buffer]) -> Sequence[bytes | zmq.Frame]:

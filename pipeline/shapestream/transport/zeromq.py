@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -43,6 +45,7 @@ class RouterSocket(WatchedSocket):
         self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
     ) -> None:
         self._options = options or SocketOptions()
+        _unpredictable_routing_ids()
         super().__init__(zmq.ROUTER, self._options, context)
         self._addresses: list[str] = []
         self._paths: list[IpcPath] = []
@@ -140,6 +143,14 @@ class RouterSocket(WatchedSocket):
         self._cut_off[peer] = None
         if len(self._cut_off) > MAX_CUT_OFF:
             del self._cut_off[next(iter(self._cut_off))]
+
+    def key_of(self, peer: bytes) -> str | None:
+        """None: nobody proves a key here (`curve.py` has the socket that asks for one)."""
+        return None
+
+    def is_admin(self, peer: bytes) -> bool:
+        """True: whoever gets here is at home, or the operator said that the network is safe."""
+        return True
 
     def close(self) -> None:
         """Stops listening; what libzmq has taken still lingers, outboxes are dropped."""
@@ -302,3 +313,16 @@ class DealerSocket(WatchedSocket):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+def _unpredictable_routing_ids() -> None:
+    """Seeds the random numbers that libzmq starts counting its routing ids from.
+
+    It takes them from C's rand() and seeds that nowhere, so they would be the same in each process. A peer that knows
+    the next one could connect under it, since it may choose its own; libzmq 4.3.5 then ends the process at an
+    assertion ("ok", socket_base.cpp) with the next ordinary connection.
+    """
+    _LIBC.srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))

@@ -1,0 +1,141 @@
+"""CURVE key pairs and the files that hold them.
+
+A pair is two files: `NAME.secret`, mode 0600, for the one who proves to be NAME, and `NAME.pub`, for everybody who is to
+recognise NAME. Both are in the format of CZMQ's and pyzmq's certificates, so that other ZeroMQ programs read them. A
+secret is in no message, no repr and no log line; the public key is what names its owner.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from shapestream.errors import ConfigurationError
+
+__all__ = ["PUBLIC_SUFFIX", "SECRET_SUFFIX", "KeyPair", "new_key_pair", "public_key", "read_key_folder",
+           "read_key_pair", "write_key_pair"]  # fmt: skip
+
+SECRET_SUFFIX, PUBLIC_SUFFIX = ".secret", ".pub"
+# A key file is 200 bytes long; whatever is much longer is none, and is not read.
+MAX_FILE_BYTES = 4096
+# So many keys in one folder; each costs a look-up table's entry, and more than this is a folder of something else.
+MAX_KEYS = 65_536
+# Z85 (ZeroMQ's RFC 32): 32 bytes as 40 printable characters.
+_KEY = r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
+_Z85 = re.compile(_KEY)
+_LINE = re.compile(rf'^\s*(public|secret)-key\s*=\s*"({_KEY})"\s*$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """Both halves, in Z85."""
+
+    public: str
+    secret: str = field(repr=False)
+
+
+def new_key_pair() -> KeyPair:
+    """A fresh pair, from the operating system's randomness."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public=public.decode(), secret=secret.decode())
+
+
+def write_key_pair(folder: Path, name: str, pair: KeyPair) -> tuple[Path, Path]:
+    """Writes `folder/NAME.secret` (0600) and `folder/NAME.pub`; returns both paths.
+
+    A missing folder is made, with mode 0700. Raises `ConfigurationError` rather than overwrite a key.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret, public = folder / f"{name}{SECRET_SUFFIX}", folder / f"{name}{PUBLIC_SUFFIX}"
+    for path in (secret, public):
+        if path.exists():
+            raise ConfigurationError([f"{path}: is there already (remove it, or choose another name)"])
+    note = "# ZeroMQ CURVE, the secret half: it stays on the machine that proves to be this one, mode 0600.\n"
+    _write(
+        secret, 0o600, f'{note}curve\n    public-key = "{pair.public}"\n    secret-key = "{pair.secret}"\n'
+    )
+    note = "# ZeroMQ CURVE, the public half: for everybody who is to recognise its owner.\n"
+    _write(public, 0o644, f'{note}curve\n    public-key = "{pair.public}"\n')
+    return secret, public
+
+
+def _write(path: Path, mode: int, text: str) -> None:
+    # Exclusive, and private from the first moment: no window in which another user could open it.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def read_key_pair(path: Path) -> KeyPair:
+    """The pair in a secret file.
+
+    Raises `ConfigurationError` when it cannot be read, when others than its owner may read or change it, and when its
+    halves do not belong together.
+    """
+    text, status = _read(path)
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigurationError([f"{path}: belongs to another user (a secret key belongs to who uses it)"])
+    if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
+        raise ConfigurationError([f"{path}: mode {mode:04o} lets others at a secret key (chmod 600 {path})"])
+    found = _keys_in(path, text)
+    if "secret" not in found:
+        raise ConfigurationError([f"{path}: holds no secret key (name the {SECRET_SUFFIX} file)"])
+    if zmq.curve_public(found["secret"].encode()).decode() != found["public"]:
+        raise ConfigurationError([f"{path}: its public and its secret key do not belong together"])
+    return KeyPair(public=found["public"], secret=found["secret"])
+
+
+def public_key(text: str) -> str:
+    """A public key in Z85, from the key itself or from the path of a `.pub` file; raises `ConfigurationError`."""
+    if _Z85.fullmatch(text):
+        return text
+    path = Path(text)
+    found = _keys_in(path, _read(path)[0])
+    if "secret" in found:
+        raise ConfigurationError([f"{path}: holds a secret key (name the {PUBLIC_SUFFIX} file)"])
+    return found["public"]
+
+
+def read_key_folder(folder: Path) -> dict[str, str]:
+    """The public keys in a folder's `.pub` files, each with its file's name; raises `ConfigurationError`."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == PUBLIC_SUFFIX)
+    except OSError as error:
+        raise ConfigurationError(
+            [f"{folder}: {error.strerror} (a folder of {PUBLIC_SUFFIX} files)"]
+        ) from error
+    if len(paths) > MAX_KEYS:
+        raise ConfigurationError([f"{folder}: {len(paths)} keys; at most {MAX_KEYS}"])
+    return {public_key(str(path)): path.stem for path in paths}
+
+
+def _read(path: Path) -> tuple[str, os.stat_result]:
+    try:
+        # Non-blocking: a named pipe in the way must not hold the start for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigurationError([f"{path}: {reason} (make keys with: shapestream keys new NAME)"]) from error
+    try:
+        status = os.fstat(descriptor)  # of the file that is read, whatever the path means a moment later
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigurationError([f"{path}: is not a file"])
+        data = os.read(descriptor, MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigurationError([f"{path}: is no key file: longer than {MAX_FILE_BYTES} bytes"])
+    return data.decode("utf-8", "replace"), status
+
+
+def _keys_in(path: Path, text: str) -> dict[str, str]:
+    lines = _LINE.findall(text)
+    found = dict(lines)
+    if "public" not in found or len(found) != len(lines):
+        raise ConfigurationError([f"{path}: is no key file (make keys with: shapestream keys new NAME)"])
+    return found
