@@ -1,6 +1,7 @@
 """The requests of one session: which wait for credit, which are out, which deadline comes next. Pure.
 
-A request is `waiting` (here, in order), `outstanding` (sent, holding its share of the window), or gone.
+A request is `waiting` (here, in order), `outstanding` (sent, holding its share of the window), or gone. What a server
+refuses because it is leaving waits again, and everything waits with it until there is another server.
 The queue needs no bound of its own: each ticket stands for a caller that waits, and streams bound theirs.
 """
 
@@ -10,14 +11,27 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shapestream.client.tickets import Question, RequestTicket, Ticket
+from shapestream.client.transit import Transit
 from shapestream.wire.messages import Request
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Sendable"]
 
 Kind = TypeVar("Kind", bound=Ticket)
+
+
+@dataclass(slots=True, kw_only=True)
+class Sendable:
+    """Requests that are to be sent now, in order; and those that will not be, taken off the ledger."""
+
+    requests: list[Request] = field(default_factory=list)
+    hopeless: list[RequestTicket] = field(default_factory=list)
+    """Too large for any window that the server grants."""
+    late: list[RequestTicket] = field(default_factory=list)
+    """Their deadlines would have passed on the way."""
 
 
 class Ledger:
@@ -30,6 +44,8 @@ class Ledger:
         self.window_bytes = 0
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
+        self.held = False
+        """The server takes nothing new: what waits is not sent before `recall`."""
         self._waiting: OrderedDict[int, RequestTicket] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
         self._with_deadline = 0
@@ -97,41 +113,70 @@ class Ledger:
         """The earliest deadline on file; it may have been met already."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def take_sendable(self, now: float) -> tuple[list[Request], list[RequestTicket]]:
-        """Requests that fit into the window now, in order; and those that never will, taken off the ledger.
+    def hold(self, sequence: int) -> bool:
+        """The server takes nothing new. True where the request waits for the next one; False where nobody wants it."""
+        ticket = self.tickets.get(sequence)
+        if type(ticket) is not RequestTicket or ticket.abandoned:
+            return False
+        if sequence not in self._waiting:
+            self.outstanding_requests -= 1
+            self.outstanding_bytes -= ticket.nbytes
+            self._waiting[sequence] = ticket
+        self.held = True
+        return True
+
+    def waiting(self) -> list[RequestTicket]:
+        """The requests that are not at the server."""
+        return list(self._waiting.values())
+
+    def outstanding(self) -> list[RequestTicket]:
+        """The requests that the server has, as far as is known, and that somebody waits for."""
+        return [
+            ticket
+            for ticket in self.of_kind(RequestTicket)
+            if ticket.id not in self._waiting and not ticket.abandoned
+        ]
+
+    def take_sendable(self, now: float, transit: Transit) -> Sendable:
+        """What fits into the window now. `transit` tells what of a deadline will be left at the server.
 
         A model that is being opened again holds up those behind it too: it is a matter of one round trip, and
         keeps the order.
         """
-        requests: list[Request] = []
-        hopeless: list[RequestTicket] = []
+        sendable = Sendable()
         waiting = self._waiting
-        while waiting:
+        while waiting and not self.held:
             ticket = next(iter(waiting.values()))
             if ticket.model.number is None:
                 break
             if ticket.nbytes > self.window_bytes:
                 self.remove(ticket.id)
-                hopeless.append(ticket)
+                sendable.hopeless.append(ticket)
                 continue
             if self.outstanding_requests >= self.window_requests:
                 break
             if self.outstanding_bytes + ticket.nbytes > self.window_bytes:
                 break
+            deadline = ticket.deadline
+            remaining_ms = None if deadline is None else transit.remaining_ms(deadline - now)
+            if remaining_ms == 0:
+                self.remove(ticket.id)
+                sendable.late.append(ticket)
+                continue
             del waiting[ticket.id]
             self.outstanding_requests += 1
             self.outstanding_bytes += ticket.nbytes
-            deadline = ticket.deadline
-            requests.append(
+            ticket.sent_at = now
+            sendable.requests.append(
                 Request(
                     sequence=ticket.id,
                     model=ticket.model.number,
-                    remaining_ms=None if deadline is None else max(1, math.ceil((deadline - now) * 1000)),
+                    remaining_ms=remaining_ms,
                     priority=ticket.priority,
                     tensors=ticket.tensors,
                 )
             )
-        return requests, hopeless
+        return sendable
 
     def recall(self) -> list[int]:
         """The server forgot everything: what was sent waits again, in order. Returns ids nobody wants."""
@@ -139,6 +184,7 @@ class Ledger:
         for ticket_id in unwanted:
             self.remove(ticket_id)
         self._waiting = OrderedDict((ticket.id, ticket) for ticket in self.of_kind(RequestTicket))
+        self.held = False
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
         return unwanted
@@ -154,7 +200,7 @@ class Ledger:
         assert self.outstanding_requests == len(out)
         assert self.outstanding_bytes == sum(ticket.nbytes for ticket in out)
         assert self._waiting.keys() <= self.tickets.keys()
-        assert list(self._waiting) == sorted(self._waiting)
+        assert self.held or list(self._waiting) == sorted(self._waiting)
         assert not any(ticket.abandoned for ticket in self._waiting.values())
         timed = [ticket for ticket in self.tickets.values() if ticket.deadline is not None]
         assert self._with_deadline == len(timed)

@@ -5,7 +5,9 @@ the time is an argument. `turn()` says what is to be done now, `next_wakeup()` w
 
 What it promises: every submitted ticket is handed back exactly once, or withdrawn by its owner; requests are
 sent in order of submission, within the server's window; when the server forgets the session, or another
-server takes its place, models are opened again and unfinished requests are sent again under the same numbers.
+server takes its place, models are opened again and unfinished requests are sent again under the same numbers. A server
+that is leaving (`draining`) ends no request either: it waits for the next one. Only a request of a model that is not
+idempotent, which a server had when another took its place, ends as `worker_lost`, since it may have run.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from shapestream.client.tickets import (
     StatisticsTicket,
     WelcomeTicket,
 )
+from shapestream.client.transit import Transit
 from shapestream.errors import (
     Cancelled,
     DeadlineExceeded,
+    Draining,
     InternalError,
     RequestError,
     TooLarge,
     Unavailable,
+    WorkerLost,
     error_from_code,
 )
 from shapestream.wire.messages import (
@@ -78,12 +83,15 @@ class Session:
         self._settings = settings
         self._link = Link(settings, now)
         self._ledger = Ledger()
+        self._transit = Transit()
         self._epoch: bytes | None = None
         self._catalogue = Catalogue()
         self._statistics_asked = False
         self._finished: list[AnyTicket] = []
         self._control: list[Entry] = []
         self._trouble = ""
+        self._held_at: float | None = None
+        """Since when the server has taken nothing new."""
 
     # ------------------------------------------------------------ callers
 
@@ -140,6 +148,7 @@ class Session:
             if type(entry) is Result:
                 ticket = self._ledger.answered(entry.sequence)
                 if ticket is not None:
+                    self._transit.answered(now - ticket.sent_at, entry.timings.total_us)
                     self._finish(ticket, entry)
             else:
                 self._receive_other(entry, now)
@@ -180,6 +189,8 @@ class Session:
         due = min(self._link.next_wakeup(), self._ledger.next_deadline())
         if self._link.lost_at is not None and self._ledger.tickets:
             due = min(due, self._link.lost_at + self._settings.unavailable_after_s)
+        if self._held_at is not None and self._ledger.waiting():
+            due = min(due, self._held_at + self._settings.unavailable_after_s)
         return due
 
     def close(self) -> Turn:
@@ -194,13 +205,16 @@ class Session:
 
     def _receive_other(self, entry: Entry, now: float) -> None:
         match entry:
+            case Failure(code=Draining.code) if self._ledger.hold(entry.sequence):
+                if self._held_at is None:
+                    self._held_at = now
             case Failure():
                 ticket = self._ledger.answered(entry.sequence)
                 if ticket is not None:
                     after = None if entry.retry_after_ms is None else entry.retry_after_ms / 1000
                     self._finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))
             case Welcome():
-                self._welcome(entry)
+                self._welcome(entry, now)
             case Unknown():
                 self._link.forgotten(now)
             case ModelOpened():
@@ -219,15 +233,26 @@ class Session:
             case _:
                 pass  # heartbeats count as traffic; the rest is not for a client, and the codec refused it
 
-    def _welcome(self, entry: Welcome) -> None:
+    def _welcome(self, entry: Welcome, now: float) -> None:
         again = not self._link.is_open or entry.epoch != self._epoch
         self._ledger.window_requests = entry.window_requests
         self._ledger.window_bytes = entry.window_bytes
         self._link.welcomed(entry.heartbeat_ms / 1000)
         self._trouble = ""
-        self._epoch = entry.epoch
+        if entry.epoch != self._epoch:
+            self._give_up_what_may_have_run()
+            self._epoch = entry.epoch
         if again:
+            self._transit.welcomed(now)
+            self._held_at = None
             self._start_again()
+
+    def _give_up_what_may_have_run(self) -> None:
+        """Another server took the place of one that had these, and knows nothing of them."""
+        for ticket in self._ledger.outstanding():
+            if not ticket.model.idempotent:
+                self._ledger.abandon(ticket)
+                self._finish(ticket, WorkerLost(_MAY_HAVE_RUN))
 
     def _start_again(self) -> None:
         """The server may know nothing of this session: models, questions and requests are sent once more."""
@@ -262,16 +287,19 @@ class Session:
 
     def _due_entries(self, now: float) -> list[Entry]:
         if self._link.take_hello():
+            self._transit.greeted(now)
             return [Hello(client=self._client, software=self._software)]
         if not self._link.is_open:
             return []
         entries, self._control = self._control, []
-        requests, hopeless = self._ledger.take_sendable(now)
-        for ticket in hopeless:
+        sendable = self._ledger.take_sendable(now, self._transit)
+        for ticket in sendable.hopeless:
             most = self._ledger.window_bytes
             reason = f"{ticket.nbytes} bytes of tensors; the server takes at most {most} from one client"
             self._finish(ticket, TooLarge(reason))
-        entries.extend(requests)
+        for ticket in sendable.late:
+            self._finish(ticket, DeadlineExceeded(_NEVER_SENT))
+        entries.extend(sendable.requests)
         if not entries and self._link.heartbeat_due(now):
             entries.append(Heartbeat())
         return entries
@@ -288,15 +316,17 @@ class Session:
         if lost_at is not None and now >= lost_at + self._settings.unavailable_after_s:
             missing = f"no server has answered at {self._server} for {now - lost_at:.0f} s{self._trouble}"
             self._fail_all(Unavailable, missing)
+        held_at = self._held_at
+        if held_at is not None and now >= held_at + self._settings.unavailable_after_s:
+            text = f"the server at {self._server} has taken nothing new for {now - held_at:.0f} s, and no other has come"
+            for waiting in self._ledger.waiting():
+                self._end(waiting, Draining(text))
 
     def _what_it_waited_for(self, ticket: Question) -> str:
         if not self._link.is_open:
             return f"no server answers at {self._server}{self._trouble}"
         if self._ledger.is_waiting(ticket):
-            return (
-                "it was never sent: the deadline had passed already, or passed while it waited for the server "
-                "to grant this client more requests or bytes"
-            )
+            return _DRAINED if self._ledger.held else _NEVER_SENT
         return "the server's answer did not come in time"
 
     def _ask_for_statistics(self) -> None:
@@ -334,4 +364,13 @@ class Session:
         self._catalogue.check_invariants()
 
 
+_NEVER_SENT = (
+    "it was never sent: the deadline had passed already, or passed while it waited for the server to grant this client "
+    "more requests or bytes"
+)
+_DRAINED = "the server is leaving and takes nothing new, and no other has taken its place"
+_MAY_HAVE_RUN = (
+    "the server was replaced while it had this request; whether it ran is not known, and this model's requests are never "
+    "run twice"
+)
 _CHANGED = "the server restarted with another signature for this model, or without it; submit again"

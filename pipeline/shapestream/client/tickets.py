@@ -51,6 +51,11 @@ class ModelHandle:
     stale: bool = False
     """The server now has another model under this name; what was checked against this signature is void."""
 
+    @property
+    def idempotent(self) -> bool:
+        """Whether a request may be sent to another server that perhaps ran already."""
+        return self.signature.get("idempotent") is not False
+
 
 Outcome: TypeAlias = Result | RequestError | ModelHandle | dict[str, Any] | BaseException | bool
 """A result, an error, an opened model, statistics; at a stream's end the producer's exception, or True."""
@@ -80,8 +85,12 @@ class RequestTicket(Ticket):
     tensors: Tensors = field(kw_only=True)
     nbytes: int = field(kw_only=True)
     priority: int = field(kw_only=True, default=0)
+    sent_at: float = field(default=0.0, init=False)
+    """When it was sent last, by the core's clock."""
     abandoned: bool = field(default=False, init=False)
     """Sent, and nobody waits any more; it holds its share of the window until the terminal reply."""
+    sent_at: float = field(default=0.0, init=False)
+    """When it was sent last, by the core's clock."""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,9 +127,14 @@ class Bench:
         return ticket
 
 
-def result(sequence: int) -> Result:
+def result(sequence: int, *, total_us: int = TIMINGS.total_us) -> Result:
     """The server's answer to a request."""
-    return Result(sequence=sequence, timings=TIMINGS, tensors=TENSORS)
+    return Result(sequence=sequence, timings=replace(TIMINGS, total_us=total_us), tensors=TENSORS)
+
+
+def refusal(sequence: int, code: str) -> Failure:
+    """The server's answer to a request that it does not take."""
+    return Failure(sequence=sequence, code=code, message="no", retryable=True, retry_after_ms=None)
 
 
 def sequences(entries: Iterable[Entry]) -> list[int]:
@@ -288,17 +294,17 @@ def test_withdrawing_an_owner_withdraws_its_tickets_only() -> None:
 
 
 def test_the_deadline_travels_as_what_is_left_when_the_request_is_sent() -> None:
-    """Time spent waiting for credit counts; what is left is rounded up to whole milliseconds."""
+    """Time spent waiting for credit counts; what is left is rounded down, so that nothing starts after the deadline."""
     bench = Bench()
     model = bench.open(requests=1)
     bench.submit(model)
     bench.submit(model, timeout=0.5)
     bench.turn()
     bench.now += 0.1996
-    bench.receive(result(1))
+    bench.receive(result(1, total_us=199_600))
     (request,) = bench.sent()
     assert isinstance(request, Request)
-    assert request.remaining_ms == 301
+    assert request.remaining_ms == 300
 
 
 @pytest.mark.parametrize(
