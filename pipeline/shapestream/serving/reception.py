@@ -46,6 +46,8 @@ class Reception:
             window_bytes=options.window_bytes,
             heartbeat_ms=round(options.heartbeat_s * 1000),
         )
+        self.turned_away: set[bytes] = set()
+        """Peers whose connection ended in this turn: what they sent behind that is not heard."""
         self.sessions = Sessions(options.max_sessions, kept)
         self._kept = kept
         self._waiting: dict[str, dict[Session, None]] = {}
@@ -105,6 +107,7 @@ class Reception:
             self.end(session, "unreadable message", now)
         self._outgoing.say_once(peer, Goodbye())
         self._socket.cut_off(peer)
+        self.turned_away.add(peer)
 
     def lost(self, link: Link, why: str, now: float) -> None:
         """What was ready for this client could not be sent."""

@@ -1,0 +1,216 @@
+"""What the tests of hostile input share: the server's process, messages packed by hand, and what must hold afterwards.
+
+Every case runs beside an honest client of the same server. It ends with a typed error or the end of its own
+connection, moves one counter, and writes one line.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import psutil
+import trio
+from tests.pipeline.serving.harness import RawPeer
+
+from shapestream.transport.zeromq import DealerSocket
+from shapestream.wire.codec import Role
+from shapestream.wire.messages import (
+    Hello,
+    ModelOpened,
+    OpenModel,
+    Request,
+    Result,
+    Statistics,
+    StatisticsRequest,
+    Welcome,
+)
+from shapestream_engine.layout import Buffer, Tensors
+
+Frames = list[Buffer]
+
+PATIENCE_S = 30.0
+MOST_GROWTH_BYTES = 50 << 20
+SCALED, INVERTED = 0, 1
+"""The models' numbers."""
+COUNTERS = ("failures", "bad_messages", "duplicates", "strangers")
+"""Those that count what somebody did wrong."""
+LINES = ("message refused", "request refused", "stranger")
+"""The events that tell of it."""
+_clients = count(1)
+
+
+def some_client() -> bytes:
+    """An id that no other client of these tests has."""
+    return next(_clients).to_bytes(16, "big")
+
+
+# ---------------------------------------------------------------- messages
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+SCALE = np.array([2.0, 3.0], np.float32)
+LAYOUT = ((0, "f32", (2, 3)), (1, "f32", (2,)))
+INLINE: tuple[Any, ...] = (X.tobytes(), SCALE.tobytes())
+
+
+def packed(value: Any) -> bytes:
+    """msgpack."""
+    data: bytes = msgpack.packb(value)
+    return data
+
+
+def entry(
+    *, frames: Any = 0, sequence: Any = 7, model: Any = SCALED, remaining: Any = None, priority: Any = 0,
+    layout: Any = LAYOUT, inline: Any = INLINE,
+) -> list[Any]:  # fmt: skip
+    """A request as it is on the wire, any field replaced; a good one for `scaled` as it stands."""
+    layout = packed(layout) if isinstance(layout, tuple) else layout
+    return [Request.KIND, frames, sequence, model, remaining, priority, layout, inline]
+
+
+def message(*entries: Any, frames: tuple[bytes, ...] = (), version: Any = 1) -> Frames:
+    """One message."""
+    return [packed([version, entries]), *frames]
+
+
+def flags(data: bytes | None, *, rows: int = 1, n: int = 4, frames: tuple[bytes, ...] = ()) -> Frames:
+    """A request for `inverted`."""
+    layout = ((0, "boolean", (rows, n)),)
+    return message(entry(model=INVERTED, frames=len(frames), layout=layout, inline=(data,)), frames=frames)
+
+
+# ---------------------------------------------------------------- the server, and who talks to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hostile:
+    """The server's process."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    ipc: str
+    tcp: str
+    workers: str
+
+    @property
+    def resident_bytes(self) -> int:
+        """What it holds now."""
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The log so far. Raises for a line that is no JSON: somebody has broken out of a value."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@contextmanager
+def hostile_server() -> Iterator[Hostile]:
+    """A server for one file of tests. At the end it must still be the same process."""
+    with tempfile.TemporaryDirectory(prefix="ss-", dir="/tmp") as folder:
+        script = Path(__file__).with_name("hostile_server.py")
+        log = Path(folder) / "log"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [sys.executable, str(script), folder],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+            )
+        try:
+            assert process.stdout is not None
+            where = json.loads(process.stdout.readline() or b"null")
+            assert where is not None, log.read_text()
+            ipc, tcp = where["clients"]
+            yield Hostile(process=process, log=log, ipc=ipc, tcp=tcp, workers=where["workers"][0])
+            assert process.poll() is None, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@asynccontextmanager
+async def peer(address: str, role: Role = Role.CLIENT) -> AsyncIterator[RawPeer]:
+    """A connection on which nothing was said yet."""
+    async with trio.open_nursery() as nursery, DealerSocket() as socket:
+        socket.connect(address)
+        await nursery.start(socket.run)
+        yield RawPeer(socket, role)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def client(address: str, number: bytes | None = None) -> AsyncIterator[RawPeer]:
+    """A client whose session is open, and so are both models."""
+    async with peer(address) as opened:
+        opened.say(Hello(client=number or some_client(), software="test"))
+        await opened.hear(Welcome)
+        for name, expected in (("scaled", SCALED), ("inverted", INVERTED)):
+            opened.say(OpenModel(name=name))
+            assert expected == (await opened.hear(ModelOpened)).number
+        yield opened
+
+
+async def assert_served(honest: RawPeer, sequence: int) -> None:
+    """An honest request gets its honest answer."""
+    tensors = Tensors(layout=LAYOUT, buffers=INLINE)
+    honest.say(Request(sequence=sequence, model=SCALED, remaining_ms=None, priority=0, tensors=tensors))
+    result = await honest.hear(Result)
+    assert sequence == result.sequence
+    assert (X * SCALE[:, None]).tobytes() == bytes(result.tensors.buffers[0])
+
+
+async def counters(honest: RawPeer) -> dict[str, int]:
+    """What was counted so far of what somebody did wrong, by `counter.label`."""
+    honest.say(StatisticsRequest())
+    values = (await honest.hear(Statistics)).values
+    found: dict[str, int] = {}
+    for name in COUNTERS:
+        value = values[name]
+        found |= (
+            {f"{name}.{key}": n for key, n in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return found
+
+
+class Watch:
+    """What one case moved: `await done(counter)` says whether it was that counter, and one line."""
+
+    def __init__(self, server: Hostile, honest: RawPeer, before: dict[str, int]) -> None:
+        self._server = server
+        self._honest = honest
+        self._before = before
+        self._lines = len(server.lines())
+
+    @classmethod
+    async def begin(cls, server: Hostile, honest: RawPeer) -> Watch:
+        """From now on."""
+        return cls(server, honest, await counters(honest))
+
+    async def done(self, counter: str | None, times: int = 1) -> None:
+        """The honest client is served, exactly this counter moved, and as many lines were written (`None`: none)."""
+        await assert_served(self._honest, 1_000)
+        after = await counters(self._honest)
+        moved = {
+            key: n - self._before.get(key, 0) for key, n in after.items() if n != self._before.get(key, 0)
+        }
+        assert ({} if counter is None else {counter: times}) == moved
+        written = [line for line in self._server.lines()[self._lines :] if line["event"] in LINES]
+        assert (0 if counter is None else times) == len(written), written
+        assert self._server.process.poll() is None
+
+
+def assert_memory_kept(server: Hostile, at_first: int) -> None:
+    """What all the cases of a file left behind in the server is next to nothing."""
+    grown = server.resident_bytes - at_first
+    assert grown <= MOST_GROWTH_BYTES, f"{grown / 2**20:.1f} MiB more than at first"
