@@ -47,7 +47,7 @@ class ForgetRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelBatch:
-    """Nobody waits for this running batch any more."""
+    """Nobody waits for this running batch any more, or it hangs. Its report is awaited all the same."""
 
     batch: int
     slot: int

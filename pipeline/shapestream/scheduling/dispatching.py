@@ -9,6 +9,7 @@ from shapestream.scheduling.actions import Action, RecallBatch, StartBatch
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.deadlines import take_turn
 from shapestream.scheduling.division import portion
+from shapestream.scheduling.isolation import Isolation
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut, PlanningBudget, plan_batch, together
@@ -22,7 +23,17 @@ __all__ = ["Dispatching"]
 class Dispatching:
     """Starts, sends ahead and recalls batches, until nothing more may be done."""
 
-    __slots__ = ("_costs", "_ledger", "_next_batch", "_queues", "_slots", "batches", "budget", "waiting")
+    __slots__ = (
+        "_costs",
+        "_ledger",
+        "_next_batch",
+        "_queues",
+        "_slots",
+        "batches",
+        "budget",
+        "isolation",
+        "waiting",
+    )
 
     def __init__(
         self,
@@ -40,12 +51,16 @@ class Dispatching:
         """Models with waiting requests; one that no longer has any is dropped at a later look."""
         self.batches: dict[int, Batch] = {}
         self.budget = PlanningBudget()
+        self.isolation = Isolation(slots, self._start_alone, self.recall)
         self._next_batch = 1
 
     def run(self, now: float, actions: list[Action]) -> None:
         """Starts batches until no slot is free or nothing may start: the scheduler is work-conserving."""
         waiting = self.waiting
         slots = self._slots
+        isolation = self.isolation
+        if isolation.suspected or isolation.isolated:
+            isolation.run(now, actions)
         while waiting and slots.free_count:
             request = next_up(waiting.values(), now, _has_free, self._fills)
             if request is None:
@@ -70,7 +85,7 @@ class Dispatching:
         if self.waiting and slots.aside and (back := slots.next_return()) is not None:
             times.append(back)
         for queue in self.waiting.values():
-            if not queue.waiting:
+            if not queue.startable:
                 continue
             due = queue.due.first() if queue.delay_s and not queue.rerun_count else None
             if queue.free:
@@ -80,7 +95,7 @@ class Dispatching:
                 times.append(commit[0] if due is None else max(commit[0], due[0]))
         if slots.ahead_count and slots.free_count:
             for queue in self._queues.values():
-                if queue.waiting or len(queue.free) <= queue.recalling:
+                if queue.startable or len(queue.free) <= queue.recalling:
                     continue
                 if (first := queue.ahead.first()) is not None:
                     times.append(first[0] + (first[1].prefetch_s or 0.0))
@@ -113,6 +128,17 @@ class Dispatching:
         return self._start(
             queue, slot, plan, request, plan.seconds * speed if surface.measured else None, now
         )
+
+    def _start_alone(self, queue: ModelQueue, slot: Slot, now: float) -> StartBatch:
+        """Starts the first suspect of a model, where nothing else runs."""
+        name = queue.profile.name
+        surface = self._costs.surface(name, slot.id)
+        request = queue.take_suspect()
+        plan = together([request], surface)
+        seconds = plan.seconds * self._costs.speed(name, slot.id) if surface.measured else None
+        action = self._start(queue, slot, plan, request, seconds, now)
+        self.batches[action.batch].alone = True
+        return action
 
     def _start(
         self, queue: ModelQueue, slot: Slot, plan: Cut, first: Request, predicted_s: float | None, now: float
@@ -161,7 +187,7 @@ class Dispatching:
         for which its start is predicted.
         """
         for queue in self._queues.values():
-            while len(queue.free) > queue.recalling and not queue.waiting:
+            while len(queue.free) > queue.recalling and not queue.startable:
                 last = queue.ahead.last()
                 if last is None:
                     break
@@ -189,7 +215,7 @@ def _has_free(queue: ModelQueue, now: float) -> bool:
 
 def _wants_ahead(queue: ModelQueue, now: float) -> bool:
     """Whether all slots of a model that has waiting requests are busy, and it is time to send one of them its next batch."""
-    if queue.free or not queue.waiting or not queue.profile.idempotent:
+    if queue.free or not queue.startable or not queue.profile.idempotent:
         return False
     first = queue.commits.first()
     return first is not None and first[0] <= now

@@ -42,6 +42,8 @@ class ModelProfile:
     """Distinct call shapes that the devices may be given, at most; the scheduler then rounds shapes up. None: any."""
     static_shapes: tuple[tuple[int, ...], ...] = ()
     """Call shapes that have a static model of their own beside the dynamic one; usually faster."""
+    hang_after_s: float | None = None
+    """Seconds after which a running batch is taken to hang; `inf`: never. None: by what its batches usually take."""
     idempotent: bool = True
     """Whether a request may run twice. If not, each runs alone in its call and is started once: a lost one is answered
     `worker_lost`, and none is sent ahead, since of a batch that waited on a lost slot nobody knows whether it ran."""
@@ -51,6 +53,14 @@ class ModelProfile:
             raise ValueError(
                 f"model {self.name!r} is not idempotent, so its requests run alone: max_batch must be 1"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGivenUp:
+    """No slot will come for this model: what waits for it is answered `unavailable`. The caller sends no more."""
+
+    model: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +187,7 @@ class TimePassed:
 
 Event: TypeAlias = (
     ModelAdded
+    | ModelGivenUp
     | RequestsArrived
     | RequestCancelled
     | ClientLeft

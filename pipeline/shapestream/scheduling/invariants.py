@@ -11,7 +11,7 @@ from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.lanes import Lane
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request, Slot
+from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Batch, Hang, Request, Slot
 from shapestream.scheduling.slots import SlotTable
 
 
@@ -31,17 +31,18 @@ def check(
         _check_queue(queue, own)
         assert name in dispatching.waiting or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
-        free = {slot.id for slot in serving if slot.batch is None and slot.aside_until is None}
+        free = {slot.id for slot in serving if slot.free}
         assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"
         assert queue.slot_count == len(serving)
         _check_agendas(queue, serving, slots)
     _check_slots(slots, now)
     _check_shares(queues.values(), slots)
+    _check_isolation(queues.values(), dispatching, slots, now)
     assert not dispatching.idles(now), "a free slot idles while a request may start"
 
 
 def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> None:
-    waiting = [request for request in requests if request.state in (QUEUED, RERUN)]
+    waiting = [request for request in requests if request.state in (QUEUED, RERUN, SUSPECT)]
     assert all(request.state is not DONE for request in requests), "a request that ended is still here"
     assert ledger.admission.queued_requests == len(waiting)
     assert ledger.admission.queued_bytes == sum(request.nbytes for request in waiting)
@@ -126,6 +127,39 @@ def _check_shares(queues: Iterable[ModelQueue], slots: SlotTable) -> None:
         )
 
 
+def _check_isolation(
+    queues: Iterable[ModelQueue], dispatching: Dispatching, slots: SlotTable, now: float
+) -> None:
+    isolation = dispatching.isolation
+    assert all(slot.worker is slots.workers[slot.worker.name] for slot in slots.slots.values())
+    for worker in slots.workers.values():
+        assert worker.slots, "a worker without slots is remembered"
+        assert all(slots.slots[number] is slot for number, slot in worker.slots.items())
+        assert (worker.isolated is not None) == (isolation.isolated.get(worker.name) is worker)
+        running = [
+            slot.batch
+            for slot in worker.slots.values()
+            if slot.batch is not None and slot.batch.hang is not Hang.GIVEN_UP
+        ]
+        alone = [batch for batch in running if batch.alone]
+        assert alone == (
+            [] if worker.isolated is None or worker.isolated.batch is None else [worker.isolated.batch]
+        )
+        if alone:
+            assert len(running) == len(alone[0].ids) == 1, "a suspect is not alone in its worker"
+    assert set(isolation.isolated) <= set(slots.workers), "a worker that is gone is kept for suspects"
+    for queue in queues:
+        name = queue.profile.name
+        assert name in isolation.suspected or not queue.suspect_count, (
+            f"{name} has suspects, but is not looked at"
+        )
+        if queue.suspect_count and not isolation.isolated:
+            assert isolation.choose(queue, now) is None, "a suspect waits, and no worker is kept for it"
+    for worker in isolation.isolated.values():
+        waits = any(queue.suspect_count for slot in worker.slots.values() for queue in slot.queues)
+        assert waits or (worker.isolated is not None and worker.isolated.batch is not None), "kept for nobody"
+
+
 def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     queued = {request.id: request for request in own if request.state is QUEUED}
     again = [request for request in own if request.state is RERUN]
@@ -137,6 +171,10 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     assert sorted(map(id, grouped)) == sorted(map(id, again)), (
         "a request to be run again is in no group, or two"
     )
+    suspects = [request for request in own if request.state is SUSPECT]
+    assert queue.suspect_count == len(suspects)
+    held = [request for _, _, request in queue.suspects if request.state is SUSPECT]
+    assert sorted(map(id, held)) == sorted(map(id, suspects)), "a suspect is not in line, or twice"
     assert {request.id for request in queue.oldest.living()} == set(queued)
     assert len(queue.oldest) <= 2 * len(queued) + 64, "the dead were not thrown out"
     if queue.delay_s:

@@ -16,7 +16,7 @@ from shapestream.scheduling.expiry import Expiry
 from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.records import DONE, QUEUED, RUNNING, Batch, Request
+from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request
 from shapestream.scheduling.statistics import Counters
 from shapestream.scheduling.story import Behind, Seconds, Story
 
@@ -218,8 +218,10 @@ class Ledger:
         else:
             if request.state is QUEUED:
                 request.queue.take((request,), DONE)
-            else:
+            elif request.state is RERUN:
                 request.queue.drop_rerun(request)
+            else:
+                request.queue.drop_suspect(request)
             self.admission.queued_requests -= 1
             self.admission.queued_bytes -= request.nbytes
         del self.requests[request.id]

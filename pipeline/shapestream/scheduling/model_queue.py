@@ -11,7 +11,7 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.lanes import Bucket, Lane
 from shapestream.scheduling.lazy_heap import LazyHeap
-from shapestream.scheduling.records import DONE, RERUN, RUNNING, Request, Slot, State
+from shapestream.scheduling.records import DONE, RERUN, RUNNING, SUSPECT, Request, Slot, State
 from shapestream.scheduling.rounding import ShapeRounding
 
 MAX_SEEN = 1024
@@ -47,6 +47,8 @@ class ModelQueue:
         "seen",
         "shares",
         "slot_count",
+        "suspect_count",
+        "suspects",
     )
 
     def __init__(self, profile: ModelProfile) -> None:
@@ -64,6 +66,7 @@ class ModelQueue:
         self.full: dict[tuple[int, ...], Bucket] = {}
         """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
         self.reruns: list[tuple[float, int, Sequence[Request]]] = []
+        self.suspects: list[tuple[float, int, Request]] = []
         self.shares = FairShares(self)
         self.rounding: ShapeRounding | None = None
         """What call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
@@ -72,6 +75,7 @@ class ModelQueue:
         self.cost_s = 0.0
         """Predicted slot seconds of what waits in lanes."""
         self.rerun_count = 0
+        self.suspect_count = 0
         self.free: dict[int, Slot] = {}
         """The free slots that serve this model, longest free first."""
         self.slot_count = 0
@@ -98,7 +102,12 @@ class ModelQueue:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, in lanes or to be run again."""
+        """Requests that wait, in lanes, to be run again, or to be run alone."""
+        return self.count + self.rerun_count + self.suspect_count
+
+    @property
+    def startable(self) -> int:
+        """Those of them that any slot may be given."""
         return self.count + self.rerun_count
 
     def add(self, request: Request) -> None:
@@ -202,3 +211,31 @@ class ModelQueue:
         self.rerun_count -= 1
         if not self.rerun_count:
             self.reruns.clear()
+
+    def put_suspect(self, request: Request) -> None:
+        """Lets a request wait at the front, to be run where nothing else runs."""
+        request.state = SUSPECT
+        self.suspect_count += 1
+        heappush(self.suspects, (request.rank, request.order, request))
+
+    def next_suspect(self) -> Request | None:
+        """The first of those, left where it is."""
+        suspects = self.suspects
+        while suspects and suspects[0][2].state is not SUSPECT:
+            heappop(suspects)
+        return suspects[0][2] if suspects else None
+
+    def take_suspect(self) -> Request:
+        """Takes the first of those out, to run; there must be one (`suspect_count`)."""
+        request = self.next_suspect()
+        assert request is not None
+        heappop(self.suspects)
+        request.state = RUNNING
+        self.suspect_count -= 1
+        return request
+
+    def drop_suspect(self, request: Request) -> None:
+        """Takes one of them out, for good."""
+        request.state = DONE
+        self.suspect_count -= 1
+        self.next_suspect()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -22,14 +23,17 @@ class State(IntEnum):
     """In a lane, free to be cut into any batch of it."""
     RERUN = 1
     """Waits at the front, in a group that is fixed, because its batch failed or was lost."""
-    RUNNING = 2
-    DONE = 3
+    SUSPECT = 2
+    """Waits at the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
+    RUNNING = 3
+    DONE = 4
     """It had its one ending."""
 
 
 # Looking a member up on an enum costs three times a global; these are compared on the hot path.
 QUEUED: Final = State.QUEUED
 RERUN: Final = State.RERUN
+SUSPECT: Final = State.SUSPECT
 RUNNING: Final = State.RUNNING
 DONE: Final = State.DONE
 
@@ -107,12 +111,28 @@ class Request:
         return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
 
 
+class Hang(IntEnum):
+    """How far things have come with a batch that runs much longer than its like; see hang_watch.py."""
+
+    NOT = 0
+    CANCELLED = 1
+    """Its slot was asked to stop it."""
+    KILLED = 2
+    """It was asked to end the process."""
+    GIVEN_UP = 3
+    """Not even that helped: its members were answered, and its slot is lost."""
+
+
 class Batch:
     """What runs on a slot at once, or waits there behind what runs."""
 
     __slots__ = (
+        "alone",
+        "cancelled",
         "commit_at",
         "ends_at",
+        "hang",
+        "hang_at",
         "id",
         "ids",
         "members",
@@ -152,6 +172,13 @@ class Batch:
         """When the next batch should be sent to its slot; None: not before it has ended. Set at the start."""
         self.recalled = False
         """Its slot was asked to give it back."""
+        self.alone = False
+        """It is one suspect, and nothing else runs in its worker: whatever happens there, it is to blame."""
+        self.cancelled = False
+        """Its slot was asked to stop it."""
+        self.hang = Hang.NOT
+        self.hang_at = inf
+        """When it has run so long that the next step is taken against it; set at the start."""
 
     def __repr__(self) -> str:
         return f"<batch {self.id} on slot {self.slot.id}: {self.wanted} of {len(self.ids)} wanted>"
@@ -159,6 +186,37 @@ class Batch:
     def release_members(self) -> None:
         """The batch is over. Members point at their batch; this cycle must not be left to the collector."""
         self.members = ()
+
+
+class Worker:
+    """A process with some slots: what one batch does to it, it does to all that run there."""
+
+    __slots__ = ("isolated", "killed", "name", "slots")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.slots: dict[int, Slot] = {}
+        self.isolated: Isolated | None = None
+        """Nothing new is started here but one suspect at a time; None in ordinary times."""
+        self.killed = False
+        """Its process is to be ended, because a batch hangs there."""
+
+    @property
+    def open(self) -> bool:
+        """Whether its slots may be given any batch."""
+        return self.isolated is None and not self.killed
+
+    def __repr__(self) -> str:
+        return f"<worker {self.name}: {len(self.slots)} slots{', isolated' if self.isolated else ''}>"
+
+
+class Isolated:
+    """What a worker that is kept for suspects runs: nothing yet, or one."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self) -> None:
+        self.batch: Batch | None = None
 
 
 class Slot:
@@ -176,6 +234,7 @@ class Slot:
         "prefetch_s",
         "queues",
         "refusals",
+        "worker",
     )
 
     def __init__(
@@ -183,9 +242,12 @@ class Slot:
         id: int,  # noqa: A002 - the name that events use
         models: frozenset[str],
         prefetch_s: float | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.id = id
         self.models = models
+        self.worker = Worker(f"slot {id}") if worker is None else worker
+        self.worker.slots[id] = self
         self.prefetch_s = prefetch_s
         """How long a batch takes from the decision to the slot; None: nothing is sent ahead."""
         self.queues: list[ModelQueue] = []
@@ -206,10 +268,15 @@ class Slot:
         """It did so while another batch waited there, and rests when that one has ended."""
 
     def __repr__(self) -> str:
-        idle = "closing" if self.closing else "free" if self.aside_until is None else "aside"
+        idle = "closing" if self.closing else "aside" if self.aside_until else "free" if self.free else "kept"
         return f"<slot {self.id}: {self.batch or idle}>"
 
     @property
-    def free(self) -> bool:
-        """Whether it may be given a batch."""
+    def idle(self) -> bool:
+        """Whether it could run a batch now."""
         return self.batch is None and not self.closing and self.aside_until is None
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be given any batch: it is idle, and its worker is neither kept for suspects nor to be killed."""
+        return self.idle and self.worker.open

@@ -2,13 +2,15 @@
 
 A batch that the *data* broke is run again in two halves, each exactly as given, until the culprit is alone;
 its batch-mates get their answers. A batch that was lost with its *slot* says nothing about its members:
-each is run again alone, so that if one of them brings slots down it takes nobody along, and only so often.
+each is run again alone, and only so often. A batch whose *process* died, or that hung, has suspects for members: each
+is run again where nothing else runs, and one that brings that worker down, too, is `poisoned`.
 """
 
 from __future__ import annotations
 
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.events import BatchFailed
+from shapestream.scheduling.isolation import Isolation
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import RUNNING, Batch, Request
@@ -20,19 +22,25 @@ _LOSSES = frozenset({"unavailable", "worker_lost", "cancelled"})
 class Recovery:
     """Runs again what may be run again. `waiting` is told of the models to look at."""
 
-    __slots__ = ("ledger", "max_attempts", "waiting")
+    __slots__ = ("isolation", "ledger", "max_attempts", "waiting")
 
-    def __init__(self, ledger: Ledger, waiting: dict[str, ModelQueue], max_attempts: int) -> None:
+    def __init__(
+        self, ledger: Ledger, waiting: dict[str, ModelQueue], max_attempts: int, isolation: Isolation
+    ) -> None:
         if max_attempts < 1:
             raise ValueError("a request must be attempted at least once")
         self.ledger = ledger
         self.waiting = waiting
         self.max_attempts = max_attempts
+        self.isolation = isolation
 
     def failed(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """A batch is over and its slot reported an error."""
         if event.code == "recalled":
             self.returned(batch, "it was taken back", now)
+            return
+        if batch.hang:
+            self.died(batch, f"it hung, and was stopped: {event.code}: {event.message}", now, actions)
             return
         if event.code in _LOSSES:
             self.lost(batch, f"{event.code}: {event.message}", now, actions)
@@ -51,25 +59,64 @@ class Recovery:
     def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch is over because its slot, or the device, is gone."""
         self.ledger.story.note(now, batch.ids, "batch {} lost: {}", batch.id, reason)
-        if not batch.queue.profile.idempotent:
-            message = f"it may have run, and may not be run twice: {reason}"
-            actions.extend(
-                self.ledger.fail(request, "worker_lost", message, now) for request in _living(batch)
-            )
+        for request in self._may_run_again(batch, reason, now, actions):
+            if batch.alone:  # it was a suspect, and still is
+                self._suspect(request)
+            else:
+                self._run_again([request])
+
+    def died(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
+        """A batch is over because its process died while it ran, or because it hung: one of its members may be to blame."""
+        self.ledger.story.note(now, batch.ids, "batch {} died: {}", batch.id, reason)
+        if batch.alone:
+            message = f"its worker died, or hung, and when nothing else ran there it happened again: {reason}"
+            actions.extend(self.ledger.fail(request, "poisoned", message, now) for request in _living(batch))
             return
+        for request in self._may_run_again(batch, reason, now, actions):
+            self._suspect(request)
+
+    def may_have_begun(self, batch: Batch, reason: str, now: float) -> None:
+        """A batch waited behind another in a process that died. It may have begun before that was heard of, and then be to
+        blame; if it was not, its members lose no more than their company."""
+        self.ledger.story.note(now, batch.ids, "batch {} may have begun: {}", batch.id, reason)
+        for request in _living(batch):
+            self._suspect(request)
+
+    def given_up(self, batch: Batch, now: float, actions: list[Action]) -> None:
+        """A batch hangs, and its slot cannot be ended: its members are answered. The slot keeps what is left of it."""
+        code, message = "worker_lost", "the call hangs, and nothing could end it"
+        if batch.alone:
+            code = "poisoned"
+        for request in batch.members:
+            if request.state is RUNNING:
+                actions.append(self.ledger.fail(request, code, message, now))
+
+    def _may_run_again(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> list[Request]:
+        """Counts the loss of a batch. The members that get another try; the others fail."""
+        again = []
+        idempotent = batch.queue.profile.idempotent
         for request in _living(batch):
             request.losses += 1
-            if request.losses < self.max_attempts:
-                self._run_again([request])
+            if not idempotent:
+                message = f"it may have run, and may not be run twice: {reason}"
+                actions.append(self.ledger.fail(request, "worker_lost", message, now))
+            elif request.losses < self.max_attempts:
+                again.append(request)
             else:
                 message = f"lost {request.losses} times with the slot that ran it; the last time: {reason}"
                 actions.append(self.ledger.fail(request, "worker_lost", message, now))
+        return again
 
     def returned(self, batch: Batch, reason: str, now: float) -> None:
         """A batch that waited behind another has not started, so nothing was lost: it goes again as it is."""
         self.ledger.story.note(now, batch.ids, "batch {} did not start: {}", batch.id, reason)
         if living := _living(batch):
             self._run_again(living)
+
+    def _suspect(self, request: Request) -> None:
+        self.ledger.put_back([request])
+        self.isolation.suspect(request)
+        self.waiting[request.queue.profile.name] = request.queue
 
     def _run_again(self, group: list[Request]) -> None:
         self.ledger.put_back(group)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from shapestream.scheduling.actions import Action, RecallBatch
+from typing import assert_never
+
+from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, RecallBatch
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.dispatching import Dispatching
-from shapestream.scheduling.events import BatchFailed, BatchFinished
+from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
+from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.records import RUNNING, Batch, Slot
+from shapestream.scheduling.records import RUNNING, Batch, Hang, Slot
 from shapestream.scheduling.recovery import Recovery
 from shapestream.scheduling.slots import SlotTable, aside_s
 
@@ -17,7 +20,7 @@ __all__ = ["Reports"]
 class Reports:
     """Changes the books by what slots report."""
 
-    __slots__ = ("_costs", "_dispatching", "_ledger", "_recovery", "_slots")
+    __slots__ = ("_costs", "_dispatching", "_ledger", "_recovery", "_slots", "_watch")
 
     def __init__(
         self,
@@ -26,12 +29,14 @@ class Reports:
         costs: CostModel,
         dispatching: Dispatching,
         recovery: Recovery,
+        watch: HangWatch,
     ) -> None:
         self._ledger = ledger
         self._slots = slots
         self._costs = costs
         self._dispatching = dispatching
         self._recovery = recovery
+        self._watch = watch
 
     def finished(self, event: BatchFinished, now: float, actions: list[Action]) -> None:
         """A batch ran."""
@@ -41,6 +46,7 @@ class Reports:
         batch.slot.refusals = 0
         batch.slot.owes_rest = False
         ledger = self._ledger
+        self._watch.observe(batch.queue.profile.name, event.busy_s)
         if event.expired:
             for request in batch.members:
                 if request.state is RUNNING and request.id in event.expired:
@@ -81,7 +87,7 @@ class Reports:
         elif event.code not in ("cancelled", "recalled"):
             slot.refusals = 0
             slot.owes_rest = False
-        if slot.owes_rest and slot.free:
+        if slot.owes_rest and slot.idle:
             slot.owes_rest = False
             self._rest(batch, now)
         self._recovery.failed(batch, event, now, actions)
@@ -93,16 +99,62 @@ class Reports:
         self._slots.put_aside(slot, now + pause_s)
         self._ledger.story.note(now, batch.ids, "slot {} is put aside for {} s", slot.id, pause_s)
 
-    def slot_left(self, id: int, now: float, actions: list[Action]) -> None:  # noqa: A002 - as events call it
-        """A slot is gone: what it ran is lost, what waited there is not."""
+    def slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
+        """A slot is gone: what it ran is lost, what waited there is not.
+
+        Where its process died, what ran there is suspected. Where that was killed because of a batch that hung, only
+        that batch is: it would have gone on killing, and the others were in no one's way.
+        """
+        id = event.slot  # noqa: A001 - as events call it
+        slot = self._slots.slots.get(id)
+        if slot is None:
+            return
+        died = event.died and not slot.worker.killed
         self._costs.leave(id)
         batch, behind = self._slots.leave(id)
         if behind is not None:
             del self._dispatching.batches[behind.id]
-            self._recovery.returned(behind, f"slot {id} left before the batch started", now)
-        if batch is not None:
-            del self._dispatching.batches[batch.id]
+            if died:
+                self._recovery.may_have_begun(behind, f"the worker of slot {id} died", now)
+            else:
+                self._recovery.returned(behind, f"slot {id} left before the batch started", now)
+        if batch is None:
+            return
+        del self._dispatching.batches[batch.id]
+        if batch.hang:
+            self._recovery.died(batch, f"it hung, and the worker of slot {id} was ended", now, actions)
+        elif died:
+            self._recovery.died(batch, f"the worker of slot {id} died", now, actions)
+        else:
             self._recovery.lost(batch, f"slot {id} left", now, actions)
+
+    def hang(self, now: float, actions: list[Action]) -> None:
+        """Takes the next step against each batch that has run too long."""
+        for batch in self._watch.look(self._dispatching.batches.values(), now):
+            slot = batch.slot
+            ran_s = now - (batch.started or now)
+            self._ledger.story.note(
+                now, batch.ids, "batch {} hangs: {} after {} s", batch.id, batch.hang.name, ran_s
+            )
+            match batch.hang:
+                case Hang.CANCELLED:
+                    if not batch.cancelled:
+                        batch.cancelled = True
+                        actions.append(CancelBatch(batch=batch.id, slot=slot.id))
+                    if (behind := self._slots.send_no_more(slot)) is not None:
+                        actions.append(self._dispatching.recall(behind, now, "the batch before it hangs"))
+                case Hang.KILLED:
+                    self._slots.condemn(slot.worker)
+                    reason = f"batch {batch.id} of {batch.queue.profile.name} has run for {ran_s:.1f} s"
+                    actions.append(KillSlot(slot=slot.id, reason=reason))
+                case Hang.GIVEN_UP:
+                    self._slots.spare(slot.worker)
+                    self._slots.close(slot.id)
+                    self._recovery.given_up(batch, now, actions)
+                case Hang.NOT:
+                    raise AssertionError("a batch was looked at too early")
+                case _:
+                    assert_never(batch.hang)
 
     def _end(self, id: int, now: float) -> Batch | None:  # noqa: A002 - as events call it
         """Takes a batch off its slot; None if the batch is unknown, because its slot had left before."""

@@ -9,6 +9,7 @@ Events change the books, here and in `reports.py`; what follows from that, who r
 
 from __future__ import annotations
 
+from math import inf
 from typing import assert_never
 
 from shapestream.scheduling.actions import Action, CancelBatch
@@ -23,6 +24,7 @@ from shapestream.scheduling.events import (
     DrainStarted,
     Event,
     ModelAdded,
+    ModelGivenUp,
     ModelProfile,
     RequestCancelled,
     RequestsArrived,
@@ -32,10 +34,11 @@ from shapestream.scheduling.events import (
     SlotsJoined,
     TimePassed,
 )
+from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Request
+from shapestream.scheduling.records import RUNNING, Request
 from shapestream.scheduling.recovery import Recovery
 from shapestream.scheduling.reports import Reports
 from shapestream.scheduling.rounding import ShapeRounding
@@ -60,16 +63,21 @@ class Scheduler:
         *,
         max_queued_s: float | None = None,
         story_length: int = 1024,
+        hangs: HangLimits | None = None,
     ) -> None:
+        """`hangs`: when a batch is taken to hang; None: never."""
         self._queues: dict[str, ModelQueue] = {}
-        self._slots = SlotTable()
+        self._watch = HangWatch(hangs)
+        self._slots = SlotTable(self._watch)
         self._costs = CostModel()
         waiting: dict[str, ModelQueue] = {}
         self._admission = Admission(max_queued_requests, max_queued_bytes, max_queued_s, waiting, self._costs)
         self._ledger = Ledger(self._admission, Story(story_length))
-        recovery = Recovery(self._ledger, waiting, max_attempts)
         self._dispatching = Dispatching(self._ledger, self._slots, self._costs, self._queues, waiting)
-        self._reports = Reports(self._ledger, self._slots, self._costs, self._dispatching, recovery)
+        recovery = Recovery(self._ledger, waiting, max_attempts, self._dispatching.isolation)
+        self._reports = Reports(
+            self._ledger, self._slots, self._costs, self._dispatching, recovery, self._watch
+        )
         self._now = float("-inf")
 
     # ------------------------------------------------------------ what the caller uses
@@ -105,13 +113,19 @@ class Scheduler:
             case SlotClosing():
                 self._slot_closing(event, now, actions)
             case SlotLeft():
-                self._reports.slot_left(event.slot, now, actions)
+                self._reports.slot_left(event, now, actions)
             case ModelAdded():
                 self._add_model(event.model)
+            case ModelGivenUp():
+                for request in list(ledger.requests.values()):
+                    if request.queue.profile.name == event.model and request.state is not RUNNING:
+                        actions.append(ledger.fail(request, "unavailable", event.message, now))
             case DrainStarted():
                 self._admission.draining = True
             case _:
                 assert_never(event)
+        if self._watch.next_look <= now:
+            self._reports.hang(now, actions)
         self._dispatching.run(now, actions)
         if ledger.unwanted:
             self._drop_unwanted(now, actions)
@@ -119,11 +133,12 @@ class Scheduler:
 
     def next_wakeup(self) -> float | None:
         """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
-        expiry = self._ledger.deadlines.next()
-        wakeup = self._dispatching.next_wakeup()
-        if wakeup is None:
-            return expiry
-        return wakeup if expiry is None else min(wakeup, expiry)
+        first = self._watch.next_look
+        if (expiry := self._ledger.deadlines.next()) is not None:
+            first = min(first, expiry)
+        if (wakeup := self._dispatching.next_wakeup()) is not None:
+            first = min(first, wakeup)
+        return first if first < inf else None
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
@@ -153,7 +168,7 @@ class Scheduler:
             raise ValueError(f"model {profile.name!r} is here already, with another profile")
 
     def _slot_joined(self, event: SlotJoined) -> None:
-        self._slots.join(event.slot, event.models, self._queues, event.prefetch_s)
+        self._slots.join(event.slot, event.models, self._queues, event.prefetch_s, event.worker)
         self._costs.join(event.slot, event.worker, event.costs, event.models)
         slot = self._slots.slots[event.slot]
         for queue in slot.queues:
@@ -204,6 +219,9 @@ class Scheduler:
             if batch.id not in self._dispatching.batches:
                 continue
             if batch.started is not None:
+                if batch.cancelled:
+                    continue
+                batch.cancelled = True
                 actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
             elif not batch.recalled:
                 actions.append(self._dispatching.recall(batch, now, "nobody waits for it any more"))

@@ -1,16 +1,17 @@
 """Which slots there are, what each of them runs, and which are free for which model.
 
-A slot is free unless it runs a batch, is put aside, or closes. It is put aside when it could not run what it was
-given (`unavailable`): twice as long each time in a row, so that a broken slot, which fails quickly, does not
-eat up the attempts of everybody's requests while sound slots are busy.
+A slot is free unless it runs a batch, is put aside, or closes, or its worker is kept for suspects (isolation.py) or to be
+killed. It is put aside when it could not run what it was given (`unavailable`): twice as long each time in a row, so that
+a broken slot, which fails quickly, does not eat up the attempts of everybody's requests while sound slots are busy.
 
 A busy slot may hold a second batch, which waits behind the one that runs and takes its place when that is over.
 """
 
 from __future__ import annotations
 
+from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Batch, Slot
+from shapestream.scheduling.records import Batch, Isolated, Slot, Worker
 
 __all__ = ["SlotTable", "aside_s"]
 
@@ -37,10 +38,12 @@ def aside_s(refusals: int, call_s: float | None) -> float:
 class SlotTable:
     """The slots. Each stands with every model that it serves: in `free`, or in the agendas of the busy ones."""
 
-    __slots__ = ("ahead_count", "aside", "free_count", "slots")
+    __slots__ = ("_watch", "ahead_count", "aside", "free_count", "slots", "workers")
 
-    def __init__(self) -> None:
+    def __init__(self, watch: HangWatch) -> None:
+        self._watch = watch
         self.slots: dict[int, Slot] = {}
+        self.workers: dict[str, Worker] = {}
         self.free_count = 0
         self.ahead_count = 0
         """Batches that wait behind another one."""
@@ -55,12 +58,15 @@ class SlotTable:
         models: frozenset[str],
         queues: dict[str, ModelQueue],
         prefetch_s: float | None = None,
+        process: str = "",
     ) -> None:
-        """Adds a free slot. Models that are not known yet are connected when they are added."""
+        """Adds a slot of the named process. Models that are not known yet are connected when they are added."""
         if id in self.slots:
             raise ValueError(f"slot {id} has joined already")
-        slot = self.slots[id] = Slot(id, models, prefetch_s)
-        self.free_count += 1
+        process = process or f"slot {id}"
+        worker = self.workers.setdefault(process, Worker(process))
+        slot = self.slots[id] = Slot(id, models, prefetch_s, worker)
+        self.free_count += slot.free
         for name in sorted(models & queues.keys()):
             self._connect(slot, queues[name])
 
@@ -91,6 +97,12 @@ class SlotTable:
             return None, None
         self.close(id)
         del self.slots[id]
+        worker = slot.worker
+        del worker.slots[id]
+        if not worker.slots:
+            del self.workers[worker.name]
+        if worker.isolated is not None and worker.isolated.batch is slot.batch:
+            worker.isolated.batch = None
         behind = slot.behind
         if behind is not None:
             self._unqueue(slot, behind)
@@ -119,8 +131,9 @@ class SlotTable:
     # ------------------------------------------------------------ batches
 
     def occupy(self, slot: Slot, batch: Batch, now: float) -> None:
-        """A free slot starts a batch."""
-        self._hide(slot)
+        """A free slot starts a batch, or one that is kept for suspects starts one."""
+        if slot.free:
+            self._hide(slot)
         self._begin(slot, batch, now)
 
     def send_ahead(self, slot: Slot, batch: Batch) -> None:
@@ -157,6 +170,9 @@ class SlotTable:
         What waited is returned if it runs now.
         """
         slot = batch.slot
+        kept = slot.worker.isolated
+        if kept is not None and kept.batch is batch:
+            kept.batch = None
         if slot.behind is batch:
             self._unqueue(slot, batch)
             slot.behind = None
@@ -181,12 +197,14 @@ class SlotTable:
         batch.started = now
         batch.ends_at = now + (batch.predicted_s or 0.0)
         # Behind a batch that may come back nothing is sent: nobody knows when the slot will be free.
-        if slot.prefetch_s is not None and batch.predicted_s is not None and not batch.recalled:
+        expected = batch.predicted_s is not None and not batch.recalled and slot.worker.open
+        if expected and slot.prefetch_s is not None and batch.predicted_s is not None:
             batch.commit_at = max(now, batch.ends_at - slot.prefetch_s - EARLY * batch.predicted_s)
         for queue in slot.queues:
             queue.ends.add(batch.ends_at, slot)
             if batch.commit_at is not None:
                 queue.commits.add(batch.commit_at, slot)
+        self._watch.began(batch, now)
 
     def _unqueue(self, slot: Slot, behind: Batch, running: Batch | None = None) -> None:
         """A batch no longer waits behind the one that runs, or ran until now."""
@@ -234,8 +252,9 @@ class SlotTable:
     # ------------------------------------------------------------ rests
 
     def put_aside(self, slot: Slot, until: float) -> None:
-        """Lets a free slot rest until then."""
-        self._hide(slot)
+        """Lets an idle slot rest until then."""
+        if slot.free:
+            self._hide(slot)
         slot.aside_until = until
         self.aside[slot.id] = slot
 
@@ -249,13 +268,59 @@ class SlotTable:
         for _, slot in sorted(due, key=lambda pair: pair[0]):
             del self.aside[slot.id]
             slot.aside_until = None
-            self._show(slot)
+            if slot.free:
+                self._show(slot)
 
     def next_return(self) -> float | None:
         """When the first slot has rested long enough."""
         return min(
             (slot.aside_until for slot in self.aside.values() if slot.aside_until is not None), default=None
         )
+
+    # ------------------------------------------------------------ isolation
+
+    def isolate(self, worker: Worker) -> list[Batch]:
+        """Keeps a worker for suspects: it gets nothing else. What waits there behind other batches should be recalled."""
+        for slot in worker.slots.values():
+            if slot.free:
+                self._hide(slot)
+        worker.isolated = Isolated()
+        behind = [self.send_no_more(slot) for slot in worker.slots.values()]
+        return [batch for batch in behind if batch is not None]
+
+    def release(self, worker: Worker) -> None:
+        """No suspect needs the worker any more."""
+        worker.isolated = None
+        self._show_all(worker)
+
+    def condemn(self, worker: Worker) -> None:
+        """Its process is about to be ended: it gets nothing else."""
+        for slot in worker.slots.values():
+            if slot.free:
+                self._hide(slot)
+            self.send_no_more(slot)
+        worker.killed = True
+
+    def spare(self, worker: Worker) -> None:
+        """Its process could not be ended, and serves on with what slots it has left."""
+        if worker.killed:
+            worker.killed = False
+            self._show_all(worker)
+
+    def send_no_more(self, slot: Slot) -> Batch | None:
+        """Lets nothing be sent ahead to wait for the batch that a slot runs. What waits there and should be recalled."""
+        running = slot.batch
+        if running is None:
+            return None
+        if slot.behind is None:
+            self._forget_commit(slot, running)
+        running.commit_at = None
+        return None if slot.behind is None or slot.behind.recalled else slot.behind
+
+    def _show_all(self, worker: Worker) -> None:
+        for slot in worker.slots.values():
+            if slot.free:
+                self._show(slot)
 
     def _show(self, slot: Slot) -> None:
         self.free_count += 1

@@ -50,6 +50,10 @@ class Statistics:
     """Slots that finish what they run and then leave."""
     slots_aside: int
     """Slots that rest, since they could not run what they got."""
+    slots_kept: int
+    """Idle slots that get nothing, since a suspect runs, or will run, in their worker, or it is to be killed."""
+    suspects: int
+    """Of those that wait, requests that are to be run alone in a worker, since one died, or hung, that may have run them."""
     draining: bool
     admitted: int
     delivered: int
@@ -132,6 +136,8 @@ def take_stock(
         free_slots=slots.free_count,
         closing_slots=sum(slot.closing for slot in slots.slots.values()),
         slots_aside=len(slots.aside),
+        slots_kept=sum(slot.idle and not slot.free for slot in slots.slots.values()),
+        suspects=sum(queue.suspect_count for queue in queues.values()),
         draining=admission.draining,
         admitted=counters.admitted,
         delivered=counters.delivered,

@@ -47,6 +47,8 @@ class Stage:
         self.scheduler = Scheduler(max_queued_requests, max_queued_bytes, **limits)
         self.now = 0.0
         self.last: list[Action] = []
+        self.played: list[list[Action]] = []
+        """What every event led to."""
         self.started: list[StartBatch] = []
         self.ends: dict[int, str] = {}
         self.finished: set[int] = set()
@@ -57,6 +59,7 @@ class Stage:
         """Handles one event, notes starts and endings, and checks the invariants."""
         self.now = self.now if at is None else at
         self.last = self.scheduler.handle(event, self.now)
+        self.played.append(self.last)
         for action in self.last:
             match action:
                 case StartBatch():

@@ -1,0 +1,228 @@
+"""Suspects: what may have killed a worker runs where nothing else runs, so that blame is certain."""
+
+from __future__ import annotations
+
+from shapestream.scheduling.actions import RecallBatch, StartBatch
+from shapestream.scheduling.events import BatchFailed, ClientLeft, RequestCancelled, SlotClosing, SlotLeft
+
+
+def _die(stage, *slots: int) -> None:
+    """The process of these slots dies: they close, and then leave."""
+    stage.finished.update(start.batch for start in stage.started if start.slot in slots)
+    for slot in slots:
+        stage.play(SlotClosing(slot=slot))
+    for slot in slots:
+        stage.play(SlotLeft(slot=slot, died=True))
+
+
+def _running(stage) -> list[StartBatch]:
+    return [start for start in stage.started if start.batch not in stage.finished]
+
+
+def _play_poison(stage, poison: set[int], slots: int = 1) -> int:
+    """One worker of so many slots, started again whenever a poison kills it, until nothing is left. The deaths."""
+    deaths, number, names = 0, 0, {}
+    while True:
+        if not names:
+            names = {number + offset: f"w{deaths}" for offset in range(slots)}
+            number += slots
+            for slot in names:
+                stage.slots(slot, worker=names[slot])
+        running = _running(stage)
+        if not running:
+            return deaths
+        if any(poison & set(start.requests) for start in running):
+            deaths += 1
+            _die(stage, *names)
+            names = {}
+        else:
+            stage.finish(running[0])
+
+
+def test_a_poison_is_found_by_two_deaths_and_takes_nobody_along(stage):
+    """The batch of the dead worker runs again one by one; who kills again is poisoned, everybody else is answered."""
+    stage.model()
+    stage.arrive(*[(1, 4)] * 8)
+    deaths = _play_poison(stage, {3})
+    expected = dict.fromkeys(range(1, 9), "delivered") | {3: "poisoned"}
+    assert (2, expected) == (deaths, stage.ends)
+
+
+def test_two_poisons_in_one_batch_share_the_first_death(stage):
+    """Each is found by one more."""
+    stage.model()
+    stage.arrive(*[(1, 4)] * 8)
+    deaths = _play_poison(stage, {2, 7})
+    assert (3, {2, 7}) == (deaths, {id_ for id_, how in stage.ends.items() if how == "poisoned"})
+
+
+def test_neighbours_in_other_slots_are_suspects_too_and_innocent(stage):
+    """All that ran in the process may have killed it; one worker with three slots."""
+    stage.model()
+    stage.arrive(*[(1, 4)] * 12)
+    deaths = _play_poison(stage, {5}, slots=3)
+    expected = dict.fromkeys(range(1, 13), "delivered") | {5: "poisoned"}
+    assert (2, expected) == (deaths, stage.ends)
+
+
+def test_nothing_else_runs_in_the_worker_of_a_suspect(stage):
+    """Its other slots are held back, those of other workers are not; afterwards all are as before."""
+    stage.model(max_batch=2)
+    stage.slots(0, worker="dying")
+    stage.arrive((1, 4))
+    stage.slots(1, 2, worker="a")
+    stage.slots(3, worker="b")
+    stage.arrive(*[(1, 4)] * 6)
+    busy = {start.slot: start for start in stage.started}
+    _die(stage, 0)
+    assert 1 == stage.scheduler.statistics().suspects
+    stage.finish(busy[1])
+    assert [] == stage.starts(), "worker a is being emptied"
+    stage.finish(busy[2])
+    assert [((1,), 1)] == [(start.requests, start.slot) for start in _running(stage) if start.slot in (1, 2)]
+    stage.arrive((1, 4), (1, 4), (1, 4))
+    assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_kept)
+    stage.finish(busy[3])
+    assert [(8, 9)] == stage.starts(), "worker b works on"
+    alone = next(start for start in stage.started if start.requests == (1,) and start.slot != 0)
+    stage.finish(alone)
+    assert [(10,)] == stage.starts()
+    assert (0, "delivered") == (stage.scheduler.statistics().slots_kept, stage.ends[1])
+
+
+def test_a_worker_is_emptied_by_recalling_what_waits_there(stage):
+    """What was sent ahead to the chosen worker comes back and goes elsewhere."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0, worker="dying", key="a")
+    stage.arrive((1, 4))
+    stage.measured_slots(1, worker="w", key="a", prefetch_s=5.0)
+    stage.arrive((1, 4), (1, 4), at=0.01)
+    ahead = next(start for start in stage.started if start.behind is not None)
+    _die(stage, 0)
+    recalls = [action for actions in stage.played for action in actions if isinstance(action, RecallBatch)]
+    assert [RecallBatch(batch=ahead.batch, slot=1)] == recalls
+    stage.play(BatchFailed(batch=ahead.batch, code="recalled", message="as asked"))
+    stage.finish(next(start for start in stage.started if start.requests == (2,)))
+    assert [(1,)] == stage.starts()
+
+
+def test_what_waited_behind_the_batch_of_a_dead_process_is_a_suspect_too(stage):
+    """It may have begun before that was heard of; if it was not to blame, it loses only its company."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0, worker="w", prefetch_s=5.0)
+    stage.arrive((1, 4), (1, 4))
+    assert 0 == next(start for start in stage.started if start.behind is not None).slot
+    _die(stage, 0)
+    assert 2 == stage.scheduler.statistics().suspects
+    deaths = _play_poison(stage, {2})
+    assert (1, {1: "delivered", 2: "poisoned"}) == (deaths, stage.ends)
+
+
+def test_a_lost_connection_blames_nobody(stage):
+    """A suspect whose worker is only lost is a suspect still, and is given up after as many losses as any other."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4), (1, 4))
+    _die(stage, 0)
+    stage.slots(1, worker="again")
+    stage.play(SlotLeft(slot=1))
+    assert (2, {}) == (stage.scheduler.statistics().suspects, stage.ends)
+    stage.slots(2, worker="again")
+    stage.play(SlotLeft(slot=2))
+    assert {1: "worker_lost"} == stage.ends
+
+
+def test_the_only_worker_of_another_model_is_left_alone_if_there_is_a_choice(stage):
+    """A suspect waits for a busy worker rather than taking the last slot that another model has."""
+    for name in ("text", "other"):
+        stage.model(name, max_batch=1)
+    stage.slots(0, worker="dying")
+    stage.arrive((1, 4))
+    stage.slots(1, worker="shared", models=("text", "other"))
+    stage.slots(2, worker="own")
+    stage.arrive((1, 4), model="other")
+    stage.arrive((1, 4))
+    busy = {start.slot: start for start in stage.started}
+    stage.finish(busy[1])
+    _die(stage, 0)
+    stage.arrive((1, 4), model="other")
+    assert [(4,)] == stage.starts()
+    stage.finish(busy[2])
+    assert [(1,)] == stage.starts()
+
+
+def test_with_a_single_worker_suspects_run_there_one_after_the_other(stage):
+    """Newcomers wait until all of them have run, even those of another model."""
+    for name in ("text", "other"):
+        stage.model(name)
+    stage.slots(0)
+    stage.arrive((1, 4), (1, 4))
+    _die(stage, 0)
+    stage.arrive((1, 4), model="other")
+    stage.slots(1, 2, worker="w", models=("text", "other"))
+    order = []
+    while running := _running(stage):
+        order.append([start.requests for start in running])
+        stage.finish(running[0])
+    assert [[(1,)], [(2,)], [(3,)]] == order
+
+
+def test_half_of_the_workers_at_most_are_kept(stage):
+    """The others go on with what else there is."""
+    stage.model(max_batch=8)
+    stage.slots(0)
+    stage.arrive(*[(1, 4)] * 8)
+    for slot in range(1, 5):
+        stage.slots(slot, worker=f"w{slot}")
+    _die(stage, 0)
+    assert 2 == len(_running(stage))
+    assert 2 == stage.scheduler.statistics().free_slots
+
+
+def test_a_suspect_that_ends_meanwhile_gives_its_worker_back(stage):
+    """Cancelled, late, or its client gone: the worker serves everybody again."""
+    stage.model(max_batch=2)
+    stage.slots(0, worker="dying")
+    stage.arrive((1, 4), (1, 4))
+    stage.slots(1, 2, worker="w")
+    stage.arrive((1, 4), client=1)
+    _die(stage, 0)
+    assert (1, 2) == (stage.scheduler.statistics().slots_kept, stage.scheduler.statistics().suspects)
+    stage.play(RequestCancelled(id=1))
+    stage.play(ClientLeft(client=0))
+    assert (0, 1) == (stage.scheduler.statistics().slots_kept, stage.scheduler.statistics().free_slots)
+
+
+def test_a_suspect_that_the_model_refuses_ends_as_such(stage):
+    """Alone, its error is its own; the worker lives."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4), (1, 4))
+    _die(stage, 0)
+    stage.slots(1, worker="w")
+    stage.fail(stage.started[1])
+    stage.finish(stage.started[2])
+    assert {1: "model_error", 2: "delivered"} == stage.ends
+
+
+def test_a_suspect_that_its_slot_cannot_run_waits_for_another(stage):
+    """`unavailable` blames the slot, which rests; the suspect stays one."""
+    stage.model()
+    stage.slots(0)
+    stage.arrive((1, 4))
+    _die(stage, 0)
+    stage.slots(1, worker="w")
+    stage.fail(stage.started[1], "unavailable")
+    assert ([], 1) == (stage.starts(), stage.scheduler.statistics().suspects)
+    stage.wait(stage.scheduler.next_wakeup())
+    stage.finish(stage.started[2])
+    assert {1: "delivered"} == stage.ends
+
+
+def test_what_may_not_run_twice_is_no_suspect(stage):
+    """It is given up when its worker dies, whether or not it was to blame."""
+    stage.model(max_batch=1, idempotent=False)
+    stage.slots(0)
+    stage.arrive((1, 4))
+    _die(stage, 0)
+    assert ({1: "worker_lost"}, 0) == (stage.ends, stage.scheduler.statistics().suspects)
