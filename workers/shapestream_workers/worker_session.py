@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from itertools import count
 
 from shapestream.serving.batches import Batch, BatchReport, Executor
+from shapestream.serving.peer_clock import PeerClock
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
     CancelBatch,
+    Clock,
     Entry,
     Execute,
     Goodbye,
@@ -50,7 +52,8 @@ class _Held:
     """A batch that waits for room at its slot."""
 
     execute: Execute
-    received_at: float
+    sent_at: float
+    """By our clock, without the least time that messages take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,8 @@ class WorkerSession:
         """Batches that each slot has, as far as is reported."""
         self._greeted_at = 0.0
         self._transit_s = MAX_TRANSIT_S
+        self._clock = PeerClock()
+        """The server's, which its deadlines count by."""
         self._draining = False
         self.outgoing: list[Entry] = []
         """To be sent, in order, and then cleared, by the caller after each turn. Bounded by the slots."""
@@ -99,6 +104,7 @@ class WorkerSession:
         self._orphan_all(now)
         self.outgoing = [self._hello]
         self.welcome, self._greeted_at = None, now
+        self._clock = PeerClock()
         self.ended, self.ended_by_server = None, False
 
     def accept(self, entry: Entry, now: float) -> None:
@@ -110,6 +116,8 @@ class WorkerSession:
                 self._take_back(entry.batch, "cancelled", self._executor.cancel_nowait)
             case RecallBatch():
                 self._take_back(entry.batch, "recalled", self._executor.recall_nowait)
+            case Clock():
+                self._clock.heard(entry.sent_us, now)
             case WorkerWelcome():
                 self.welcome = entry
                 self._transit_s = min(self._transit_s, max(0.0, now - self._greeted_at) / 2)
@@ -152,7 +160,7 @@ class WorkerSession:
         elif len(self._held[execute.slot]) >= _MOST_AT_SLOT:
             self._refuse(execute, f"slot {execute.slot} has {_MOST_AT_SLOT} batches already")
         else:
-            self._held[execute.slot].append(_Held(execute=execute, received_at=now))
+            self._held[execute.slot].append(_Held(execute=execute, sent_at=self._clock.sent_at(now)))
             self._fill(execute.slot, now)
 
     def _fill(self, slot: int, now: float) -> None:
@@ -161,7 +169,7 @@ class WorkerSession:
         while waiting and self._at_slot[slot] < _MOST_AT_SLOT:
             held = waiting.popleft()
             try:
-                batch = self._batch(held.execute, now - held.received_at + self._transit_s)
+                batch = self._batch(held.execute, now - held.sent_at + self._transit_s)
             except (EngineError, LookupError) as error:
                 self._refuse(held.execute, str(error))
                 continue

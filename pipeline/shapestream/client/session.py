@@ -44,6 +44,7 @@ from shapestream.errors import (
 )
 from shapestream.wire.messages import (
     Cancel,
+    Clock,
     Credit,
     Entry,
     Failure,
@@ -288,7 +289,7 @@ class Session:
     def _due_entries(self, now: float) -> list[Entry]:
         if self._link.take_hello():
             self._transit.greeted(now)
-            return [Hello(client=self._client, software=self._software)]
+            return [Hello(client=self._client, software=self._software), _clock(now)]
         if not self._link.is_open:
             return []
         entries, self._control = self._control, []
@@ -299,6 +300,8 @@ class Session:
             self._finish(ticket, TooLarge(reason))
         for ticket in sendable.late:
             self._finish(ticket, DeadlineExceeded(_NEVER_SENT))
+        if any(request.remaining_ms is not None for request in sendable.requests):
+            entries.append(_clock(now))
         entries.extend(sendable.requests)
         if not entries and self._link.heartbeat_due(now):
             entries.append(Heartbeat())
@@ -362,6 +365,10 @@ class Session:
         if self._link.is_open:
             assert all(self._catalogue.is_asked(ticket.name) for ticket in self._ledger.of_kind(OpenTicket))
         self._catalogue.check_invariants()
+
+
+def _clock(now: float) -> Clock:
+    return Clock(sent_us=max(0, round(now * 1e6)))
 
 
 _NEVER_SENT = (

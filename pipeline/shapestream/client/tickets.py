@@ -89,8 +89,6 @@ class RequestTicket(Ticket):
     """When it was sent last, by the core's clock."""
     abandoned: bool = field(default=False, init=False)
     """Sent, and nobody waits any more; it holds its share of the window until the terminal reply."""
-    sent_at: float = field(default=0.0, init=False)
-    """When it was sent last, by the core's clock."""
 
 
 @dataclass(slots=True, eq=False)

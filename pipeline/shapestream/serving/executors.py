@@ -19,7 +19,7 @@ import trio
 from shapestream.serving.batches import Batch, BatchReport, Executor
 from shapestream.serving.links import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck
-from shapestream.wire.messages import CancelBatch, Execute, ExecuteMember, RecallBatch
+from shapestream.wire.messages import CancelBatch, Clock, Execute, ExecuteMember, RecallBatch
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
@@ -201,6 +201,7 @@ class RemoteExecutor(Link):
     """Slots of one worker. What it is told to run leaves through the worker port at the end of the turn."""
 
     __slots__ = (
+        "_clock",
         "_outgoing",
         "answered_at",
         "checks",
@@ -229,9 +230,12 @@ class RemoteExecutor(Link):
         outgoing: Outgoing,
         now: float,
         costs: Mapping[str, CostTable] | None = None,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         super().__init__(peer, now)
         self.name = name
+        self._clock = clock
         self.costs: Mapping[str, CostTable] = costs or {}
         self.pid = pid
         self.slots = slots
@@ -258,6 +262,8 @@ class RemoteExecutor(Link):
         self.running[batch.batch] = batch
         if self.first_batch is None:
             self.first_batch = batch.batch
+        if batch.start_within_s is not None:
+            self._outgoing.say(self, Clock(sent_us=round(self._clock() * 1e6)))
         within_s = batch.start_within_s or (None,) * len(batch.members)
         members = [
             ExecuteMember(

@@ -27,6 +27,7 @@ from shapestream.transport.interface import PeerSocket
 from shapestream.wire.codec import BadEntry, Role, decode
 from shapestream.wire.messages import (
     Cancel,
+    Clock,
     Entry,
     Goodbye,
     Heartbeat,
@@ -99,6 +100,8 @@ class Ingress:
             for entry in envelope.entries:
                 if type(entry) is Request and session is not None:
                     self._admit(session, entry, now)
+                elif type(entry) is Clock and session is not None:
+                    session.clock.heard(entry.sent_us, now)
                 else:
                     session = self._obey(peer, session, entry, now)
             for bad in envelope.bad:
@@ -143,7 +146,7 @@ class Ingress:
             shape,
             entry.tensors,
             now,
-            None if remaining_ms is None else now + remaining_ms * 0.001,
+            None if remaining_ms is None else session.clock.sent_at(now) + remaining_ms * 0.001,
             entry.priority,
         )
         session.running[sequence] = record

@@ -8,6 +8,7 @@ from itertools import count
 from shapestream.serving.kept_replies import Answered, KeptReplies
 from shapestream.serving.links import Link
 from shapestream.serving.models import ServedModel
+from shapestream.serving.peer_clock import PeerClock
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import RequestShape
 
@@ -64,7 +65,7 @@ class RequestRecord:
 class Session(Link):
     """One client's session. Its credit is a window: requests, and bytes of them, without a terminal reply."""
 
-    __slots__ = ("answered", "client", "held_bytes", "number", "running", "software")
+    __slots__ = ("answered", "client", "clock", "held_bytes", "number", "running", "software")
 
     def __init__(self, number: int, answered: Answered, peer: bytes, software: str, now: float) -> None:
         super().__init__(peer, now)
@@ -77,6 +78,8 @@ class Session(Link):
         self.running: dict[int, RequestRecord] = {}
         """By sequence number."""
         self.held_bytes = 0
+        self.clock = PeerClock()
+        """The client's, which its deadlines count by."""
 
     @property
     def label(self) -> str:

@@ -28,6 +28,7 @@ from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
+    Clock,
     Entry,
     Goodbye,
     Heartbeat,
@@ -181,10 +182,19 @@ class WorkerPort:
             self._cut_off(peer, f"worker {hello.worker!r}: {error}", now)
             return None
         worker = RemoteExecutor(
-            peer, hello.worker, hello.pid, hello.slots, signatures, self._outgoing, now, costs
+            peer,
+            hello.worker,
+            hello.pid,
+            hello.slots,
+            signatures,
+            self._outgoing,
+            now,
+            costs,
+            clock=self._clock,
         )
         self.workers[peer] = worker
         self._outgoing.say(worker, self._welcome)
+        self._outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
         log.info(
             "worker joined", worker=worker.name, pid=worker.pid, slots=worker.slots, models=list(signatures)
         )

@@ -27,6 +27,7 @@ from shapestream.wire.messages import (
     BatchFailed,
     Cancel,
     CancelBatch,
+    Clock,
     Credit,
     Entry,
     Execute,
@@ -63,7 +64,7 @@ class Role(Enum):
 
 
 _ACCEPTED: dict[Role, tuple[type[Any], ...]] = {
-    Role.SERVER_OF_CLIENTS: (Heartbeat, Goodbye, Hello, OpenModel, Request, Cancel, StatisticsRequest),
+    Role.SERVER_OF_CLIENTS: (Heartbeat, Goodbye, Clock, Hello, OpenModel, Request, Cancel, StatisticsRequest),
     Role.CLIENT: (
         Heartbeat,
         Goodbye,
@@ -77,7 +78,7 @@ _ACCEPTED: dict[Role, tuple[type[Any], ...]] = {
         Statistics,
     ),
     Role.SERVER_OF_WORKERS: (Heartbeat, Goodbye, WorkerHello, BatchDone, BatchFailed, WorkerDraining),
-    Role.WORKER: (Heartbeat, Goodbye, Unknown, WorkerWelcome, Execute, CancelBatch, RecallBatch),
+    Role.WORKER: (Heartbeat, Goodbye, Clock, Unknown, WorkerWelcome, Execute, CancelBatch, RecallBatch),
 }
 _READERS: dict[Role, dict[int, Reader]] = {
     role: {kind.KIND: READERS[kind] for kind in kinds} for role, kinds in _ACCEPTED.items()

@@ -28,6 +28,7 @@ from shapestream.wire.messages import (
     BatchFailed,
     Cancel,
     CancelBatch,
+    Clock,
     Credit,
     Entry,
     Execute,
@@ -60,6 +61,7 @@ Reader: TypeAlias = Callable[[Fields, Sequence[Buffer], int, int, Limits], Entry
 _COLD: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     Heartbeat: {},
     Goodbye: {},
+    Clock: {"sent_us": integer},
     Hello: {"client": uuid, "software": name},
     OpenModel: {"name": name},
     Cancel: {"sequence": integer},

@@ -20,6 +20,7 @@ from shapestream.wire.messages import (
     BatchFailed,
     Cancel,
     CancelBatch,
+    Clock,
     Credit,
     Execute,
     Failure,
@@ -169,6 +170,7 @@ def _write_words(kind: Any, *fields: str) -> Writer:
 WRITERS: dict[type[Any], Writer] = {
     Heartbeat: _fields_writer(Heartbeat),
     Goodbye: _fields_writer(Goodbye),
+    Clock: _fields_writer(Clock, "sent_us"),
     Hello: _fields_writer(Hello, "client", "software"),
     OpenModel: _fields_writer(OpenModel, "name"),
     Request: _write_request,

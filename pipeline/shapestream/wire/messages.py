@@ -55,6 +55,18 @@ class Goodbye:
     KIND: ClassVar[int] = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """What the sender's clock shows while it sends this: the deadlines of this message, and of those behind it up to the
+    next `Clock`, count from then, however long they were on their way.
+
+    Microseconds from any beginning; the clock must never jump. Whoever sends it once sends it with all that has deadlines.
+    """
+
+    KIND: ClassVar[int] = 2
+    sent_us: int
+
+
 # ---------------------------------------------------------------- client -> server
 
 
@@ -298,6 +310,7 @@ class RecallBatch:
 Entry: TypeAlias = (
     Heartbeat
     | Goodbye
+    | Clock
     | Hello
     | OpenModel
     | Request

@@ -13,6 +13,7 @@ from shapestream.wire.messages import (
     BatchFailed,
     Cancel,
     CancelBatch,
+    Clock,
     Credit,
     Entry,
     Execute,
@@ -89,6 +90,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
     Role.SERVER_OF_CLIENTS: [
         st.builds(Heartbeat),
         st.builds(Goodbye),
+        st.builds(Clock, sent_us=integers),
         st.builds(Hello, client=uuids, software=names),
         st.builds(OpenModel, name=names),
         requests,
@@ -149,6 +151,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
     Role.WORKER: [
         st.builds(Heartbeat),
         st.builds(Goodbye),
+        st.builds(Clock, sent_us=integers),
         st.builds(Unknown),
         st.builds(WorkerWelcome, epoch=uuids, heartbeat_ms=integers),
         st.builds(
