@@ -21,7 +21,7 @@ from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.reception import Reception
 from shapestream.serving.sessions import RequestRecord, Session
-from shapestream.telemetry.logging import debug_enabled
+from shapestream.telemetry.logging import RateLimit, debug_enabled
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.codec import BadEntry, Role, decode
@@ -36,7 +36,6 @@ from shapestream.wire.messages import (
     Request,
     Statistics,
     StatisticsRequest,
-    Unknown,
 )
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer
@@ -76,6 +75,7 @@ class Ingress:
         self._describe = describe
         self._arrived: list[RequestRecord] = []
         self._debug = debug_enabled()
+        self._limit = RateLimit()
 
     async def run(self) -> None:
         """Serves the port until cancelled."""
@@ -87,7 +87,11 @@ class Ingress:
         now = self._clock()
         self._statistics.messages += len(messages)
         sessions = self._reception.sessions.by_peer
+        turned_away = self._reception.turned_away
+        turned_away.clear()
         for peer, frames in messages:
+            if peer in turned_away:
+                continue  # this one came behind the message that ended its connection
             try:
                 envelope = decode(frames, role=Role.SERVER_OF_CLIENTS)
             except ProtocolError as error:
@@ -104,6 +108,8 @@ class Ingress:
                     session.clock.heard(entry.sent_us, now)
                 else:
                     session = self._obey(peer, session, entry, now)
+                    if peer in turned_away:
+                        break
             for bad in envelope.bad:
                 self._refuse(peer, session, bad, now)
         self._submit(now)
@@ -193,17 +199,30 @@ class Ingress:
             self._fail(session, sequence, "overloaded", text)
 
     def _fail(self, session: Session, sequence: int, code: str, message: str) -> None:
-        if self._debug:
-            log.debug("request refused", client=session.label, sequence=sequence, code=code, why=message)
+        like_it_before = self._limit.admit(code, self._clock())
+        if like_it_before is not None or self._debug:
+            write = log.debug if like_it_before is None else log.warning
+            write(
+                "request refused",
+                client=session.label,
+                sequence=sequence,
+                code=code,
+                why=message,
+                like_it_before=like_it_before,
+            )
         self._egress.refuse(session, sequence, code, message)
 
     def _refuse(self, peer: bytes, session: Session | None, bad: BadEntry, now: float) -> None:
         """An entry that the codec could not accept: a request fails by its id; anything else is counted."""
-        self._outgoing.refuse(peer, bad.message, now)
         if session is None or bad.kind != Request.KIND or bad.id is None or bad.id in session.running:
+            self._outgoing.refuse(peer, bad.message, now)
             return
         self._statistics.requests += 1
         self._fail(session, bad.id, "invalid", bad.message)
+
+    def _for_clients(self) -> dict[str, Any]:
+        """What a key without the role `admin` may see: what it may use, and nothing of what others do."""
+        return {"models": self._models.names, "forbidden": "the counters need a key with the role admin"}
 
     def _obey(self, peer: bytes, session: Session | None, entry: Entry, now: float) -> Session | None:
         """Carries out a control entry. Returns the peer's session as it is afterwards."""
@@ -211,7 +230,7 @@ class Ingress:
         if type(entry) is Hello:
             return self._reception.greet(peer, session, entry, now)
         if session is None:
-            self._outgoing.say_once(peer, Unknown())
+            self._outgoing.tell_stranger(peer, now)
             return None
         match entry:
             case OpenModel():
@@ -221,7 +240,8 @@ class Ingress:
                 if record is not None:
                     self._dispatcher.cancel(record.id, now)
             case StatisticsRequest():
-                self._outgoing.say(session, Statistics(values=self._describe()))
+                values = self._describe() if self._socket.is_admin(peer) else self._for_clients()
+                self._outgoing.say(session, Statistics(values=values))
             case Goodbye():
                 self._reception.end(session, "goodbye", now)
                 return None

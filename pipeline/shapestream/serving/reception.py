@@ -9,6 +9,7 @@ from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.links import GONE, Link, Outgoing
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
+from shapestream.serving.ownership import ClientOwners
 from shapestream.serving.sessions import Session, Sessions
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
@@ -50,6 +51,7 @@ class Reception:
         """Peers whose connection ended in this turn: what they sent behind that is not heard."""
         self.sessions = Sessions(options.max_sessions, kept)
         self._kept = kept
+        self._owners = ClientOwners()
         self._waiting: dict[str, dict[Session, None]] = {}
         """Sessions that asked for a model that the configuration promises and no executor has brought yet."""
 
@@ -58,11 +60,15 @@ class Reception:
 
         `session` is the one that this connection had so far; one of another client ends.
         """
-        known = self.sessions.of_client(hello.client)
+        client = self._owners.claim(hello.client, self._socket.key_of(peer))
+        if client is None:
+            self.turn_away(peer, "a client id that belongs to another key", now)
+            return None
+        known = self.sessions.of_client(client)
         if session is not None and session is not known:
             self.end(session, "another client on its connection", now)
         if known is None:
-            known = self.sessions.open(hello.client, peer, hello.software, now)
+            known = self.sessions.open(client, peer, hello.software, now)
             if known is None:
                 self.turn_away(peer, f"more than {self._options.max_sessions} sessions", now)
                 return None

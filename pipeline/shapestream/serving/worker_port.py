@@ -47,6 +47,7 @@ log = structlog.get_logger()
 
 # Slots of one worker. Each costs the scheduler a record; more than this is a mistake, or worse.
 MAX_SLOTS = 1024
+MAX_WORKER_NAME = 200
 # Between the end of a process and its leaving: libzmq's thread reads what it said last, so that a batch which it had
 # answered is not taken for one that it died of.
 LAST_WORDS_S = 0.05
@@ -95,6 +96,8 @@ class WorkerPort:
         """Processes of our own that were given up for their silence, and when."""
         self._hung: dict[str, None] = {}
         self._reports: list[BatchReport] = []
+        self._turned_away: set[bytes] = set()
+        """Peers whose connection ended in this turn: what they sent behind that is not heard."""
 
     async def run(self) -> None:
         """Serves the port until cancelled."""
@@ -104,7 +107,10 @@ class WorkerPort:
     def accept(self, messages: Sequence[tuple[bytes, list[Buffer]]]) -> None:
         """Takes everything that arrived in one turn; all reports in it become one call of the dispatcher."""
         now = self._clock()
+        self._turned_away.clear()
         for peer, frames in messages:
+            if peer in self._turned_away:
+                continue  # this one came behind the message that ended its connection
             worker = self.workers.get(peer)
             try:
                 envelope = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS)
@@ -117,6 +123,8 @@ class WorkerPort:
                 worker.heard_at = now
             for entry in envelope.entries:
                 worker = self._obey(peer, worker, entry, now)
+                if peer in self._turned_away:
+                    break
         self._report()
         self._dispatcher.end_turn()
 
@@ -160,6 +168,10 @@ class WorkerPort:
         """A worker that greets again, on this connection or another, has forgotten what it ran."""
         if worker is not None:
             self.worker_left(worker, "greets again", now)
+        if len(hello.worker) > MAX_WORKER_NAME or not hello.worker.isprintable():
+            # Clients are told it with every result, and people read it in logs.
+            self._cut_off(peer, f"a worker's name is printable, of at most {MAX_WORKER_NAME} characters", now)
+            return None
         if not 1 <= hello.slots <= MAX_SLOTS:
             self._cut_off(
                 peer, f"worker {hello.worker!r}: {hello.slots} slots; 1 to {MAX_SLOTS} it may be", now
@@ -168,19 +180,25 @@ class WorkerPort:
         if hello.worker in self._hung:
             self._cut_off(peer, f"worker {hello.worker!r} hangs; end its process and start it again", now)
             return None
-        for other in list(self.workers.values()):
-            if other.name == hello.worker:
-                self.worker_left(other, "came back on another connection", now)
-        self._silent.pop((hello.worker, hello.pid), None)
+        if any(
+            other.name == hello.worker and self._socket.key_of(routing_id) != self._socket.key_of(peer)
+            for routing_id, other in self.workers.items()
+        ):
+            self._cut_off(peer, f"worker {hello.worker!r}: the name of a worker with another key", now)
+            return None
         try:
             signatures = {
                 name: ModelSignature.from_dict(described) for name, described in hello.models.items()
             }
             costs = _tables(hello.costs, signatures)
-            added = [self._models.add(name, signature) for name, signature in signatures.items()]
+            added = self._models.add_all(signatures)
         except (EngineError, ConfigurationError) as error:
             self._cut_off(peer, f"worker {hello.worker!r}: {error}", now)
             return None
+        for other in list(self.workers.values()):
+            if other.name == hello.worker:
+                self.worker_left(other, "came back on another connection", now)
+        self._silent.pop((hello.worker, hello.pid), None)
         worker = RemoteExecutor(
             peer,
             hello.worker,
@@ -199,9 +217,8 @@ class WorkerPort:
             "worker joined", worker=worker.name, pid=worker.pid, slots=worker.slots, models=list(signatures)
         )
         for model in added:
-            if model is not None:
-                self._dispatcher.model_added(model, now)
-                self._model_added(model)
+            self._dispatcher.model_added(model, now)
+            self._model_added(model)
         self._workers_changed(now)
         self._dispatcher.executor_joined(worker, now)
         return worker
@@ -307,6 +324,7 @@ class WorkerPort:
             self.worker_left(worker, "sent what cannot be accepted", now)
         self._outgoing.say_once(peer, Goodbye())
         self._socket.cut_off(peer)
+        self._turned_away.add(peer)
 
     def beat(self, now: float) -> None:
         """Once per heartbeat interval: gives up silent workers, tells the others that this loop is alive."""
