@@ -95,17 +95,19 @@ def test_a_stream_survives_the_death_of_each_worker_in_turn(workplace: Any) -> N
 
 
 def test_a_request_that_kills_its_workers_ends_alone(workplace: Any) -> None:
-    """It is tried a few times, then answered `worker_lost`; its neighbours get their results."""
+    """It is tried once more, alone, and then answered `poisoned`; its neighbours get their results."""
     served = workplace.serve(TWO_WORKERS.replace("double_when_open", "double"))
     served.wait_for("workers ready")
     with served.client() as client:
         asking = Asking(client, "gated")
         futures = {value: asking.ask(value) for value in (1, 13, 2, 3)}
-        with pytest.raises(shapestream.WorkerLost):
+        with pytest.raises(shapestream.Poisoned):
             answer(futures.pop(13))
         assert {value: [[2.0 * value] * 3] for value in futures} == {
             value: answer(future) for value, future in futures.items()
         }
+        deaths = [event["status"] for event in served.events("worker ended")]
+        assert [-signal.SIGKILL] * 2 == deaths
         asking.close()
 
 
@@ -123,7 +125,7 @@ def test_a_failing_batch_fails_the_culprit_alone_and_in_the_models_words(workpla
 
 
 def test_sigterm_finishes_what_was_accepted_and_refuses_what_is_new(workplace: Any) -> None:
-    """Running and queued requests get their answers, later ones `draining`; status 0, no process, no socket left."""
+    """Running and queued requests get their answers, later ones wait for a next server; status 0, nothing is left."""
     served = workplace.serve(ONE_WORKER)
     with served.client() as client, served.client() as late:
         asking = Asking(client, "gated")
@@ -134,8 +136,8 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_what_is_new(workplace: A
         until_queued(client, 3)
         served.send(signal.SIGTERM)
         served.wait_for("server drains")
-        with pytest.raises(shapestream.Draining):
-            late.infer("gated", rows(4))
+        with pytest.raises(shapestream.DeadlineExceeded, match="takes nothing new, and no other"):
+            late.infer("gated", rows(4), deadline=0.5)
         workplace.open_gate()
         assert [[[2.0] * 3], [[4.0] * 3], [[6.0] * 3]] == [answer(future) for future in (running, *queued)]
         asking.close()
@@ -154,8 +156,8 @@ def until_queued(client: blocking.Client, requests: int) -> None:
     pytest.fail(f"the server did not admit {requests} requests: {client.statistics()}")
 
 
-def test_a_drain_that_takes_too_long_hands_the_rest_back(workplace: Any) -> None:
-    """After the grace unfinished requests are answered `draining`, and the server ends."""
+def test_a_drain_that_takes_too_long_hands_the_rest_back_and_the_next_server_gets_it(workplace: Any) -> None:
+    """After the grace the server ends; its unfinished requests are answered by the one that comes after it."""
     text = "    server: {listen: [ipc://s.sock], grace_s: 0.3}\n" + ONE_WORKER
     served = workplace.serve(text)
     with served.client() as client:
@@ -163,11 +165,12 @@ def test_a_drain_that_takes_too_long_hands_the_rest_back(workplace: Any) -> None
         stuck = asking.ask(1)
         workplace.wait_entered()
         served.send(signal.SIGTERM)
-        with pytest.raises(shapestream.Draining):
-            answer(stuck)
+        assert 0 == served.wait()
+        assert served.family_is_gone()
+        workplace.open_gate()
+        workplace.serve(text)
+        assert [[2.0] * 3] == answer(stuck)
         asking.close()
-    assert 0 == served.wait()
-    assert served.family_is_gone()
 
 
 @pytest.mark.parametrize(
