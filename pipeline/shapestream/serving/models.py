@@ -25,6 +25,8 @@ log = structlog.get_logger()
 DEFAULT_MAX_BATCH = 64
 # Layouts remembered per model; when there are more, all are forgotten and checked afresh.
 MAX_REMEMBERED = 4096
+# Models of one server, in its life.
+MAX_MODELS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class ModelOptions:
     max_padding_ratio: float | None = None
     max_batch_bytes: int | None = None
     """Bytes of the requests in one call; None: any."""
+    hang_after_s: float | None = None
+    """Seconds after which a running batch is taken to hang; None: by what they usually take, `inf`: never."""
     idempotent: bool = True
     """Whether a request may run again when the worker that ran it is lost. If not, each runs alone, and once."""
 
@@ -114,6 +118,7 @@ def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> Mod
         max_delay_s=options.max_delay_s,
         max_padding_ratio=options.max_padding_ratio,
         max_batch_bytes=options.max_batch_bytes,
+        hang_after_s=options.hang_after_s,
         bounds=tuple([bounds.maximum for bounds in signature.bounds]),
         row_calls=_row_calls(signature, max_batch),
         max_shapes=strategy.chosen_shapes if isinstance(strategy, Native) else None,
@@ -207,11 +212,30 @@ class ServedModels:
         """Whether the configuration names it."""
         return name in self._expected
 
-    def add(self, name: str, signature: ModelSignature) -> ServedModel | None:
-        """Takes a model from an executor. Returns it if it is new, None if it is known already.
+    def add_all(self, signatures: Mapping[str, ModelSignature]) -> list[ServedModel]:
+        """Takes the models of an executor, all or none. Returns those that are new.
 
-        Raises ConfigurationError when it is known with another signature, or cannot travel on the wire.
+        Raises ConfigurationError when one is known with another signature, or cannot travel on the wire, and when
+        there would be more than `MAX_MODELS`: a model is never forgotten, so workers could fill the memory with them.
         """
+        new: list[ServedModel] = []
+        for name, signature in signatures.items():
+            model = self._checked(len(self.by_number) + len(new), name, signature)
+            if model is not None:
+                new.append(model)
+        if len(self.by_number) + len(new) > MAX_MODELS:
+            raise ConfigurationError(
+                [f"more than {MAX_MODELS} models; restart the server to forget the old ones"]
+            )
+        for model in new:
+            self._by_name[model.name] = model
+            self.by_number.append(model)
+        return new
+
+    def _checked(self, number: int, name: str, signature: ModelSignature) -> ServedModel | None:
+        """The model to be, or None if it is known already."""
+        if name != signature.name:
+            raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
         if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:
             raise ConfigurationError([f"model {name!r} has more than {MAX_TENSORS} inputs or outputs"])
         known = self._by_name.get(name)
@@ -219,7 +243,4 @@ class ServedModels:
             if known.description != signature.to_dict():
                 raise ConfigurationError([f"model {name!r} is served already, with another signature"])
             return None
-        model = ServedModel(len(self.by_number), name, signature, self._expected.get(name, ModelOptions()))
-        self._by_name[name] = model
-        self.by_number.append(model)
-        return model
+        return ServedModel(number, name, signature, self._expected.get(name, ModelOptions()))

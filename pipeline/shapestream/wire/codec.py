@@ -20,7 +20,7 @@ from shapestream.errors import ProtocolError, TooLarge
 from shapestream.wire.entry_reader import READERS, Reader, entry_id
 from shapestream.wire.entry_writer import WRITERS
 from shapestream.wire.fields import BadEntryError
-from shapestream.wire.limits import CLIENT_LIMITS, MAX_PLAIN_ITEMS, Limits
+from shapestream.wire.limits import CLIENT_LIMITS, MAX_CLIENT_ITEMS, MAX_PLAIN_ITEMS, Limits
 from shapestream.wire.messages import (
     PROTOCOL_VERSION,
     BatchDone,
@@ -117,7 +117,10 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
     bad: list[BadEntry] = []
     first = 1
     total = len(frames)
-    for fields in _unpack(frames, limits):
+    most_items = (
+        MAX_CLIENT_ITEMS if role is Role.SERVER_OF_CLIENTS else max(MAX_PLAIN_ITEMS, limits.max_members)
+    )
+    for fields in _unpack(frames, limits, most_items):
         if type(fields) is not tuple or len(fields) < 2:
             raise ProtocolError("an entry is not an array of at least [kind, frame count]")
         kind, count = fields[0], fields[1]
@@ -140,7 +143,7 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
     return Envelope(entries=entries, bad=bad)
 
 
-def _unpack(frames: Sequence[Buffer], limits: Limits) -> tuple[Any, ...]:
+def _unpack(frames: Sequence[Buffer], limits: Limits, most_items: int) -> tuple[Any, ...]:
     """The unpacked, unread entries."""
     if not 1 <= len(frames) <= limits.max_frames + 1:
         raise ProtocolError(f"{len(frames)} frames; a message has 1 to {limits.max_frames + 1}")
@@ -155,8 +158,8 @@ def _unpack(frames: Sequence[Buffer], limits: Limits) -> tuple[Any, ...]:
             ext_hook=_refuse_extension,
             max_str_len=limits.max_header_bytes,
             max_bin_len=limits.max_header_bytes,
-            max_array_len=max(MAX_PLAIN_ITEMS, limits.max_members),
-            max_map_len=MAX_PLAIN_ITEMS,
+            max_array_len=most_items,
+            max_map_len=min(MAX_PLAIN_ITEMS, most_items),
             max_ext_len=0,
         )
     except ValueError as error:

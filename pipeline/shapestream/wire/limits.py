@@ -20,6 +20,9 @@ MAX_MESSAGE_CHARACTERS = 8192
 """Words for humans. Senders cut longer ones."""
 MAX_PLAIN_ITEMS = 4096
 """Elements of one array or map of plain data, such as a signature or statistics."""
+MAX_CLIENT_ITEMS = 1024
+"""The same from a client, who sends no plain data. msgpack makes room for an array as soon as it reads its head, in up
+to 1,024 levels: 1 KiB of heads could ask for 32 MiB otherwise."""
 
 MAX_PLAIN_DEPTH = 32
 """Nesting of plain data, so that whoever prints or compares it cannot run out of stack."""

@@ -15,6 +15,7 @@ import numpy as np
 import trio
 
 from shapestream.serving import ingress, links
+from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.executors import LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
@@ -85,5 +86,6 @@ async def main(folder: str) -> None:
 if __name__ == "__main__":
     for module in (ingress, links):
         module.RateLimit = partial(RateLimit, 0.0)  # type: ignore[attr-defined,misc] # see above
+    keep_freed_memory()  # as `shapestream serve` does
     configure("info", "json")
     trio.run(main, sys.argv[1])

@@ -62,7 +62,8 @@ def tensors(draw: st.DrawFn) -> Tensors:
         shape = tuple(draw(st.lists(st.sampled_from([0, 1, 2, 3, 17, 40]), max_size=3)))
         nbytes = prod(shape) * ELEMENT_TYPES[element_type].itemsize
         layout.append((port, element_type, shape))
-        buffers.append(bytes([draw(st.integers(0, 255))]) * nbytes)
+        largest = 1 if element_type == "boolean" else 255
+        buffers.append(bytes([draw(st.integers(0, largest))]) * nbytes)
     return Tensors(layout=tuple(layout), buffers=tuple(buffers))
 
 
