@@ -7,6 +7,7 @@ model that is not there) is checked in `settings_checks.py`.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -22,7 +23,9 @@ from shapestream.settings_values import (
     engine_of_path,
     read_auto,
     read_bytes,
+    read_hang_limit,
     read_invariant,
+    read_key_list,
     read_memory_limit,
     read_model_path,
     read_model_root,
@@ -30,6 +33,7 @@ from shapestream.settings_values import (
     read_property,
     read_rule_argument,
     read_samples_path,
+    read_secret_path,
     read_sizes,
 )
 
@@ -41,6 +45,7 @@ __all__ = [
     "ModelSettings",
     "OutputSettings",
     "ProbeSettings",
+    "SecuritySettings",
     "ServerSettings",
     "Settings",
     "ShapesSettings",
@@ -88,10 +93,36 @@ PropertyValue: TypeAlias = Annotated[
 ]
 
 
+KeyList: TypeAlias = Annotated[
+    Any,
+    BeforeValidator(read_key_list),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}),
+]
+
+
 class _Model(BaseModel):
     """Strict: nothing is converted, nothing unknown is let through."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class SecuritySettings(_Model):
+    """Who may connect over tcp; docs/security.md. `security: network` is short for {mode: network}."""
+
+    mode: Literal["keys", "network"] = "keys"
+    """`keys`: callers prove a listed key. `network`: anybody who gets there is let in; the network keeps others away."""
+    key: Annotated[str, BeforeValidator(read_secret_path)] | None = None
+    """The server's secret key: a file with mode 0600, from `shapestream keys new`."""
+    clients: KeyList = ()
+    """Who may send requests: a folder of .pub files, or a list of public keys."""
+    admins: KeyList = ()
+    """Who may also see the server's counters."""
+    workers: KeyList = ()
+    """Who may serve models at `worker_listen`."""
+
+
+def _read_security(value: Any) -> Any:
+    return {"mode": "network"} if value == "network" else value
 
 
 class ServerSettings(_Model):
@@ -100,9 +131,11 @@ class ServerSettings(_Model):
     listen: tuple[Address, ...] = Field(
         default=("ipc://run/shapestream.sock",), strict=False, min_length=1, validate_default=True
     )
-    """Where clients connect: ipc://PATH (relative to this file) or tcp://127.0.0.1:PORT."""
+    """Where clients connect: ipc://PATH (relative to this file) or tcp://HOST:PORT; beyond loopback with `security`."""
     worker_listen: Address | None = None
     """Where workers that were started elsewhere dial in. The server's own workers need no setting."""
+    security: Annotated[SecuritySettings | None, BeforeValidator(_read_security)] = None
+    """Needed for addresses that other machines reach: the keys that are let in, or `network`."""
     max_queued_requests: int = Field(default=8192, ge=1)
     """Requests that may wait, of all clients together; more are answered `overloaded`."""
     max_queued_bytes: Bytes = 2 << 30
@@ -129,6 +162,14 @@ class ServerSettings(_Model):
     """A worker that was silent for so long is lost; what it ran is run elsewhere."""
     model_root: Annotated[str, BeforeValidator(read_model_root)] | None = None
     """Model files must lie in this folder, symbolic links followed. Default: anywhere."""
+    hang_min_s: float = Field(default=10.0, gt=0, le=86400, allow_inf_nan=False)
+    """No batch is taken to hang before it has run so long. See the models' `batching.hang_after_s`."""
+    hang_grace_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
+    """A batch that hangs is cancelled; if it has not ended after so long, its worker is killed."""
+    quarantine_requests: int = Field(default=1024, ge=0, le=65536)
+    """Requests that killed workers, whose digests are kept; what equals one is answered `poisoned`. 0: none."""
+    quarantine_s: float = Field(default=600.0, gt=0, le=86400, allow_inf_nan=False)
+    """How long such a digest is kept."""
     record_trace: Annotated[str, BeforeValidator(read_output_path)] | None = None
     """Record when requests come and how large they are, never what is in them, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
@@ -231,6 +272,20 @@ class BatchingSettings(_Model):
         Any, BeforeValidator(read_invariant), WithJsonSchema({"anyOf": [_COUNT, {"type": "boolean"}]})
     ] = False
     """Results that are the same to the bit whoever shares the call: no padding, and so many rows in every call. true: 4."""
+
+    hang_after_s: Annotated[
+        Any,
+        BeforeValidator(read_hang_limit),
+        WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"enum": ["auto", "off"]}]}),
+    ] = "auto"
+    """Seconds after which a running batch is taken to hang. `auto`: many times what its model's batches usually take."""
+
+    @property
+    def hang_limit_s(self) -> float | None:
+        """The same in seconds; None: by what batches usually take, `inf`: never."""
+        if self.hang_after_s == "auto":
+            return None
+        return inf if self.hang_after_s == "off" else float(self.hang_after_s)
 
     @property
     def invariant_rows(self) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeAlias
 
+from shapestream.addresses import is_beyond_loopback, is_protectable
 from shapestream.settings_shapes import shapes_findings
 from shapestream.settings_words import did_you_mean
 from shapestream.yaml_source import Location
@@ -216,6 +217,43 @@ def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
         if _is_number(beat) and _is_number(silence) and silence < 2 * beat:
             where = ("server", key if key in server else "heartbeat_s")
             yield where, f"{key} ({silence}) must be at least twice heartbeat_s ({beat})"
+    yield from _security(server)
+
+
+def _security(server: Mapping[str, Any]) -> Iterator[Finding]:
+    """An address that other machines reach needs keys, or a word that the network is safe."""
+    security = server.get("security")
+    listens = [
+        (("server", "listen", index), address)
+        for index, address in enumerate(_sequence(server.get("listen")))
+    ]
+    dials_in = server.get("worker_listen")
+    if security is None:
+        for where, address in [*listens, (("server", "worker_listen"), dials_in)]:
+            if isinstance(address, str) and is_beyond_loopback(address):
+                yield where, f'"{address}" is open to other machines ({_HOW_TO_BE_SAFE})'
+        return
+    keys, where = _mapping(security), ("server", "security")
+    if not isinstance(security, dict):
+        return
+    if keys.get("mode", "keys") != "keys":
+        for role in ("key", "clients", "admins", "workers"):
+            if keys.get(role) is not None:
+                yield (*where, role), 'the mode "network" asks nobody for a key (remove one of them)'
+        return
+    if keys.get("key") is None:
+        yield where, 'missing "key" (the server\'s secret key: shapestream keys new server)'
+    protected = [address for _, address in listens if isinstance(address, str) and is_protectable(address)]
+    if protected and not keys.get("clients") and not keys.get("admins"):
+        yield where, f'nobody could use "{protected[0]}" (list public keys in clients, or in admins)'
+    if isinstance(dials_in, str) and is_protectable(dials_in) and not keys.get("workers"):
+        yield where, f'no worker could use "{dials_in}" (list public keys in workers)'
+
+
+_HOW_TO_BE_SAFE = (
+    "add security: {key: ..., clients: ...} as docs/security.md shows, or security: network where the network itself "
+    "keeps strangers away, or listen on tcp://127.0.0.1:PORT or ipc://PATH"
+)
 
 
 def _is_number(value: Any) -> bool:

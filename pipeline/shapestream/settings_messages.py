@@ -92,6 +92,8 @@ def json_schema() -> dict[str, Any]:
     """The schema of the file for editors (JSON Schema 2020-12)."""
     schema = Settings.model_json_schema()
     schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
+    security = schema["$defs"]["ServerSettings"]["properties"]["security"]
+    security["anyOf"].insert(0, {"const": "network"})
     probe = schema["$defs"]["ModelSettings"]["properties"]["probe"]
     probe["anyOf"] = [{"type": "string"}, {key: probe.pop(key) for key in ("additionalProperties", "type")}]
     schema["title"] = "shapestream configuration"

@@ -7,7 +7,6 @@ comes in pydantic's validation context.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from importlib.metadata import entry_points
@@ -35,12 +34,14 @@ __all__ = [
     "engine_of_path",
     "read_auto",
     "read_bytes",
+    "read_key_list",
     "read_memory_limit",
     "read_model_path",
     "read_model_root",
     "read_property",
     "read_rule_argument",
     "read_samples_path",
+    "read_secret_path",
     "registered_functions",
 ]
 
@@ -49,6 +50,9 @@ MAX_IPC_PATH_BYTES = 103
 
 # A Python process with NumPy and one small model takes more.
 MIN_MEMORY_LIMIT = 64 << 20
+
+_Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
+"""A CURVE key in Z85 (ZeroMQ's RFC 32)."""
 
 _UNITS = {
     "": 1,
@@ -86,7 +90,7 @@ def _wrong(message: str) -> PydanticCustomError:
 
 
 def check_address(value: Any, info: ValidationInfo) -> str:
-    """`ipc://PATH`, made absolute, or `tcp://HOST:PORT` on this machine only."""
+    """`ipc://PATH`, made absolute, or `tcp://HOST:PORT`. Who may listen beyond loopback is checked with `security`."""
     if not isinstance(value, str):
         raise _wrong(f"expected an address, got {describe(value)} (write ipc://PATH or tcp://127.0.0.1:PORT)")
     scheme, separator, rest = value.partition("://")
@@ -111,21 +115,44 @@ def _tcp_address(value: str, rest: str) -> str:
     host, _, port = rest.rpartition(":")
     if port != "*" and not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise _wrong(f"{describe(value)} has no port between 0 and 65535 (write tcp://127.0.0.1:5555)")
-    if not _is_loopback(host):
-        raise _wrong(
-            f"{describe(value)} is open to other machines, and this version cannot tell friend from foe "
-            "(listen on tcp://127.0.0.1:PORT or ipc://PATH, and reach it through a tunnel)"
-        )
+    if not host:
+        raise _wrong(f"{describe(value)} has no host (write tcp://127.0.0.1:5555)")
     return value
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+def read_secret_path(value: Any, info: ValidationInfo) -> str:
+    """A secret key's file, as an absolute path. A key itself has no place in a YAML, and is not repeated in the error."""
+    if not isinstance(value, str) or not value:
+        raise _wrong("expected the path of a secret key's file (make one with: shapestream keys new NAME)")
+    if _Z85_KEY.fullmatch(value) and not (_base(info) / value).exists():
+        raise _wrong(
+            "a key stands here, in a file that is no secret (make a new one, and write the path of its file)"
+        )
+    path = (_base(info) / Path(value).expanduser()).absolute()
+    if _must_exist(info) and not path.is_file():
+        raise _wrong(f"no such file: {path} (make it with: shapestream keys new NAME --folder {path.parent})")
+    return str(path)
+
+
+def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
+    """A folder of public keys, as an absolute path, or a list of them: each in Z85, or the path of a .pub file."""
+    if isinstance(value, str) and value and not _Z85_KEY.fullmatch(value):
+        folder = (_base(info) / Path(value).expanduser()).absolute()
+        if _must_exist(info) and not folder.is_dir():
+            raise _wrong(f"no such folder: {folder} (it holds a .pub file for each key that is let in)")
+        return str(folder)
+    if not isinstance(value, list) or not all(isinstance(key, str) and key for key in value):
+        raise _wrong(f"expected a folder of .pub files, or a list of public keys, got {describe(value)}")
+    return tuple(_listed_key(key, info) for key in value)
+
+
+def _listed_key(key: str, info: ValidationInfo) -> str:
+    if _Z85_KEY.fullmatch(key):
+        return key
+    path = (_base(info) / Path(key).expanduser()).absolute()
+    if _must_exist(info) and not path.is_file():
+        raise _wrong(f"{describe(key)} is neither a public key, of 40 characters, nor a file")
+    return str(path)
 
 
 def read_bytes(value: Any) -> int:
@@ -160,6 +187,17 @@ def read_auto(value: Any) -> Any:
         return value
     hint = "remove the quotes" if isinstance(value, str) and value.isdigit() else "write auto, or 1 to 1024"
     raise _wrong(f"expected auto or a count, got {describe(value)} ({hint})")
+
+
+def read_hang_limit(value: Any) -> Any:
+    """Seconds, `auto` or `off`."""
+    if value in ("auto", "off"):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 86400:
+        return value
+    raise _wrong(
+        f"expected seconds, auto or off, got {describe(value)} (write auto, off, or a number up to 86400)"
+    )
 
 
 def check_shape(value: Any) -> str:

@@ -13,11 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 import trio
 
+from shapestream.addresses import is_protectable
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.executors import LocalSlots
 from shapestream.serving.models import ModelOptions
@@ -30,6 +32,7 @@ from shapestream_workers.costs import tables
 from shapestream_workers.in_process_memory import InProcessMemory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
+from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 from shapestream_workers.supervisor.records import RestartPolicy
 
@@ -50,6 +53,8 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
     return ServerOptions(
         listen=server.listen,
         worker_listen=worker_listen,
+        dial_in_listen=None if worker_listen in (None, server.worker_listen) else server.worker_listen,
+        network_is_safe=server.security is not None and server.security.mode == "network",
         record_trace=None if server.record_trace is None else Path(server.record_trace),
         models={
             model.name: ModelOptions(
@@ -57,6 +62,7 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
                 max_delay_s=model.batching.max_delay_ms / 1000,
                 max_padding_ratio=model.batching.max_padding_ratio,
                 max_batch_bytes=model.batching.max_batch_bytes,
+                hang_after_s=model.batching.hang_limit_s,
                 idempotent=model.idempotent,
             )
             for model in settings.models
@@ -73,6 +79,10 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
         heartbeat_s=server.heartbeat_s,
         client_silence_s=server.client_silence_s,
         worker_silence_s=server.worker_silence_s,
+        hang_min_s=server.hang_min_s,
+        hang_grace_s=server.hang_grace_s,
+        quarantine_requests=server.quarantine_requests,
+        quarantine_s=server.quarantine_s,
         grace_s=server.grace_s,
     )
 
@@ -117,6 +127,7 @@ def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
 def run_server(loaded: LoadedSettings) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
+    security = server_security(loaded)
     local = None
     in_process = loaded.settings.in_process
     if in_process is not None:
@@ -128,14 +139,20 @@ def run_server(loaded: LoadedSettings) -> int:
             "models run in the server's process", why="in_process: a crash of a model ends the server"
         )
     with _worker_address(loaded.settings) as address:
-        return trio.run(_Serving(loaded, local, address).run)
+        options = replace(server_options(loaded.settings, address), security=security)
+        return trio.run(_Serving(loaded, local, options).run)
 
 
 @contextmanager
 def _worker_address(settings: Settings) -> Iterator[str | None]:
-    """Where workers reach the server: as configured, or in a private folder for as long as the server lives."""
-    if settings.server.worker_listen is not None or not settings.worker_groups:
-        yield settings.server.worker_listen
+    """Where workers reach the server: as configured, or in a private folder for as long as the server lives.
+
+    There also where a key is asked for at the configured one: the server's own workers have none.
+    """
+    listen = settings.server.worker_listen
+    asks = settings.server.security is not None and listen is not None and is_protectable(listen)
+    if not settings.worker_groups or (listen is not None and not asks):
+        yield listen
         return
     # Short, since the path of a socket is: neither beside the YAML nor below the user's TMPDIR.
     folder = tempfile.mkdtemp(prefix="shapestream-", dir="/tmp")
@@ -148,10 +165,10 @@ def _worker_address(settings: Settings) -> Iterator[str | None]:
 class _Serving:
     """One run of `serve`: the server, its workers, and the signals that end both."""
 
-    def __init__(self, loaded: LoadedSettings, local: LocalSlots | None, address: str | None) -> None:
+    def __init__(self, loaded: LoadedSettings, local: LocalSlots | None, options: ServerOptions) -> None:
         self._loaded = loaded
         self._local = local
-        self._options = server_options(loaded.settings, address)
+        self._options = options
         self._drained = trio.Event()
         self._workers: WorkerProcesses | None = None
         self._status = EXIT_OK

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shapestream.serving.models import ModelOptions
+from shapestream.transport.curve import ServerSecurity
 
 __all__ = ["ServerOptions"]
 
@@ -21,6 +22,12 @@ class ServerOptions:
     """Addresses for clients."""
     worker_listen: str | None = None
     """Address for workers; None if there are only slots in this process."""
+    dial_in_listen: str | None = None
+    """A second address for workers, where it is not for those that this server has started."""
+    security: ServerSecurity | None = None
+    """Keys that are asked for at all tcp addresses; None: at none, and then none may lie beyond loopback."""
+    network_is_safe: bool = False
+    """The operator's word that no key is needed, wherever the addresses lie."""
     record_trace: Path | None = None
     """Where the sizes of all requests are recorded; see docs/capacity.md."""
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
@@ -47,5 +54,13 @@ class ServerOptions:
     """While all slots are busy, may the next batch be sent to one a moment before it becomes free?"""
     worker_silence_s: float = 3.0
     """A worker that says nothing for so long is gone, and what it ran is run again elsewhere."""
+    hang_min_s: float = 10.0
+    """No batch is taken to hang before it has run so long; above it counts what its model's batches usually take."""
+    hang_grace_s: float = 5.0
+    """Between stopping a batch that hangs and ending its process."""
+    quarantine_requests: int = 1024
+    """Requests that killed workers, of which digests are kept; what equals one of them is `poisoned`."""
+    quarantine_s: float = 600.0
+    """How long they are kept."""
     grace_s: float = 25.0
     """How long `Server.drain` lets admitted requests finish; the rest is handed back as `draining`."""

@@ -20,6 +20,9 @@ from typing import Any
 import structlog
 import trio
 
+from shapestream.addresses import is_beyond_loopback, is_protectable
+from shapestream.errors import ConfigurationError
+from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.availability import Availability
 from shapestream.serving.batches import BatchReport
@@ -33,11 +36,14 @@ from shapestream.serving.links import Outgoing
 from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.process_owner import LastState, ProcessOwner
+from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.reception import Reception
 from shapestream.serving.worker_port import WorkerPort
 from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.transport.curve import ProtectedRouter
 from shapestream.transport.interface import PeerSocket
+from shapestream.transport.zap import KeyRole
 from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import Goodbye
@@ -69,6 +75,7 @@ class Server:
             max_queued_requests=options.max_queued_requests,
             max_queued_bytes=options.max_queued_bytes,
             max_queued_s=options.max_queued_s,
+            hangs=HangLimits(min_s=options.hang_min_s, grace_s=options.hang_grace_s),
         )
         self._to_clients = Outgoing(clients, "clients", self._statistics)
         self._kept = KeptReplies(
@@ -87,6 +94,7 @@ class Server:
             clock=trio.current_time,
             flush=self._flush,
             prefetch=options.prefetch,
+            quarantine=Quarantine(options.quarantine_requests, options.quarantine_s),
         )
         self._reception = Reception(
             clients,
@@ -188,12 +196,19 @@ class Server:
             "models": self._models.names,
             "unavailable": dict(self._models.unavailable),
             "unfinished": self._dispatcher.unfinished,
+            "suspects": scheduler.suspects,
+            "quarantined": len(self._dispatcher.quarantine),
             "kept_replies": len(self._kept),
             "kept_bytes": self._kept.nbytes,
             "scheduler": repr(scheduler),
             "slots": {
                 slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
                 for slot in self._dispatcher.slots.values()
+            },
+            "peers_refused": {
+                socket.port: dict(socket.refused)
+                for socket in (self._client_socket, self._worker_socket)
+                if isinstance(socket, ProtectedRouter)
             },
             **self._statistics.to_dict(),
         }
@@ -233,11 +248,9 @@ class Server:
 
     def _add_local(self, executor: InProcessExecutor) -> None:
         now = trio.current_time()
-        for name, signature in executor.models.items():
-            model = self._models.add(name, signature)
-            if model is not None:
-                self._dispatcher.model_added(model, now)
-                self._reception.model_added(model)
+        for model in self._models.add_all(executor.models):
+            self._dispatcher.model_added(model, now)
+            self._reception.model_added(model)
         self._dispatcher.executor_joined(executor, now)
         self._dispatcher.end_turn()
 
@@ -319,14 +332,18 @@ async def serve(
     """Serves until drained or cancelled; hands a `Server` to `nursery.start`.
 
     The sockets are made from `options.listen` and `options.worker_listen` unless given; either way they are
-    closed at the end. Raises AddressInUse when another process listens there.
+    closed at the end. Raises AddressInUse when another process listens there, ConfigurationError for an address that
+    other machines reach without `security`.
     """
     client_socket, worker_socket = clients, workers
     try:
         if client_socket is None:
-            client_socket = _bound(options.listen)
-        if worker_socket is None and options.worker_listen is not None:
-            worker_socket = _bound((options.worker_listen,))
+            client_socket = _bound(options.listen, options, "clients", (KeyRole.CLIENT, KeyRole.ADMIN))
+        dial_in = [
+            address for address in (options.worker_listen, options.dial_in_listen) if address is not None
+        ]
+        if worker_socket is None and dial_in:
+            worker_socket = _bound(dial_in, options, "workers", (KeyRole.WORKER,))
         server = Server(options, client_socket, worker_socket)
         await server._run(local, task_status)
     finally:
@@ -335,8 +352,21 @@ async def serve(
                 socket.close()
 
 
-def _bound(addresses: Sequence[str]) -> RouterSocket:
-    socket = RouterSocket()
+def _bound(
+    addresses: Sequence[str], options: ServerOptions, port: str, roles: Sequence[KeyRole]
+) -> RouterSocket:
+    open_to_all = [address for address in addresses if is_beyond_loopback(address)]
+    if open_to_all and options.security is None and not options.network_is_safe:
+        raise ConfigurationError(
+            [f"{address}: other machines reach it (security is needed)" for address in open_to_all]
+        )
+    if open_to_all and options.security is None:
+        log.warning("anybody who reaches these addresses is let in", port=port, listen=open_to_all)
+    # Where nothing but ipc is listened at there is nobody to ask.
+    asks = options.security is not None and any(map(is_protectable, addresses))
+    socket = (
+        ProtectedRouter(options.security, roles, port=port) if asks and options.security else RouterSocket()
+    )
     try:
         for address in addresses:
             socket.bind(address)

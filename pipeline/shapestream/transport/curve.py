@@ -82,7 +82,7 @@ class ProtectedRouter(RouterSocket):
         self._context: zmq.Context[Any] = zmq.Context()
         super().__init__(options=options, context=self._context)
         self._security = security
-        self._port = port
+        self.port = port
         self._admitted: Mapping[str, str] = security.ring.of(roles)
         self._keys: OrderedDict[bytes, str] = OrderedDict()
         self._stolen: dict[bytes, None] = {}
@@ -199,7 +199,7 @@ class ProtectedRouter(RouterSocket):
         self.refused[kind] += 1
         skipped = self._limit.admit(kind, trio.current_time())
         if skipped is not None:
-            log.warning("peer refused", port=self._port, reason=kind, why=why, like_it_before=skipped)
+            log.warning("peer refused", port=self.port, reason=kind, why=why, like_it_before=skipped)
 
     async def _answer_handshakes(self) -> None:
         with contextlib.suppress(trio.ClosedResourceError):

@@ -1,0 +1,59 @@
+"""From `server.security` of a YAML to the keys themselves: what `serve` and `check` read before a port is open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings_loader import LoadedSettings
+from shapestream.transport.curve import CallerKeys, ServerSecurity
+from shapestream.transport.curve_keys import public_key, read_key_folder, read_key_pair
+from shapestream.transport.zap import KeyRing
+
+__all__ = ["caller_keys", "server_security"]
+
+
+def server_security(loaded: LoadedSettings) -> ServerSecurity | None:
+    """The server's key and the keys that it lets in; None where no key is asked for.
+
+    Raises `ConfigurationError` with every file that cannot be used.
+    """
+    settings = loaded.settings.server.security
+    if settings is None or settings.mode == "network" or settings.key is None:
+        return None
+    problems: list[str] = []
+
+    def listed(role: str, given: str | Sequence[str]) -> dict[str, str]:
+        try:
+            if isinstance(given, str):
+                return read_key_folder(Path(given))
+            return {public_key(key): key for key in given}
+        except ConfigurationError as error:
+            problems.extend(loaded.problem(("server", "security", role), text) for text in error.problems)
+            return {}
+
+    ring = KeyRing(
+        clients=listed("clients", settings.clients),
+        admins=listed("admins", settings.admins),
+        workers=listed("workers", settings.workers),
+    )
+    try:
+        pair = read_key_pair(Path(settings.key))
+    except ConfigurationError as error:
+        problems.extend(loaded.problem(("server", "security", "key"), text) for text in error.problems)
+    if problems:
+        raise ConfigurationError(problems)
+    return ServerSecurity(key=pair, ring=ring)
+
+
+def caller_keys(key: Path | None, server_key: str | None) -> CallerKeys | None:
+    """What `--key` and `--server-key` name, or None without them; raises `ConfigurationError` for half of them."""
+    if key is None and server_key is None:
+        return None
+    if key is None or server_key is None:
+        missing, given = ("--key", "--server-key") if key is None else ("--server-key", "--key")
+        raise ConfigurationError(
+            [f"{given} without {missing} (a protected server needs both, others neither)"]
+        )
+    return CallerKeys(key=read_key_pair(key), server_key=public_key(server_key))
