@@ -1,0 +1,274 @@
+"""Simulated worker processes: a real `Worker` and session over slots of virtual time, and the supervisor that keeps them.
+
+The supervisor's core is the real one; what it asks for is done here to tasks instead of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from itertools import count
+from random import Random
+
+import trio
+from tests.pipeline.protocol_simulation.agenda import Agenda
+from tests.pipeline.protocol_simulation.journal import Journal
+from tests.pipeline.protocol_simulation.network import Exchange, Line, error_of_clock_s
+from tests.pipeline.protocol_simulation.plan import COMMON, RARE, Plan
+from tests.pipeline.protocol_simulation.slots import SimulatedSlots
+
+from shapestream.serving.process_owner import LastState
+from shapestream.serving.server import Server
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
+from shapestream_workers.supervisor.events import (
+    Action,
+    Event,
+    GiveUp,
+    KeepWorker,
+    KillWorker,
+    StartWorker,
+    StopRequested,
+    TerminateWorker,
+    TimePassed,
+    WorkerExited,
+    WorkerReady,
+)
+from shapestream_workers.supervisor.processes import registered_name
+from shapestream_workers.worker import Worker
+
+__all__ = ["PRESENT_PID", "SimulatedWorker", "Supervision"]
+
+# From a process's start to its greeting.
+STARTUP_S = 0.3
+# From a process's end to the news of it.
+NEWS_S = 0.001
+SLOWER = 10.0
+EXIT_HANGS, SIGKILL, SIGSEGV = 1, -9, -11
+
+PRESENT_PID: ContextVar[int] = ContextVar("PRESENT_PID")
+"""The process that the running task belongs to."""
+_pids = count(1000)
+
+
+def models_of(role: str) -> Sequence[ModelSignature]:
+    """What the workers of this role serve."""
+    return (COMMON, RARE) if role == "w0" else (COMMON,)
+
+
+class SimulatedWorker:
+    """One process."""
+
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        plan: Plan,
+        agenda: Agenda,
+        journal: Journal,
+        random: Random,
+        exchange: Exchange,
+    ) -> None:
+        self.pid = next(_pids)
+        self.name = registered_name(name, self.pid)
+        self._plan = plan
+        self._agenda = agenda
+        self._journal = journal
+        self._random = random
+        self._exchange = exchange
+        self._scope = trio.CancelScope()
+        self._lines: list[Line] = []
+        self._slow_until = 0.0
+        self.status: int | None = None
+        """How it ended, once it is known that it did."""
+        self.is_ready: Callable[[], None] = lambda: None
+        self.slots = SimulatedSlots(
+            self.name,
+            agenda,
+            journal,
+            random,
+            models={model.name: model for model in models_of(role)},
+            slots=plan.slots,
+            duration_s=self._duration_s,
+            crash=self._crash,
+        )
+        self._worker = Worker(self.name, self.slots, self._connect, ready=lambda: self.is_ready())
+
+    async def run(self) -> int:
+        """The process's life; returns its exit status."""
+        PRESENT_PID.set(self.pid)
+        with self._scope:
+            await trio.sleep(STARTUP_S)
+            await self._worker.run()
+            self.status = EXIT_HANGS if self._worker.hangs else 0
+        self.slots.dead = True
+        for line in self._lines[-1:]:
+            line.close()
+        assert self.status is not None, "its scope is cancelled by `kill` alone"
+        return self.status
+
+    def kill(self, status: int = SIGKILL) -> None:
+        """The process is gone in the middle of a word."""
+        if self.status is None:
+            self.status = status
+            self.slots.dead = True
+            for line in self._lines[-1:]:
+                line.kill()
+            self._scope.cancel()
+
+    def terminate(self) -> None:
+        """It is asked to finish."""
+        self._worker.drain()
+
+    def slow_down(self, seconds: float) -> None:
+        """For so long its calls take longer."""
+        self._slow_until = trio.current_time() + seconds
+
+    @property
+    def line(self) -> Line | None:
+        """Its present connection."""
+        return self._lines[-1] if self._lines else None
+
+    @property
+    def error_of_clock_s(self) -> float:
+        """How far off it may be about when the server said something."""
+        return 0.0 if self.line is None else error_of_clock_s(self.line.down)
+
+    def _crash(self) -> None:
+        self._journal.note(f"{self.name} crashes")
+        self._journal.died_of(self.name)
+        self.kill(SIGSEGV)
+
+    def _duration_s(self, rows: int) -> float:
+        seconds = self._plan.call_s + self._plan.row_s * rows
+        slow = trio.current_time() < self._slow_until
+        return seconds * (SLOWER if slow else 1.0) * (1.0 + 0.2 * self._random.random())
+
+    def _connect(self) -> Line:
+        line = self._exchange.connect(self.name)
+        if self.status is not None:
+            line.kill()
+        self._lines.append(line)
+        return line
+
+
+class Supervision:
+    """Keeps workers of some roles running, as `WorkerProcesses` does; itself the server's `ProcessOwner`."""
+
+    def __init__(
+        self,
+        roles: Sequence[str],
+        make: Callable[[str, str], SimulatedWorker],
+        journal: Journal,
+        random: Random,
+        *,
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        """`make` starts a process of this name and role."""
+        self._roles = list(roles)
+        self._supervisor = Supervisor(roles, policy)
+        self._make = make
+        self._journal = journal
+        self._random = random
+        self.workers: dict[str, SimulatedWorker] = {}
+        self._told_to_end: set[str] = set()
+        self._changed = trio.Event()
+        self._nursery: trio.Nursery
+        self.server: Server | None = None
+        """Told how processes end, and which roles were given up."""
+        self._given_up: set[str] = set()
+
+    async def run(self) -> None:
+        """Until all have ended after `stop`, or were given up, or it is cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            self._act(self._supervisor.begin(trio.current_time()))
+            while not self._supervisor.finished:
+                wakeup = self._supervisor.next_wakeup()
+                with trio.CancelScope(deadline=float("inf") if wakeup is None else wakeup):
+                    await self._changed.wait()
+                self._changed = trio.Event()
+                self._act(self._decide(TimePassed()))
+
+    def stop(self, grace_s: float) -> None:
+        """Lets every worker finish."""
+        self.handle(StopRequested(grace_s=grace_s))
+
+    def kill_all(self) -> None:
+        """All at once, for they lose their parent."""
+        for worker in self.workers.values():
+            worker.kill()
+
+    def handle(self, event: Event) -> None:
+        """Something happened to a process."""
+        self._act(self._decide(event))
+        self._changed.set()
+
+    # ------------------------------------------------------------ `ProcessOwner`
+
+    def owns(self, worker: str, pid: int) -> bool:
+        """Whether this is a living process of ours."""
+        return self._owned(worker, pid) is not None
+
+    def kill(self, worker: str, pid: int, reason: str) -> None:
+        """It hangs."""
+        owned = self._owned(worker, pid)
+        if owned is not None:
+            self._journal.note(f"{worker} is killed: {reason}")
+            self._journal.died_of(worker)
+            owned.kill()
+
+    def _owned(self, worker: str, pid: int) -> SimulatedWorker | None:
+        return next((one for one in self.workers.values() if (one.name, one.pid) == (worker, pid)), None)
+
+    # ------------------------------------------------------------ inside
+
+    def _decide(self, event: Event) -> Sequence[Action]:
+        return self._supervisor.handle(event, trio.current_time(), jitter=self._random.random())
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartWorker(worker=name, role=role):
+                    self._nursery.start_soon(self._live, name, role)
+                case TerminateWorker(worker=name):
+                    if name in self.workers:
+                        self.workers[name].terminate()
+                case KillWorker(worker=name):
+                    self._told_to_end.add(name)
+                    if name in self.workers:
+                        self.workers[name].kill()
+                case GiveUp(worker=name, reason=reason):
+                    self._give_up(self._supervisor.role_of(name), reason)
+                case KeepWorker():
+                    pass
+
+    def _give_up(self, role: str, reason: str) -> None:
+        self._journal.note(f"{role} is given up: {reason}")
+        left = self._models() - self._models(without=role)
+        self._given_up.add(role)
+        for model in sorted(left):
+            if self.server is not None:
+                self.server.model_given_up(model, reason)
+
+    def _models(self, without: str = "") -> set[str]:
+        roles = [role for role in self._roles if role not in self._given_up and role != without]
+        return {model.name for role in roles for model in models_of(role)}
+
+    async def _live(self, name: str, role: str) -> None:
+        worker = self.workers[name] = self._make(name, role)
+        worker.is_ready = lambda: self.handle(WorkerReady(worker=name))
+        if self._supervisor.state_of(name) is State.STOPPING:
+            worker.kill()
+        self._journal.note(f"{worker.name} starts")
+        status = await worker.run()
+        await trio.sleep(NEWS_S)
+        self._journal.note(f"{worker.name} has ended: {status}")
+        died = status != 0 and name not in self._told_to_end
+        last = LastState()
+        if self.server is not None:
+            last = await self.server.worker_ended(worker.name, worker.pid, died=died)
+        del self.workers[name]
+        self._told_to_end.discard(name)
+        self.handle(
+            WorkerExited(worker=name, status=status, busy=died and last.busy, answered_at=last.answered_at)
+        )

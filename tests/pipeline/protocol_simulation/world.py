@@ -1,0 +1,320 @@
+"""Plays a plan: a server, its workers and guests, clients, and everything that goes wrong, on a clock that jumps.
+
+What is real: the server with all its parts, workers and their sessions, clients' cores and sessions, the supervisor's
+core, the codec. What is simulated: sockets, processes, the slots' work, and time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from tests.pipeline.protocol_simulation.agenda import Agenda
+from tests.pipeline.protocol_simulation.clients import SimulatedClient
+from tests.pipeline.protocol_simulation.journal import Journal, Question
+from tests.pipeline.protocol_simulation.network import Exchange, Line, Port
+from tests.pipeline.protocol_simulation.plan import COMMON, RARE, Fault, FaultKind, Plan
+from tests.pipeline.protocol_simulation.workers import PRESENT_PID, SimulatedWorker, Supervision
+from trio.testing import MockClock
+
+import shapestream.client.core
+import shapestream.serving.server
+import shapestream_workers.worker
+from shapestream.client.session import Session, Turn
+from shapestream.scheduling.actions import Action
+from shapestream.scheduling.events import Event
+from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.models import ModelOptions
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.server import Server, serve
+from shapestream_workers.supervisor.events import ReplacementWanted, RestartRequested
+from shapestream_workers.supervisor.records import RestartPolicy
+from shapestream_workers.worker_session import WorkerSession
+
+__all__ = ["SETTLED_WITHIN_S", "play"]
+
+# From the last that goes wrong to the last answer, at most. The longest way there that is known: a client notices in
+# 10 s that its connection is half open, one hanging request after the other is cancelled after 10 s and killed 5 s later.
+SETTLED_WITHIN_S = 400.0
+# How long a server that was told to drain may take: its grace, and some turns.
+DRAINED_WITHIN_S = 40.0
+# How long the stop of its workers may take.
+STOP_GRACE_S = 5.0
+# A server that lost its parent's end takes its workers along, so soon.
+ORPHANED_S = 0.05
+# Whatever keeps guests running never gives up.
+_PATIENT = RestartPolicy(max_crashes=10**6)
+
+
+class _CheckedScheduler(Scheduler):
+    """Looks into itself after every event."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Decides."""
+        actions = super().handle(event, now)
+        self.check_invariants()
+        return actions
+
+
+class _CheckedSession(Session):
+    """Looks into itself after every turn."""
+
+    def turn(self, now: float, *, may_send: bool = True) -> Turn:
+        """What has become due."""
+        turn = super().turn(now, may_send=may_send)
+        self.check_invariants()
+        return turn
+
+
+def _worker_session(name: str, pid: int, *arguments: Any, **options: Any) -> WorkerSession:
+    """All simulated processes live in one real one."""
+    return WorkerSession(name, PRESENT_PID.get(), *arguments, **options)
+
+
+@contextmanager
+def _checked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shapestream.serving.server, "Scheduler", _CheckedScheduler)
+        patch.setattr(shapestream.client.core, "Session", _CheckedSession)
+        patch.setattr(shapestream_workers.worker, "WorkerSession", _worker_session)
+        yield
+
+
+class _ServerLife:
+    """One server process, with the workers that it started."""
+
+    def __init__(self, clients: Port, workers: Port, supervision: Supervision) -> None:
+        self.ports = (clients, workers)
+        self.supervision = supervision
+        self.scope = trio.CancelScope()
+        self.server: Server | None = None
+        self.ended = trio.Event()
+
+
+class World:
+    """See the top of this module."""
+
+    def __init__(self, plan: Plan, journal: Journal) -> None:
+        self.plan = plan
+        self.journal = journal
+        self.random = Random(plan.seed)
+        self.agenda = Agenda()
+        self.for_clients = self._exchange()
+        self.for_workers = self._exchange()
+        self.clients: list[SimulatedClient] = []
+        self.life: _ServerLife | None = None
+        journal.error_of_clock_s = self._error_of_clock_s
+        self.nursery: trio.Nursery
+        self.guests = Supervision(
+            [f"g{number}" for number in range(plan.guests)],
+            self._make_worker,
+            journal,
+            self.random,
+            policy=_PATIENT,
+        )
+
+    def _exchange(self) -> Exchange:
+        plan = self.plan
+        return Exchange(
+            self.agenda, self.random, delay_s=plan.delay_s, jitter_s=plan.jitter_s, capacity=plan.capacity
+        )
+
+    async def play(self) -> None:
+        """From the beginning to a server that has drained."""
+        plan = self.plan
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self.agenda.run)
+            self.start_server()
+            self.nursery.start_soon(self.guests.run)
+            for number in range(plan.clients):
+                self.clients.append(
+                    SimulatedClient(f"c{number}", self.for_clients, self.journal, self.nursery)
+                )
+            for uid, ask in enumerate(plan.asks, 1):
+                client = self.clients[ask.client % plan.clients]
+                question = self.journal.questions[uid] = Question(uid, ask, client.name)
+                self.agenda.at(ask.at_s, partial(self._ask, client, question))
+                if ask.cancel_after_s is not None:
+                    self.agenda.at(ask.at_s + ask.cancel_after_s, partial(client.withdraw, question))
+            for fault in plan.faults:
+                self.agenda.at(fault.at_s, partial(self._go_wrong, fault))
+            await self._settle()
+            self.journal.judge()
+            await self._end()
+            self.nursery.cancel_scope.cancel()
+
+    def _ask(self, client: SimulatedClient, question: Question) -> None:
+        client.ask(question)
+
+    async def _settle(self) -> None:
+        await trio.sleep_until(self.plan.troubled_until_s + 0.001)
+        with trio.move_on_after(SETTLED_WITHIN_S):
+            while any(question.open for question in self.journal.questions.values()):  # noqa: ASYNC110 - nobody tells
+                await trio.sleep(0.25)
+        self.journal.note("settled")
+
+    async def _end(self) -> None:
+        """The last server drains: nothing is left in it, and it ends in time, and its workers do."""
+        life = self.life
+        if life is None or life.server is None:
+            return
+        for client in self.clients:
+            client.end()
+        with trio.move_on_after(DRAINED_WITHIN_S) as scope:
+            life.server.drain()
+            await life.ended.wait()
+        if scope.cancelled_caught:
+            self.journal.accuse(f"the server did not drain within {DRAINED_WITHIN_S} s")
+        left = life.server.statistics()["unfinished"]
+        if left:
+            self.journal.accuse(f"{left} requests are left in a server that has drained")
+
+    # ------------------------------------------------------------ processes
+
+    def start_server(self) -> None:
+        """A new process listens, and starts its workers."""
+        self.journal.epoch += 1
+        self.journal.note(f"server {self.journal.epoch} starts")
+        roles = [f"w{number}" for number in range(self.plan.own_workers)]
+        supervision = Supervision(roles, self._make_worker, self.journal, self.random)
+        self.life = _ServerLife(self.for_clients.bind(), self.for_workers.bind(), supervision)
+        self.nursery.start_soon(self._live, self.life)
+
+    async def _live(self, life: _ServerLife) -> None:
+        options = ServerOptions(
+            models={COMMON.name: ModelOptions(), RARE.name: ModelOptions()},
+            window_requests=self.plan.window_requests,
+            max_queued_requests=self.plan.max_queued_requests,
+        )
+        clients, workers = life.ports
+        with life.scope:
+            async with trio.open_nursery() as nursery:
+                life.server = await nursery.start(partial(serve, options, clients=clients, workers=workers))
+                life.server.own_processes(life.supervision)
+                life.supervision.server = life.server
+                self.nursery.start_soon(life.supervision.run)
+        life.supervision.server = None
+        if life.scope.cancelled_caught:
+            self.agenda.after(ORPHANED_S, life.supervision.kill_all)
+        life.supervision.stop(STOP_GRACE_S)
+        life.ended.set()
+
+    def _make_worker(self, name: str, role: str) -> SimulatedWorker:
+        return SimulatedWorker(
+            name, role, self.plan, self.agenda, self.journal, self.random, self.for_workers
+        )
+
+    # ------------------------------------------------------------ what goes wrong
+
+    def _go_wrong(self, fault: Fault) -> None:
+        self.journal.trouble(f"{fault.kind.value}: {fault.target}, {fault.lasting_s} s")
+        if "CLIENT" in fault.kind.name:
+            client = self.clients[fault.target % len(self.clients)]
+            if fault.kind is FaultKind.KILL_CLIENT:
+                client.kill()
+            else:
+                self._trouble_line(client.line, fault)
+        elif "SERVER" in fault.kind.name:
+            self._end_server(fault)
+        else:
+            self._trouble_worker(fault)
+        self.agenda.after(fault.lasting_s, partial(self.journal.trouble, f"over: {fault.kind.value}"))
+
+    def _trouble_line(self, line: Line | None, fault: Fault) -> None:
+        if line is None:
+            return
+        match fault.kind:
+            case FaultKind.CUT_CLIENT | FaultKind.CUT_WORKER:
+                line.cut()
+            case FaultKind.HOLD_CLIENT | FaultKind.HOLD_WORKER:
+                line.hold(fault.lasting_s)
+            case FaultKind.SWALLOW_CLIENT | FaultKind.SWALLOW_WORKER:
+                line.swallow()
+            case FaultKind.DOUBLE_CLIENT:
+                line.double(fault.lasting_s)
+            case FaultKind.DOUBLE_WORKER:
+                line.double(fault.lasting_s, both=False)
+            case _:
+                raise AssertionError(fault)
+
+    def _trouble_worker(self, fault: Fault) -> None:
+        supervisions = [self.guests] if self.life is None else [self.life.supervision, self.guests]
+        everyone = [(one, worker) for one in supervisions for worker in one.workers.values()]
+        if not everyone:
+            return
+        supervision, worker = everyone[fault.target % len(everyone)]
+        match fault.kind:
+            case FaultKind.KILL_WORKER:
+                worker.kill()
+            case FaultKind.STOP_WORKER:
+                worker.terminate()
+            case FaultKind.REPLACE_WORKER:
+                self._replace(supervision, worker)
+            case FaultKind.RESTART_WORKERS:
+                supervision.handle(RestartRequested())
+            case FaultKind.SLOW_WORKER:
+                worker.slow_down(fault.lasting_s)
+            case _:
+                self._trouble_line(worker.line, fault)
+
+    def _replace(self, supervision: Supervision, worker: SimulatedWorker) -> None:
+        name = next(name for name, one in supervision.workers.items() if one is worker)
+        supervision.handle(ReplacementWanted(worker=name))
+
+    def _end_server(self, fault: Fault) -> None:
+        life, self.life = self.life, None
+        if life is None:
+            return  # it is away already
+        if fault.kind is FaultKind.KILL_SERVER or life.server is None:
+            for port in life.ports:
+                port.kill()
+            life.scope.cancel()
+        else:
+            life.server.drain()
+        self.nursery.start_soon(self._restart, life, fault.lasting_s)
+
+    async def _restart(self, life: _ServerLife, away_s: float) -> None:
+        await life.ended.wait()
+        await trio.sleep(away_s)
+        self.start_server()
+
+    def _error_of_clock_s(self, process: str) -> float:
+        for client in self.clients:
+            if client.name == process:
+                return client.error_of_clock_s
+        supervisions = [self.guests] if self.life is None else [self.life.supervision, self.guests]
+        workers = [worker for supervision in supervisions for worker in supervision.workers.values()]
+        return max((worker.error_of_clock_s for worker in workers if worker.name == process), default=0.0)
+
+
+def play(plan: Plan, *, prepare: Callable[[World], None] = lambda world: None) -> Journal:
+    """Plays it; the journal says what happened, and which promises were not kept."""
+    journal = Journal()
+
+    async def main() -> None:
+        world = World(plan, journal)
+        prepare(world)
+        with trio.fail_after(10_000):
+            await world.play()
+
+    def log(_: Any, method: str, event: dict[str, Any]) -> Any:
+        what = event.pop("event")
+        journal.note(f"    {method} {what} {event}")
+        raise structlog.DropEvent
+
+    with _checked():
+        structlog.configure(
+            processors=[log], wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
+        )
+        try:
+            trio.run(main, clock=MockClock(autojump_threshold=0))
+        finally:
+            structlog.reset_defaults()
+    return journal
