@@ -12,14 +12,18 @@ from shapestream import aio, blocking
 from shapestream.client.results import Failed, Result
 from shapestream.client.trio_client import Client, Stream, connect
 from shapestream.errors import (
+    AlreadyAnswered,
     Cancelled,
     ConfigurationError,
+    Conflict,
     DeadlineExceeded,
     Draining,
+    Forbidden,
     InternalError,
     InvalidRequest,
     ModelError,
     Overloaded,
+    Poisoned,
     ProtocolError,
     RequestError,
     ShapestreamError,
@@ -33,16 +37,20 @@ from shapestream.wire.messages import Timings
 __version__ = version("shapestream")
 
 __all__ = [
+    "AlreadyAnswered",
     "Cancelled",
     "Client",
     "ConfigurationError",
+    "Conflict",
     "DeadlineExceeded",
     "Draining",
     "Failed",
+    "Forbidden",
     "InternalError",
     "InvalidRequest",
     "ModelError",
     "Overloaded",
+    "Poisoned",
     "ProtocolError",
     "RequestError",
     "Result",

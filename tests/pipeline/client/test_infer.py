@@ -213,16 +213,20 @@ def test_an_address_that_is_none_is_refused_at_once(face: Any) -> None:
 def test_the_package_says_what_is_public() -> None:
     """The names that callers may rely on."""
     assert {
+        "AlreadyAnswered",
         "Cancelled",
         "Client",
         "ConfigurationError",
+        "Conflict",
         "DeadlineExceeded",
         "Draining",
         "Failed",
+        "Forbidden",
         "InternalError",
         "InvalidRequest",
         "ModelError",
         "Overloaded",
+        "Poisoned",
         "ProtocolError",
         "RequestError",
         "Result",
