@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
+import pytest
+
+from shapestream.errors import ConfigurationError
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.settings_loader import load_settings
@@ -31,3 +35,25 @@ def test_the_bytes_of_a_batch_can_be_limited(tmp_path: Path) -> None:
     assert 16 << 20 == options_of(tmp_path, limited).models["m"].max_batch_bytes
     unlimited = options_of(tmp_path, MODELS).models["m"]
     assert unlimited.max_batch_bytes is ModelOptions().max_batch_bytes is None
+
+
+def test_when_a_batch_hangs_can_be_said_per_model(tmp_path: Path) -> None:
+    """`batching.hang_after_s`: seconds, `off`, or by what batches usually take."""
+    for text, expected in (("60", 60.0), ("off", inf), ("auto", None)):
+        said = f"models: [{{name: m, path: m.xml, batching: {{hang_after_s: {text}}}}}]\n"
+        assert expected == options_of(tmp_path, said).models["m"].hang_after_s
+
+
+@pytest.mark.parametrize("text", ["0", "-1", ".inf", "true", '"60"', "never"])
+def test_a_limit_for_hangs_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
+    """With the words to write instead."""
+    with pytest.raises(ConfigurationError, match="write auto, off, or a number"):
+        options_of(tmp_path, f"models: [{{name: m, path: m.xml, batching: {{hang_after_s: {text}}}}}]\n")
+
+
+def test_hangs_and_quarantine_arrive_at_the_server(tmp_path: Path) -> None:
+    """`server.hang_*` and `server.quarantine_*`."""
+    said = "{hang_min_s: 20, hang_grace_s: 2, quarantine_requests: 3, quarantine_s: 4}"
+    options = options_of(tmp_path, f"server: {said}\n" + MODELS)
+    found = (options.hang_min_s, options.hang_grace_s, options.quarantine_requests, options.quarantine_s)
+    assert (20, 2, 3, 4) == found

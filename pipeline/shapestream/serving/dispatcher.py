@@ -32,6 +32,7 @@ from shapestream.serving.batches import Batch, BatchReport, Executor
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
+from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.running import RunningBatch, SlotRecord
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream_engine.layout import Tensors
@@ -51,8 +52,11 @@ class Dispatcher:
         clock: Callable[[], float],
         flush: Callable[[], None],
         prefetch: bool = True,
+        quarantine: Quarantine | None = None,
     ) -> None:
         """`flush` makes the ports send what became ready. `prefetch`: may batches be sent to slots that are busy?"""
+        self.quarantine = Quarantine() if quarantine is None else quarantine
+        """What killed workers, and is refused."""
         self._scheduler = scheduler
         self._flush = flush
         self._egress = egress
@@ -78,6 +82,8 @@ class Dispatcher:
 
     def submit(self, records: Sequence[RequestRecord], now: float) -> None:
         """Everything that arrived in one turn, as one event."""
+        if self.quarantine:
+            records = self._without_quarantined(records, now)
         known = self._records
         arrivals = []
         for record in records:
@@ -97,6 +103,20 @@ class Dispatcher:
         self._journal.arrived(records)
         self._journal.statistics.scheduled_requests += len(records)
         self._handle(events.RequestsArrived(requests=tuple(arrivals)), now)
+
+    def _without_quarantined(self, records: Sequence[RequestRecord], now: float) -> list[RequestRecord]:
+        """Answers those at once that equal what killed workers before; the others are returned."""
+        others = []
+        for record in records:
+            if self.quarantine.holds(record.model.name, record.tensors, now):
+                self._records[record.id] = record
+                message = (
+                    "a request like this one killed the worker that ran it, and is not run again for a while"
+                )
+                self._fail(FailRequest(id=record.id, code="poisoned", message=message))
+            else:
+                others.append(record)
+        return others
 
     def cancel(self, request: int, now: float) -> None:
         """The caller withdrew it."""
@@ -232,6 +252,8 @@ class Dispatcher:
             case DeliverResults():
                 self._deliver(action, now)
             case FailRequest():
+                if action.code == "poisoned":
+                    self._put_in_quarantine(action, now)
                 self._fail(action)
             case ForgetRequest():
                 self._egress.forgotten(self._end(action.id))
@@ -295,6 +317,11 @@ class Dispatcher:
         end = self._end
         self._egress.deliver([end(request) for request in action.requests], outputs, running, now)
         self._journal.delivered(action)
+
+    def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
+        record = self._records[action.id]
+        digest = self.quarantine.keep(record.model.name, record.tensors, now)
+        self._journal.poisoned(record, action, digest)
 
     def _fail(self, action: FailRequest) -> None:
         self._journal.request_failed(action)

@@ -151,6 +151,19 @@ class Journal:
         if self._debug:
             log.debug("results delivered", batch=action.batch, requests=action.requests)
 
+    def poisoned(self, record: RequestRecord, action: FailRequest, digest: str) -> None:
+        """A request that brought two workers down; each line stands for two of those, so they need no limit."""
+        log.error(
+            "request poisoned",
+            request=record.id,
+            client=record.session.label,
+            sequence=record.sequence,
+            model=record.model.name,
+            sizes=record.shape.sizes,
+            digest=digest,
+            why=action.message,
+        )
+
     def request_failed(self, action: FailRequest) -> None:
         """A request that ends without a result."""
         if self._debug:

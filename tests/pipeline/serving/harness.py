@@ -124,6 +124,7 @@ class ScriptedSlots(SlotSource):
         self.started: list[Batch] = []
         self.cancelled: list[int] = []
         self.recalled: list[int] = []
+        self.killed: list[str] = []
         self.closed = False
         self._report: Reports = lambda reports: None
         self._arrival = trio.Event()
@@ -146,6 +147,10 @@ class ScriptedSlots(SlotSource):
     def recall_nowait(self, batch: int) -> None:
         """Notes that it is wanted back."""
         self.recalled.append(batch)
+
+    def kill_nowait(self, reason: str) -> None:
+        """Notes why."""
+        self.killed.append(reason)
 
     async def aclose(self) -> None:
         """Notes the end."""

@@ -1,0 +1,91 @@
+"""Requests that killed workers, by what they hold: what equals one of them is not run again for a while.
+
+Kept are digests, never tensors. While the quarantine is empty, asking it costs nothing; otherwise only requests of a
+layout that is in it are looked at, and their bytes are only digested where the beginnings agree.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TypeAlias
+from zlib import crc32
+
+from shapestream_engine.layout import Layout, Tensors
+
+__all__ = ["Quarantine"]
+
+DIGEST_BYTES = 16
+"""A request that equals none of a thousand others passes for one of them with a probability of 3e-36."""
+BEGINNING_BYTES = 4096
+"""Of each tensor; reading them takes about a microsecond, where a digest takes one per kilobyte."""
+
+_Kind: TypeAlias = tuple[str, Layout]
+
+
+class Quarantine:
+    """The last so many, each for so long. When another comes, the one that came first goes."""
+
+    __slots__ = ("_kept", "_kinds", "keep_s", "max_requests")
+
+    def __init__(self, max_requests: int = 1024, keep_s: float = 600.0) -> None:
+        """With 0 requests, or 0 s, nothing is ever refused."""
+        if max_requests < 0 or keep_s < 0.0:
+            raise ValueError("a quarantine takes no less than 0 requests for 0 s")
+        self.max_requests = max_requests
+        self.keep_s = keep_s
+        self._kept: dict[bytes, tuple[float, _Kind, int]] = {}
+        """By digest, the one that expires first in front: until when, its kind, and its beginnings."""
+        self._kinds: dict[_Kind, dict[int, int]] = {}
+        """By kind, and by their beginnings, how many are kept."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __repr__(self) -> str:
+        return f"<quarantine: {len(self._kept)} of {self.max_requests} requests>"
+
+    def keep(self, model: str, tensors: Tensors, now: float) -> str:
+        """Takes a request in, or lets its time begin anew. Its digest, for people."""
+        digest = _digest(model, tensors)
+        if digest in self._kept:
+            self._drop(digest)
+        while self._kept and len(self._kept) >= self.max_requests:
+            self._drop(next(iter(self._kept)))
+        if self.max_requests and self.keep_s:
+            kind = (model, tensors.layout)
+            beginnings = _beginnings(tensors)
+            self._kept[digest] = (now + self.keep_s, kind, beginnings)
+            alike = self._kinds.setdefault(kind, {})
+            alike[beginnings] = alike.get(beginnings, 0) + 1
+        return digest.hex()
+
+    def holds(self, model: str, tensors: Tensors, now: float) -> bool:
+        """Whether a request is equal to one that is kept: the same model, and the same bytes in the same layout."""
+        while self._kept and next(iter(self._kept.values()))[0] <= now:
+            self._drop(next(iter(self._kept)))
+        alike = self._kinds.get((model, tensors.layout))
+        return alike is not None and _beginnings(tensors) in alike and _digest(model, tensors) in self._kept
+
+    def _drop(self, digest: bytes) -> None:
+        _, kind, beginnings = self._kept.pop(digest)
+        alike = self._kinds[kind]
+        alike[beginnings] -= 1
+        if not alike[beginnings]:
+            del alike[beginnings]
+        if not alike:
+            del self._kinds[kind]
+
+
+def _digest(model: str, tensors: Tensors) -> bytes:
+    # The layout says how long each tensor is, so its bytes need no marks between them.
+    digest = blake2b(repr((model, tensors.layout)).encode(), digest_size=DIGEST_BYTES)
+    for buffer in tensors.buffers:
+        digest.update(memoryview(buffer))
+    return digest.digest()
+
+
+def _beginnings(tensors: Tensors) -> int:
+    checksum = 0
+    for buffer in tensors.buffers:
+        checksum = crc32(memoryview(buffer).cast("B")[:BEGINNING_BYTES], checksum)
+    return checksum

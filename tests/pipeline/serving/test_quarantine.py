@@ -1,0 +1,101 @@
+"""The quarantine of requests that killed workers: bounded, expiring, exact, and by content alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pipeline.serving.harness import echo_tensors
+
+from shapestream.serving.quarantine import BEGINNING_BYTES, Quarantine
+from shapestream_engine.layout import Tensors
+
+
+def _blob(data: bytes) -> Tensors:
+    return Tensors(layout=((0, "u8", (len(data),)),), buffers=(data,))
+
+
+def test_what_is_kept_is_held_and_nothing_else() -> None:
+    """The same bytes of another model, in another layout, or with one bit changed are another request."""
+    quarantine = Quarantine()
+    assert not quarantine
+    poison = echo_tensors(2, 4, 3.0)
+    quarantine.keep("m", poison, 0.0)
+    assert quarantine.holds("m", echo_tensors(2, 4, 3.0), 1.0)
+    others = [
+        ("n", poison),
+        ("m", echo_tensors(1, 8, 3.0)),
+        ("m", echo_tensors(2, 4, 3.5)),
+        ("m", Tensors(layout=poison.layout, buffers=tuple(reversed(poison.buffers)))),
+    ]
+    assert [False] * 4 == [quarantine.holds(model, tensors, 1.0) for model, tensors in others]
+
+
+def test_a_difference_behind_the_beginning_counts() -> None:
+    """The beginnings only spare digests."""
+    quarantine = Quarantine()
+    quarantine.keep("m", _blob(bytes(BEGINNING_BYTES) + b"a"), 0.0)
+    assert quarantine.holds("m", _blob(bytes(BEGINNING_BYTES) + b"a"), 0.0)
+    assert not quarantine.holds("m", _blob(bytes(BEGINNING_BYTES) + b"b"), 0.0)
+
+
+def test_empty_tensors_can_be_poison_too() -> None:
+    """A request without elements has a digest like any other."""
+    quarantine = Quarantine()
+    quarantine.keep("m", _blob(b""), 0.0)
+    assert quarantine.holds("m", _blob(b""), 0.0)
+
+
+def test_time_ends_it() -> None:
+    """After `keep_s` it may come again; when it kills again its time begins anew."""
+    quarantine = Quarantine(keep_s=10.0)
+    for number in range(3):
+        quarantine.keep("m", _blob(b"%d" % number), float(number))
+    quarantine.keep("m", _blob(b"0"), 5.0)
+    assert [True, False, True] == [quarantine.holds("m", _blob(b"%d" % number), 11.0) for number in range(3)]
+    assert not quarantine.holds("m", _blob(b"0"), 15.0)
+    assert (0, {}) == (len(quarantine), quarantine._kinds)
+
+
+def test_the_oldest_makes_room() -> None:
+    """No more than so many are kept."""
+    quarantine = Quarantine(max_requests=2)
+    for number in range(3):
+        quarantine.keep("m", _blob(b"%d" % number), 0.0)
+    assert [False, True, True] == [quarantine.holds("m", _blob(b"%d" % number), 0.0) for number in range(3)]
+
+
+@pytest.mark.parametrize("limits", [{"max_requests": 0}, {"keep_s": 0.0}])
+def test_it_can_be_switched_off(limits: dict[str, float]) -> None:
+    """Nothing is kept, and nothing refused."""
+    quarantine = Quarantine(**limits)  # type: ignore[arg-type] # either of two numbers
+    quarantine.keep("m", _blob(b"x"), 0.0)
+    assert (0, False) == (len(quarantine), quarantine.holds("m", _blob(b"x"), 0.0))
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    """A negative bound is a mistake."""
+    with pytest.raises(ValueError, match="no less than 0"):
+        Quarantine(max_requests=-1)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 6), st.floats(0.0, 4.0)), max_size=40),
+    st.integers(1, 4),
+)
+def test_it_agrees_with_a_plain_list(steps: list[tuple[bool, int, float]], room: int) -> None:
+    """The last `room` different ones that were kept within 5 s are held, whatever came in between."""
+    quarantine, now = Quarantine(max_requests=room, keep_s=5.0), 0.0
+    kept: list[tuple[int, float]] = []
+    for keeps, number, passed_s in steps:
+        now += passed_s
+        blob = _blob(bytes([number % 3]) * (1 + number // 3))
+        if keeps:
+            quarantine.keep("m", blob, now)
+            kept = [pair for pair in kept if pair[0] != number][-(room - 1) :] if room > 1 else []
+            kept.append((number, now))
+        else:
+            kept = [pair for pair in kept if pair[1] + 5.0 > now]
+            assert quarantine.holds("m", blob, now) == (number in [pair[0] for pair in kept])
+        assert len(quarantine) <= room
+        assert sum(sum(alike.values()) for alike in quarantine._kinds.values()) == len(quarantine)
