@@ -21,11 +21,13 @@ from shapestream.client.tickets import (
 from shapestream.errors import (
     Cancelled,
     DeadlineExceeded,
+    Draining,
     InternalError,
     InvalidRequest,
     Overloaded,
     TooLarge,
     Unavailable,
+    WorkerLost,
 )
 from shapestream.wire.messages import (
     Cancel,
@@ -604,3 +606,132 @@ def test_deadlines_that_were_met_do_not_pile_up() -> None:
         bench.session.turn(bench.now)
         bench.session.receive([result(ticket.id)], bench.now)
     assert len(bench.session._ledger._deadlines) <= 65  # the bound is the point, hence the look inside
+
+
+def test_a_request_that_a_leaving_server_refuses_waits_for_the_next_one() -> None:
+    """`draining` is not handed to the caller; the request goes to the next server under its number, in its old place."""
+    bench = Bench()
+    model = bench.open()
+    tickets = [bench.submit(model) for _ in range(3)]
+    assert sequences(bench.sent()) == [1, 2, 3]
+    bench.receive(result(1), refusal(2, "draining"), refusal(3, "draining"))
+    tickets.append(bench.submit(model))
+    assert bench.sent() == []
+    bench.receive(Goodbye())
+    assert bench.wait_until_due().reconnect
+    bench.session.connected(bench.now)
+    bench.turn()
+    bench.welcome(epoch=b"b")
+    bench.turn()
+    bench.receive(ModelOpened(name="m", number=9, signature=SIGNATURE))
+    assert sequences(bench.sent()) == [2, 3, 4]
+    bench.receive(result(2), result(3), result(4))
+    bench.turn()
+    assert [ticket.outcome for ticket in tickets] == [result(number) for number in (1, 2, 3, 4)]
+
+
+def test_a_request_whose_deadline_passes_while_the_server_is_leaving_says_so() -> None:
+    """The caller learns why nothing came."""
+    bench = Bench()
+    model = bench.open()
+    ticket = bench.submit(model, timeout=0.3)
+    bench.turn()
+    bench.receive(refusal(1, "draining"))
+    bench.wait_until_due()
+    assert isinstance(ticket.outcome, DeadlineExceeded)
+    assert "takes nothing new" in str(ticket.outcome)
+
+
+def test_a_server_that_leaves_for_ever_is_not_waited_for_for_ever() -> None:
+    """Without a deadline, `unavailable_after_s` bounds the wait; then the caller gets `draining` after all."""
+    bench = Bench()
+    model = bench.open()
+    ticket = bench.submit(model)
+    bench.turn()
+    bench.receive(refusal(1, "draining"))
+    for _ in range(70):
+        bench.now += 1.0
+        bench.receive(Heartbeat())
+        bench.turn()
+    assert isinstance(ticket.outcome, Draining)
+
+
+def test_a_leaving_servers_refusal_of_an_unwanted_request_ends_it() -> None:
+    """Nobody waits for a request that was withdrawn: it is not sent again."""
+    bench = Bench()
+    model = bench.open()
+    ticket = bench.submit(model)
+    bench.turn()
+    bench.session.cancel(ticket)
+    bench.turn()
+    bench.receive(refusal(1, "draining"))
+    bench.welcome(epoch=b"b")
+    bench.turn()
+    bench.receive(ModelOpened(name="m", number=9, signature=SIGNATURE))
+    assert sequences(bench.sent()) == []
+
+
+@pytest.mark.parametrize("code", ["overloaded", "unavailable"])
+def test_other_refusals_are_handed_to_the_caller(code: str) -> None:
+    """Whether to try again under load is for the caller to decide."""
+    bench = Bench()
+    ticket = bench.submit(bench.open())
+    bench.turn()
+    bench.receive(refusal(1, code))
+    bench.turn()
+    assert isinstance(ticket.outcome, Overloaded | Unavailable)
+
+
+def test_a_late_reply_of_an_earlier_attempt_ends_the_request_once() -> None:
+    """It answers the same request; what comes after it is nobody's, and the request is not sent again."""
+    bench = Bench()
+    model = bench.open()
+    ticket = bench.submit(model)
+    bench.turn()
+    bench.receive(Unknown(), result(1))
+    bench.turn()
+    bench.welcome(epoch=b"b")
+    bench.receive(result(1, total_us=99), ModelOpened(name="m", number=9, signature=SIGNATURE))
+    assert sequences(bench.sent()) == []
+    assert bench.finished.count(ticket) == 1
+    assert ticket.outcome == result(1)
+
+
+def test_what_may_not_run_twice_is_not_sent_to_another_server() -> None:
+    """The one that the old server had ends as `worker_lost`; the one that was never sent, or was refused, goes on."""
+    bench = Bench()
+    signature = {**SIGNATURE, "idempotent": False}
+    bench.session.connected(bench.now)
+    bench.turn()
+    bench.welcome(requests=2)
+    opening = OpenTicket(bench.caller, name="m")
+    bench.session.submit(opening, bench.now)
+    bench.turn()
+    bench.receive(ModelOpened(name="m", number=7, signature=signature))
+    bench.turn()
+    assert isinstance(opening.outcome, ModelHandle)
+    had, refused, unsent = [bench.submit(opening.outcome) for _ in range(3)]
+    assert sequences(bench.sent()) == [1, 2]
+    bench.receive(refusal(2, "draining"), Unknown())
+    bench.turn()
+    bench.welcome(epoch=b"b")
+    bench.turn()
+    bench.receive(ModelOpened(name="m", number=7, signature=signature))
+    assert sequences(bench.sent()) == [2, 3]
+    assert isinstance(had.outcome, WorkerLost)
+    assert refused.outcome is unsent.outcome is None
+
+
+def test_what_may_not_run_twice_is_sent_again_to_the_same_server() -> None:
+    """It knows whether it ran."""
+    bench = Bench()
+    model = bench.open()
+    model.signature["idempotent"] = False
+    bench.submit(model)
+    bench.turn()
+    bench.receive(Unknown())
+    bench.turn()
+    bench.welcome()
+    bench.turn()
+    bench.receive(ModelOpened(name="m", number=7, signature=model.signature))
+    assert sequences(bench.sent()) == [1]

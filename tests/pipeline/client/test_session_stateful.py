@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shapestream.client.link import LinkSettings
 from shapestream.client.session import Session
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
-from shapestream.errors import DeadlineExceeded, Unavailable
+from shapestream.errors import DeadlineExceeded, Draining, Unavailable, WorkerLost
 from shapestream.wire.messages import (
     Cancel,
     Credit,
@@ -34,7 +34,7 @@ from shapestream_engine.layout import Tensors
 TENSORS = Tensors(layout=(), buffers=())
 TIMINGS = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="w/0")
 SETTINGS = LinkSettings(greeting_s=1, silence_s=4, rest_s=0.5, unavailable_after_s=1e6)
-SIGNATURE: dict[str, Any] = {"name": "m"}
+SIGNATURES: dict[str, dict[str, Any]] = {"m": {"name": "m"}, "once": {"name": "once", "idempotent": False}}
 
 
 class Caller:
@@ -59,13 +59,16 @@ class AnyServer(RuleBasedStateMachine):
         self.open: list[AnyTicket] = []
         self.withdrawn: list[AnyTicket] = []
         self.ended: list[AnyTicket] = []
-        self.handle: ModelHandle | None = None
+        self.handles: dict[str, ModelHandle] = {}
         self.connected = False
         self.known = False
         self.epoch = 0
         self.window = (3, 100)
         self.at_server: dict[int, Request] = {}
         self.number = 0
+        self.draining = False
+        self.given_to: dict[int, int] = {}
+        """The epoch whose server accepted a request that may not run twice."""
 
     # ------------------------------------------------------------ the shell
 
@@ -78,7 +81,7 @@ class AnyServer(RuleBasedStateMachine):
             self.open.remove(ticket)
             self.ended.append(ticket)
             if isinstance(ticket.outcome, ModelHandle):
-                self.handle = ticket.outcome
+                self.handles[ticket.outcome.name] = ticket.outcome
         if turn.entries:
             assert self.connected
             for entry in turn.entries:
@@ -101,10 +104,16 @@ class AnyServer(RuleBasedStateMachine):
         elif not self.known:
             self.hear(Unknown())
         elif isinstance(entry, OpenModel):
-            self.hear(ModelOpened(name=entry.name, number=self.number, signature=SIGNATURE))
+            number = 2 * self.number + (entry.name == "once")
+            self.hear(ModelOpened(name=entry.name, number=number, signature=SIGNATURES[entry.name]))
         elif isinstance(entry, Request):
-            assert self.number == entry.model
+            assert self.number == entry.model // 2
             assert entry.remaining_ms is None or entry.remaining_ms >= 1
+            if self.draining and entry.sequence not in self.at_server:
+                self.hear(failure(entry.sequence, "draining"))
+                return
+            if entry.model % 2:
+                assert self.epoch == self.given_to.setdefault(entry.sequence, self.epoch), "it may run twice"
             self.at_server[entry.sequence] = entry
         elif isinstance(entry, Cancel):
             if self.at_server.pop(entry.sequence, None) is not None:
@@ -125,8 +134,9 @@ class AnyServer(RuleBasedStateMachine):
 
     @initialize()
     def open_the_model(self) -> None:
-        """Every run starts with a model that somebody has opened."""
-        self.submit(OpenTicket(self.caller, name="m"))
+        """Every run starts with models that somebody has opened."""
+        for name in SIGNATURES:
+            self.submit(OpenTicket(self.caller, name=name))
         self.connect()
 
     @precondition(lambda self: not self.connected)
@@ -138,12 +148,16 @@ class AnyServer(RuleBasedStateMachine):
         for _ in range(4):
             self.turn()
 
-    @rule(nbytes=st.integers(0, 120), timeout=st.none() | st.floats(0.01, 5))
-    def ask(self, nbytes: int, timeout: float | None) -> None:
+    @rule(
+        nbytes=st.integers(0, 120),
+        timeout=st.none() | st.floats(0.01, 5),
+        name=st.sampled_from(["m", "once"]),
+    )
+    def ask(self, nbytes: int, timeout: float | None, name: str) -> None:
         """A request."""
-        assert self.handle is not None
+        model = self.handles[name]
         self.submit(
-            RequestTicket(self.caller, model=self.handle, tensors=TENSORS, nbytes=nbytes, timeout_s=timeout)
+            RequestTicket(self.caller, model=model, tensors=TENSORS, nbytes=nbytes, timeout_s=timeout)
         )
 
     @rule()
@@ -172,6 +186,18 @@ class AnyServer(RuleBasedStateMachine):
         else:
             self.hear(Result(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
 
+    @precondition(lambda self: self.connected and self.known)
+    @rule(hands_back=st.booleans())
+    def drain(self, hands_back: bool) -> None:
+        """The server takes nothing new, and perhaps hands back what did not run."""
+        self.draining = True
+        if hands_back:
+            for sequence in sorted(self.at_server):
+                if self.at_server.pop(sequence).model % 2:
+                    self.hear(failure(sequence, "worker_lost"))
+                else:
+                    self.hear(failure(sequence, "draining"))
+
     @rule(nbytes=st.integers(50, 200), requests=st.integers(1, 5))
     def change_the_window(self, nbytes: int, requests: int) -> None:
         """The server grants more, or less."""
@@ -187,6 +213,7 @@ class AnyServer(RuleBasedStateMachine):
         if new_process:
             self.epoch += 1
             self.number += 1
+            self.draining = False
 
     @precondition(lambda self: self.connected and self.known)
     @rule()
@@ -212,6 +239,10 @@ class AnyServer(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """A server that behaves from now on: everything ends, and by its deadline at the latest."""
+        if self.draining:
+            self.forget(new_process=True)
+            if self.connected:
+                self.hear(Goodbye())
         for _ in range(200):
             if not self.connected:
                 self.connected = True
@@ -228,7 +259,9 @@ class AnyServer(RuleBasedStateMachine):
         for ticket in self.ended:
             late = isinstance(ticket.outcome, DeadlineExceeded)
             assert not late or ticket.timeout_s is not None
-            assert not isinstance(ticket.outcome, Unavailable), "nobody stays away for so long"
+            assert not isinstance(ticket.outcome, Unavailable | Draining), "nobody stays away for so long"
+            lost = isinstance(ticket.outcome, WorkerLost)
+            assert not lost or (isinstance(ticket, RequestTicket) and not ticket.model.idempotent)
 
 
 def failure(sequence: int, code: str) -> Failure:
