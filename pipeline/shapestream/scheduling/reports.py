@@ -132,7 +132,8 @@ class Reports:
         """Takes the next step against each batch that has run too long."""
         for batch in self._watch.look(self._dispatching.batches.values(), now):
             slot = batch.slot
-            ran_s = now - (batch.started or now)
+            assert batch.started is not None  # or it would not have been looked at
+            ran_s = now - batch.started
             self._ledger.story.note(
                 now, batch.ids, "batch {} hangs: {} after {} s", batch.id, batch.hang.name, ran_s
             )
