@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +42,8 @@ async def connect(
     connect_timeout: float = 10.0,
     silence: float = 10.0,
     unavailable_after: float = 60.0,
+    key: str | Path | None = None,
+    server_key: str | Path | None = None,
 ) -> AsyncIterator[Client]:
     """Connect to a server; as `shapestream.connect`, for asyncio."""
     loop = asyncio.get_running_loop()
@@ -53,7 +56,7 @@ async def connect(
             background.core.stop()
 
     background = BackgroundCore(
-        connector_for(address),
+        connector_for(address, key=key, server_key=server_key),
         software=software("asyncio"),
         settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
         deliver=lambda tickets: in_loop(hand_back, tickets),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -44,13 +45,15 @@ def connect(
     connect_timeout: float = 10.0,
     silence: float = 10.0,
     unavailable_after: float = 60.0,
+    key: str | Path | None = None,
+    server_key: str | Path | None = None,
 ) -> Client:
     """Connect to a server; as `shapestream.connect`, without async code.
 
     Use the client as a context manager, or call `close()`.
     """
     background = BackgroundCore(
-        connector_for(address),
+        connector_for(address, key=key, server_key=server_key),
         software=software("blocking"),
         settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
         deliver=hand_back,

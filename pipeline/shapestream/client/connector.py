@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
+from shapestream.errors import ConfigurationError
 from shapestream.transport.interface import Connection
 
 __all__ = ["Address", "Connector", "connector_for"]
@@ -20,17 +22,37 @@ class Connector:
 
     name: str
     open: Callable[[], Connection]
+    refusal: Callable[[], str | None] = lambda: None
+    """Why the last connection was not let in, in words; None if it was, or nobody is there."""
 
 
-def connector_for(address: Address) -> Connector:
-    """How to reach `address`. Whether it can be reached, or is an address at all, shows when it is opened."""
+def connector_for(
+    address: Address, *, key: str | Path | None = None, server_key: str | Path | None = None
+) -> Connector:
+    """How to reach `address`. Whether it can be reached, or is an address at all, shows when it is opened.
+
+    `key` is the file of our secret key, `server_key` the server's public key or its file: for a server that asks for
+    keys, both. Raises `ConfigurationError` for files that cannot be used, and for one without the other.
+    """
+    if (key is None) != (server_key is None):
+        raise ConfigurationError(
+            ["key and server_key go together (a protected server needs both, others neither)"]
+        )
     if not isinstance(address, str):
         return Connector(name="memory", open=address)
     # Only here: a client over memory endpoints loads no libzmq.
+    from shapestream.transport.curve import CallerKeys, ProtectedDealer
+    from shapestream.transport.curve_keys import public_key, read_key_pair
     from shapestream.transport.zeromq import DealerSocket
 
+    keys: CallerKeys | None = None
+    if key is not None:
+        keys = CallerKeys(key=read_key_pair(Path(key)), server_key=public_key(str(server_key)))
+    latest: DealerSocket | None = None
+
     def open_socket() -> Connection:
-        socket = DealerSocket()
+        nonlocal latest
+        socket = latest = DealerSocket() if keys is None else ProtectedDealer(keys)
         try:
             socket.connect(address)
         except Exception:
@@ -38,4 +60,6 @@ def connector_for(address: Address) -> Connector:
             raise
         return socket
 
-    return Connector(name=address, open=open_socket)
+    return Connector(
+        name=address, open=open_socket, refusal=lambda: None if latest is None else latest.refusal
+    )

@@ -156,6 +156,7 @@ class Core:
                     self._turn()
                     await self._receive(connection)
             connection.close()
+            self._session.refused(self._connector.refusal())
             self._unsent.clear()
             connection = self._connector.open()
 

@@ -159,6 +159,11 @@ class Session:
         self._trouble = f"; last problem: {reason}"
         self._link.broken(now)
 
+    def refused(self, reason: str | None) -> None:
+        """The last connection was not let in; None: it was, or nobody is there."""
+        if reason is not None:
+            self._trouble = f"; {reason}"
+
     def unreadable_entry(self, id: int | None, reason: str) -> None:  # noqa: A002 - the protocol's word
         """One entry made no sense; where it names a request, that one fails."""
         ticket = self._ledger.answered(id) if id is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -30,17 +31,20 @@ async def connect(
     connect_timeout: float = 10.0,
     silence: float = 10.0,
     unavailable_after: float = 60.0,
+    key: str | Path | None = None,
+    server_key: str | Path | None = None,
 ) -> AsyncIterator[Client]:
     """Connect to a server; raises `Unavailable` if none answers within `connect_timeout` seconds.
 
     `address` is `ipc://…` or `tcp://…`. Later interruptions are healed without notice: a server that says
     nothing for `silence` seconds is given up and looked for anew, and unfinished requests are sent again;
-    after `unavailable_after` seconds without any server they fail with `Unavailable`. Leaving the block
+    after `unavailable_after` seconds without any server they fail with `Unavailable`. A server that asks for keys is
+    reached with `key`, the file of our secret key, and `server_key`, its public key or a file of that. Leaving the block
     ends what is unfinished, here and at the server; whoever still waits for it gets `Cancelled`. An
     exception raised in the block comes out as it is, not in a group.
     """
     core = Core(
-        connector_for(address),
+        connector_for(address, key=key, server_key=server_key),
         software=software("trio"),
         settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
         clock=trio.current_time,

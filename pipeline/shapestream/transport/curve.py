@@ -27,9 +27,10 @@ import zmq
 from shapestream.errors import PeerGone
 from shapestream.telemetry.logging import RateLimit
 from shapestream.transport.curve_keys import KeyPair
+from shapestream.transport.handshakes import HandshakeFailure, HandshakeMonitor
 from shapestream.transport.interface import RECEIVE_BURST, Addressed
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.watched_socket import NOBLOCK, WatchedSocket, frames_after
+from shapestream.transport.watched_socket import NOBLOCK, frames_after
 from shapestream.transport.zap import LOCAL, LOCAL_DOMAIN, PROTECTED_DOMAIN, KeyRing, KeyRole, answer_zap
 from shapestream.transport.zeromq import DealerSocket, RouterSocket
 from shapestream_engine.layout import Buffer
@@ -44,7 +45,6 @@ HANDSHAKE_MS = 5000
 # to be forgotten by others' handshakes within a session's silence takes more of them than CURVE can do in that time.
 MAX_REMEMBERED = 131_072
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 # libzmq's own routing ids: a zero, and four bytes that count up.
 _OWN_ID_BYTES = 5
 
@@ -93,9 +93,7 @@ class ProtectedRouter(RouterSocket):
         self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._handler = RouterSocket(context=self._context)
         self._handler.bind(_ZAP_ADDRESS)
-        # Named after this object: several may be monitored in one context's lifetime, but each has its own context.
-        self._socket.monitor("inproc://handshakes", int(_FAILED))
-        self._monitor = _Failures(self._context, "inproc://handshakes")
+        self._monitor = HandshakeMonitor(self._socket, self._context)
 
     def bind(self, address: str) -> None:
         """Listens at `tcp://…` for listed keys, at `ipc://…` for whoever may use the folder."""
@@ -160,10 +158,9 @@ class ProtectedRouter(RouterSocket):
         """Stops listening. What libzmq has taken lingers, then its threads end."""
         if self._closed:
             return
-        self._socket.disable_monitor()
+        self._monitor.close()
         super().close()
         self._handler.close()
-        self._monitor.close()
         self._keys.clear()
         # It waits until everything lingering is gone, so it gets a thread of its own; nobody waits for that.
         threading.Thread(target=self._context.term, name="shapestream-curve-end", daemon=True).start()
@@ -215,8 +212,9 @@ class ProtectedRouter(RouterSocket):
     async def _count_failures(self) -> None:
         with contextlib.suppress(trio.ClosedResourceError):
             while True:
-                for event in await self._monitor.receive():
-                    self._note("handshake failed", event)
+                for failure in await self._monitor.receive():
+                    if failure is not HandshakeFailure.REFUSED:  # that was counted when ZAP was asked
+                        self._note("handshake failed", failure.name.lower())
 
 
 class ProtectedDealer(DealerSocket):
@@ -224,32 +222,7 @@ class ProtectedDealer(DealerSocket):
 
     def __init__(self, keys: CallerKeys, *, options: SocketOptions | None = None) -> None:
         super().__init__(options=options)
+        self._has_key = True
         self._socket.set(zmq.CURVE_PUBLICKEY, keys.key.public.encode())
         self._socket.set(zmq.CURVE_SECRETKEY, keys.key.secret.encode())
         self._socket.set(zmq.CURVE_SERVERKEY, keys.server_key.encode())
-
-
-class _Failures(WatchedSocket):
-    """Handshakes that ended before ZAP was asked: no CURVE at all, or for another server's key."""
-
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        super().__init__(zmq.PAIR, SocketOptions(linger_ms=0), context)
-        self._socket.connect(address)
-
-    async def receive(self) -> list[str]:
-        """What went wrong, a text each; at least one."""
-        return await self._receive(self._receive_nowait)
-
-    def _receive_nowait(self) -> list[str]:
-        taken: list[str] = []
-        self._drained = False
-        self._check_open()
-        try:
-            for _ in range(RECEIVE_BURST):
-                event, endpoint = self._socket.recv_multipart(NOBLOCK)
-                number = int.from_bytes(event[:2], "little")
-                if number & int(_FAILED):
-                    taken.append(f"no CURVE handshake for our key at {endpoint.decode('latin-1')}")
-        except zmq.Again:
-            self._drained = True
-        return taken

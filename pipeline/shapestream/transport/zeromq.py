@@ -12,6 +12,7 @@ import trio
 import zmq
 
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
+from shapestream.transport.handshakes import HandshakeFailure, HandshakeMonitor
 from shapestream.transport.interface import RECEIVE_BURST, Addressed, Message
 from shapestream.transport.ipc_path import IpcPath
 from shapestream.transport.outbox import Outbox
@@ -226,8 +227,12 @@ class DealerSocket(WatchedSocket):
     def __init__(
         self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
     ) -> None:
+        context = context or zmq.Context.instance()
         super().__init__(zmq.DEALER, options or SocketOptions(), context)
         self._senders = trio.lowlevel.ParkingLot()
+        self._monitor = HandshakeMonitor(self._socket, context)
+        self._refusal: str | None = None
+        self._has_key = False
 
     def connect(self, address: str) -> None:
         """Starts to connect; raises `TransportError` for an address that cannot be one."""
@@ -237,6 +242,14 @@ class DealerSocket(WatchedSocket):
         except zmq.ZMQError as error:
             raise TransportError(f"{address}: cannot connect: {error.strerror}") from error
         self._look()
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the other side did not let this connection in, in words for its user; None if it did, or is not there."""
+        if not self._closed:
+            for failure in self._monitor.receive_nowait():
+                self._refusal = _in_words(failure, self._has_key) or self._refusal
+        return self._refusal
 
     async def receive(self) -> list[Message]:
         """The messages that are there, at least one; one checkpoint."""
@@ -296,6 +309,8 @@ class DealerSocket(WatchedSocket):
 
     def close(self) -> None:
         """Closes the connection; what libzmq has taken still lingers."""
+        _ = self.refusal  # the monitor's last words
+        self._monitor.close()
         super().close()
         self._senders.unpark_all()
 
@@ -313,6 +328,17 @@ class DealerSocket(WatchedSocket):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _in_words(failure: HandshakeFailure, has_key: bool) -> str | None:
+    match failure, has_key:
+        case HandshakeFailure.REFUSED, _:
+            return "it refuses this key: list it there, in the right role"
+        case _, True:
+            return "it does not prove the server key that was given: another server, or one that asks for no keys"
+        case HandshakeFailure.MISMATCH, False:
+            return "it asks for a key: give key and server_key"
+    return None  # a connection that breaks in the middle, such as to a server that ends
 
 
 _LIBC = ctypes.CDLL(None)
