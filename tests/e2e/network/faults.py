@@ -33,14 +33,14 @@ Fault: TypeAlias = Callable[[Proxy, random.Random], Awaitable[None]]
 async def close(proxy: Proxy, chance: random.Random) -> None:
     """An orderly end, in the middle of whatever message passes."""
     for passage in list(proxy.passages):
-        passage.break_after(chance.choice((UP, DOWN)), chance.randint(1, 50_000), "close")
+        passage.break_after(chance.choice((UP, DOWN)), chance.randint(1, 250_000), "close")
     await trio.sleep(0.1)
 
 
 async def reset(proxy: Proxy, chance: random.Random) -> None:
     """The same with a reset."""
     for passage in list(proxy.passages):
-        passage.break_after(chance.choice((UP, DOWN)), chance.randint(1, 50_000), "reset")
+        passage.break_after(chance.choice((UP, DOWN)), chance.randint(1, 250_000), "reset")
     await trio.sleep(0.1)
 
 
@@ -99,13 +99,13 @@ async def newcomer(proxy: Proxy, patience_s: float) -> None:
 
 
 FAULTS: list[tuple[Fault, int]] = [
-    (close, 15),
-    (reset, 15),
+    (close, 12),
+    (reset, 12),
     (reset_while_greeting, 8),
     (half_open, 4),
     (short_stall, 6),
-    (long_stall, 3),
-    (unreachable, 3),
+    (long_stall, 2),
+    (unreachable, 2),
 ]
 """Each with how often a test injects it."""
 

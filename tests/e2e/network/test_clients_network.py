@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,6 +30,9 @@ CONFIG = """\
     workers: [{count: 1, slots: 2, threads: 1}]
 """
 PATIENCE_S = 60.0
+# Between a slot's look at its clock and the model's lie microseconds, and what else two busy cores have to do. Without the
+# protocol's care these tests see 40 ms and more.
+TOLERANCE_S = 0.015
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +70,7 @@ def test_a_connection_that_fails_again_and_again_loses_no_request(
                     assert (set(), [], [], {}) == outcomes.defects
                     assert times == hit
                     runs = Journal(served.folder).runs(outcomes)
-                    assert runs.keys() == outcomes.right
+                    assert dict.fromkeys(outcomes.right, 1) == runs
             nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -120,15 +127,15 @@ def test_messages_that_come_one_byte_at_a_time_are_the_same_messages(served: Any
     trio.run(main)
 
 
-@pytest.mark.parametrize("what", ["delay", "stall"])
+@pytest.mark.parametrize("what", ["delay", "stall", "stopped server", "stopped worker"])
 def test_nothing_is_started_after_its_deadline_however_long_it_was_on_its_way(served: Any, what: str) -> None:
-    """A slow network eats from the deadline; what comes too late is refused, not run."""
+    """What a network, or a process that stands still, takes of a deadline's time is not given again."""
+    (worker,) = served.workers().values()
 
     async def main() -> None:
         proxy = Proxy(tcp_port(served))
-        if what == "delay":
-            for conditions in proxy.conditions.values():
-                conditions.delay_s = 0.1
+        for conditions in proxy.conditions.values():
+            conditions.delay_s = 0.04 if what == "delay" else 0.0
         async with trio.open_nursery() as nursery:
             await nursery.start(proxy.run)
             with trio.fail_after(PATIENCE_S):
@@ -137,17 +144,34 @@ def test_nothing_is_started_after_its_deadline_however_long_it_was_on_its_way(se
                     async with trio.open_nursery() as asking:
                         asking.start_soon(load.run)
                         for _ in range(5):
-                            await trio.sleep(0.4)
-                            if what == "stall":
-                                proxy.stall(UP)
-                                await trio.sleep(0.5)
-                                proxy.resume()
+                            await trio.sleep(0.3)
+                            with interrupted(what, proxy, served.pid, worker):
+                                await trio.sleep(0.4)
                         load.stop()
                     outcomes = load.outcomes
-                    await trio.sleep(0.5)
-                    late = Journal(served.folder).late_s(outcomes)
-                    print(what, len(outcomes.right), outcomes.codes, "late", sorted(late)[-5:], len(late))
+                    await trio.sleep(0.5)  # what nobody waits for any more would run now
                     assert (set(), [], []) == outcomes.defects[:3]
+                    late_s = Journal(served.folder).late_s(outcomes)
+                    assert [] == [seconds for seconds in late_s if seconds > TOLERANCE_S]
+                    assert {"deadline_exceeded", "overloaded"} >= outcomes.codes.keys()
+                    assert what == "delay" or outcomes.codes["deadline_exceeded"] >= 20
+                    assert len(outcomes.right) > 20
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+@contextmanager
+def interrupted(what: str, proxy: Proxy, server: int, worker: int) -> Iterator[None]:
+    """Somebody stands still for the time of the block."""
+    stopped = {"stopped server": server, "stopped worker": worker}.get(what)
+    if stopped is not None:
+        os.kill(stopped, signal.SIGSTOP)
+    elif what == "stall":
+        proxy.stall(UP)
+    try:
+        yield
+    finally:
+        proxy.resume()
+        if stopped is not None:
+            os.kill(stopped, signal.SIGCONT)
