@@ -107,12 +107,11 @@ class KeptReplies:
         if type(reply) is Result:
             for buffer in reply.tensors.buffers:
                 nbytes += memoryview(buffer).nbytes
+        if nbytes > self._max_bytes // (len(self._holders) + (not answered.order)):
+            answered.gone.add(sequence)
+            return
         if not answered.order:
             self._begin(answered)
-        if nbytes > self._share:
-            answered.gone.add(sequence)
-            self._end_if_empty(answered)
-            return
         answered.replies[sequence] = KeptReply(model, tensors, reply, nbytes, self._now)
         answered.order.append(sequence)
         answered.nbytes += nbytes
