@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream_engine.batching.plan import merge_sizes
@@ -30,6 +31,7 @@ from shapestream_engine.slot import Report, Slot, Work
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, problem_of
 from shapestream_workers.proof import compile_seeing, judge, probe_model, probe_options
+from shapestream_workers.security import server_security
 
 __all__ = ["CheckReport", "ModelReport", "check_configuration"]
 
@@ -109,6 +111,10 @@ def check_configuration(loaded: LoadedSettings) -> CheckReport:
                 ("in_process",), "a crash of a model ends the server, and memory cannot be given back"
             )
         )
+    try:
+        server_security(loaded)
+    except ConfigurationError as error:
+        report.problems += error.problems
     for index, settings in enumerate(loaded.settings.models):
         try:
             _check_model(loaded, index, settings, report)

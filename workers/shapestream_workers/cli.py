@@ -13,10 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from shapestream.addresses import is_protectable, reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
+from shapestream_workers.keys import app as keys_app
 from shapestream_workers.simulate.command import simulate
 from shapestream_workers.tune.command import tune
 
@@ -44,6 +46,21 @@ AnyFunction = Annotated[
     bool,
     typer.Option(
         "--any-function", help="Serve any importable `function`, not only those that packages register."
+    ),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        envvar="SHAPESTREAM_KEY",
+        help="Our secret key's file, for a server that asks for keys.",
+    ),
+]
+ServerKey = Annotated[
+    str | None,
+    typer.Option(
+        "--server-key", metavar="KEY|FILE", envvar="SHAPESTREAM_SERVER_KEY", help="That server's public key."
     ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to look for the server.")]
@@ -91,6 +108,8 @@ def worker(
     group: Annotated[int, typer.Option(min=0, help="Which entry of `workers` to be, counted from 0.")] = 0,
     name: Annotated[str, typer.Option(help="How logs and timings call this worker.")] = "worker",
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+    key: Key = None,
+    server_key: ServerKey = None,
     any_function: AnyFunction = False,
 ) -> None:
     """Start one worker by itself; it serves the models of CONFIG to a server that runs already, or will."""
@@ -104,6 +123,7 @@ def worker(
         channel = claim_stdout()
     with reported():
         loaded = _configured(config)
+        from shapestream_workers.security import caller_keys
         from shapestream_workers.worker_process import run_worker, server_address
 
         groups = loaded.settings.worker_groups
@@ -111,7 +131,9 @@ def worker(
             raise typer.BadParameter(f"{config} has {len(groups)} groups of workers", param_hint="--group")
         address = server_address(loaded, connect)
         chosen = groups[group] if groups else _only_group(loaded)
-        status = run_worker(loaded, chosen, address, name=name, ready_channel=channel)
+        # Over ipc none is asked for; the environment's may be meant for something else.
+        keys = caller_keys(key, server_key) if is_protectable(address) else None
+        status = run_worker(loaded, chosen, address, name=name, ready_channel=channel, keys=keys)
     raise typer.Exit(status)
 
 
@@ -158,6 +180,8 @@ def infer(
         Path | None, typer.Option(metavar="FOLDER", help="Write each output to FOLDER/NAME.npy.")
     ] = None,
     timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
     """Send one request and print the answer."""
@@ -165,7 +189,12 @@ def infer(
         from shapestream_workers.inference import format_result, read_inputs, run_one, save_outputs
 
         arrays = read_inputs(inputs or [])
-        result = run_one(_address_of(target), model, arrays, deadline_s=deadline, timeout_s=timeout)
+        address = _address_of(target)
+        if not is_protectable(address):
+            key = server_key = None
+        result = run_one(
+            address, model, arrays, deadline_s=deadline, timeout_s=timeout, key=key, server_key=server_key
+        )
         if save is not None:
             save_outputs(result, save)
         typer.echo(format_result(result, as_json=as_json))
@@ -178,6 +207,8 @@ def models(
         bool, typer.Option("--costs", help="What their calls cost, as kept, or measured now; for a CONFIG.")
     ] = False,
     timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
     """List the models of a running server, or of CONFIG as it stands: what they take and give, and at which shapes."""
@@ -194,7 +225,9 @@ def models(
         if "://" in target:
             from shapestream_workers.inference import signatures_of
 
-            signatures, unavailable = signatures_of(target, timeout_s=timeout)
+            if not is_protectable(target):
+                key = server_key = None
+            signatures, unavailable = signatures_of(target, timeout_s=timeout, key=key, server_key=server_key)
         else:
             from shapestream_workers.models import read_signatures
 
@@ -212,6 +245,8 @@ def models(
 app.command()(tune)
 
 app.command()(simulate)
+
+app.add_typer(keys_app, name="keys")
 
 
 @app.command()
@@ -262,6 +297,6 @@ def _address_of(target: str) -> str:
     loaded = load_settings(target, files_must_exist=False)
     for address in loaded.settings.server.listen:
         if not address.endswith((":*", ":0")):
-            return address
+            return reached_from_here(address)
     message = "every port is chosen when the server starts (name the address that it logged)"
     raise ConfigurationError([loaded.problem(("server", "listen"), message)])

@@ -48,16 +48,25 @@ def _read_value(name: str, text: str) -> Any:
 
 
 def run_one(
-    address: str, model: str, inputs: Mapping[str, Any], *, deadline_s: float | None, timeout_s: float
+    address: str,
+    model: str,
+    inputs: Mapping[str, Any],
+    *,
+    deadline_s: float | None,
+    timeout_s: float,
+    key: Path | None = None,
+    server_key: str | None = None,
 ) -> Result:
-    """One request and its answer; raises the errors of the client."""
-    with blocking.connect(address, connect_timeout=timeout_s) as client:
+    """One request and its answer; raises the errors of the client. The keys are for a server that asks for them."""
+    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
         return client.infer(model, inputs, deadline=deadline_s)
 
 
-def signatures_of(address: str, *, timeout_s: float) -> tuple[list[ModelSignature], dict[str, str]]:
+def signatures_of(
+    address: str, *, timeout_s: float, key: Path | None = None, server_key: str | None = None
+) -> tuple[list[ModelSignature], dict[str, str]]:
     """The signatures of all models of the server; of those that nobody serves any more, by name, why."""
-    with blocking.connect(address, connect_timeout=timeout_s) as client:
+    with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
         statistics = client.statistics()
         unavailable: dict[str, str] = statistics["unavailable"]
         served = [name for name in statistics["models"] if name not in unavailable]

@@ -14,11 +14,13 @@ from functools import partial
 import structlog
 import trio
 
+from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.executors import LocalSlots
 from shapestream.settings import WorkerGroupSettings
 from shapestream.settings_loader import LoadedSettings
+from shapestream.transport.curve import CallerKeys, ProtectedDealer
 from shapestream.transport.interface import Connection
 from shapestream.transport.zeromq import DealerSocket
 from shapestream_engine.resources import divide_cpus
@@ -51,11 +53,17 @@ def server_address(loaded: LoadedSettings, connect: str | None) -> str:
     if address is None:
         message = "server.worker_listen is not set (set it, or say --connect ADDRESS)"
         raise ConfigurationError([loaded.problem(("server",), message)])
-    return address
+    return reached_from_here(address)
 
 
 def run_worker(
-    loaded: LoadedSettings, group: WorkerGroupSettings, address: str, *, name: str, ready_channel: int | None
+    loaded: LoadedSettings,
+    group: WorkerGroupSettings,
+    address: str,
+    *,
+    name: str,
+    ready_channel: int | None,
+    keys: CallerKeys | None = None,
 ) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` for unusable models."""
     keep_freed_memory()
@@ -67,8 +75,13 @@ def run_worker(
     _check_memory_limit(loaded, group)
     costs = tables(own, models, slots=slots, threads=threads)
 
+    latest: DealerSocket | None = None
+
     def connect() -> Connection:
-        connection = DealerSocket()
+        nonlocal latest
+        if latest is not None and latest.refusal is not None:
+            log.warning("the server does not let this worker in", server=address, why=latest.refusal)
+        latest = connection = DealerSocket() if keys is None else ProtectedDealer(keys)
         connection.connect(address)
         return connection
 

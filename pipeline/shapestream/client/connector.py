@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.transport.interface import Connection
 
@@ -38,6 +39,8 @@ def connector_for(
         raise ConfigurationError(
             ["key and server_key go together (a protected server needs both, others neither)"]
         )
+    if key is not None and not (isinstance(address, str) and is_protectable(address)):
+        raise ConfigurationError([f"{address}: keys are for tcp (over ipc, leave key and server_key out)"])
     if not isinstance(address, str):
         return Connector(name="memory", open=address)
     # Only here: a client over memory endpoints loads no libzmq.

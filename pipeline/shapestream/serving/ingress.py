@@ -222,7 +222,11 @@ class Ingress:
 
     def _for_clients(self) -> dict[str, Any]:
         """What a key without the role `admin` may see: what it may use, and nothing of what others do."""
-        return {"models": self._models.names, "forbidden": "the counters need a key with the role admin"}
+        return {
+            "models": self._models.names,
+            "unavailable": dict(self._models.unavailable),
+            "forbidden": "the counters need a key with the role admin",
+        }
 
     def _obey(self, peer: bytes, session: Session | None, entry: Entry, now: float) -> Session | None:
         """Carries out a control entry. Returns the peer's session as it is afterwards."""

@@ -17,7 +17,7 @@ import zmq
 
 from shapestream.errors import ConfigurationError
 
-__all__ = ["PUBLIC_SUFFIX", "SECRET_SUFFIX", "KeyPair", "new_key_pair", "public_key", "read_key_folder",
+__all__ = ["PUBLIC_SUFFIX", "SECRET_SUFFIX", "KeyPair", "new_key_pair", "public_key", "public_key_of", "read_key_folder",
            "read_key_pair", "write_key_pair"]  # fmt: skip
 
 SECRET_SUFFIX, PUBLIC_SUFFIX = ".secret", ".pub"
@@ -94,7 +94,11 @@ def public_key(text: str) -> str:
     """A public key in Z85, from the key itself or from the path of a `.pub` file; raises `ConfigurationError`."""
     if _Z85.fullmatch(text):
         return text
-    path = Path(text)
+    return public_key_of(Path(text))
+
+
+def public_key_of(path: Path) -> str:
+    """The public key in a `.pub` file; raises `ConfigurationError`."""
     found = _keys_in(path, _read(path)[0])
     if "secret" in found:
         raise ConfigurationError([f"{path}: holds a secret key (name the {PUBLIC_SUFFIX} file)"])
@@ -111,7 +115,7 @@ def read_key_folder(folder: Path) -> dict[str, str]:
         ) from error
     if len(paths) > MAX_KEYS:
         raise ConfigurationError([f"{folder}: {len(paths)} keys; at most {MAX_KEYS}"])
-    return {public_key(str(path)): path.stem for path in paths}
+    return {public_key_of(path): path.stem for path in paths}
 
 
 def _read(path: Path) -> tuple[str, os.stat_result]:
