@@ -27,6 +27,7 @@ from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.settings import Settings
 from shapestream.settings_loader import LoadedSettings
+from shapestream.transport.descriptors import raise_descriptor_limit
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables
 from shapestream_workers.in_process_memory import InProcessMemory
@@ -127,6 +128,7 @@ def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
 def run_server(loaded: LoadedSettings) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
+    raise_descriptor_limit()
     security = server_security(loaded)
     local = None
     in_process = loaded.settings.in_process

@@ -59,10 +59,16 @@ class IpcPath:
         """Gives the bound socket file its final name."""
         self._new.rename(self.path)
 
+    def hide(self) -> None:
+        """Nobody finds the socket until `publish` is called again; connections stay, and the lock does."""
+        if self._lock is not None:
+            self.path.rename(self._new)
+
     def release(self) -> None:
         """Removes the socket file and lets others bind. Twice is once."""
         if self._lock is not None:
             self.path.unlink(missing_ok=True)
+            self._new.unlink(missing_ok=True)
             self._drop_lock()
 
     def _take_lock(self, address: str) -> int:

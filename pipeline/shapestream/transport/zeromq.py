@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import trio
 import zmq
 
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
+from shapestream.transport.descriptors import Doorkeeper
 from shapestream.transport.handshakes import HandshakeFailure, HandshakeMonitor
 from shapestream.transport.interface import RECEIVE_BURST, Addressed, Message
 from shapestream.transport.ipc_path import IpcPath
@@ -86,6 +88,8 @@ class RouterSocket(WatchedSocket):
         """Watches the socket until it is closed or cancelled; `receive` works only while this runs."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._retry_blocked)
+            if self._paths:
+                nursery.start_soon(Doorkeeper(self._hide_paths, self._publish_paths).run)
             await super().run(task_status=task_status)
             nursery.cancel_scope.cancel()
 
@@ -160,6 +164,16 @@ class RouterSocket(WatchedSocket):
         for path in self._paths:
             path.release()
         self._paths.clear()
+
+    def _hide_paths(self) -> None:
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+                path.hide()
+
+    def _publish_paths(self) -> None:
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                path.publish()
 
     def _is_full(self, outbox: Outbox) -> bool:
         # A message may pass the limit of bytes, or one larger than that could never wait at all.

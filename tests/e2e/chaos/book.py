@@ -70,8 +70,8 @@ class Book:
         """Clients that were killed: whatever they had asked for ended with them."""
         self._corrupt: set[int] = set()
         self.lies: Counter[str] = Counter()
-        self.strangers = 0
-        """Facts about requests that nobody submitted."""
+        self._early: dict[int, list[dict[str, Any]]] = {}
+        """Facts that were read before the word that their request was submitted, which came another way."""
 
     # ---------------------------------------------------------------- facts
 
@@ -79,17 +79,15 @@ class Book:
         """Writes one fact down; raises `ValueError` for what is none."""
         match fact["fact"]:
             case "submitted":
-                self.requests[fact["token"]] = Request(
-                    fact["client"], fact["kind"], fact["at"], fact["deadline_at"], fact["expected"]
-                )
+                self._submitted(fact)
             case "ended":
-                self._ended(fact)
+                self._of_request(fact["token"], fact)
             case "reply":
                 # `draining` is not the last word: the request is sent again under its number.
                 self._replies[fact["client"], fact["sequence"]] += fact["code"] != "draining"
-            case "run" | "ran" | "corrupt" as word:
+            case "run" | "ran" | "corrupt":
                 for token in set(fact["tokens"]):
-                    self._ran(word, token, fact)
+                    self._of_request(token, fact)
             case "lie":
                 self.lies[fact["what"]] += 1
             case "paused":
@@ -99,41 +97,68 @@ class Book:
             case other:
                 raise ValueError(f"unknown fact {other!r}")
 
-    def _ended(self, fact: dict[str, Any]) -> None:
-        request = self.requests.get(fact["token"])
-        if request is None:
-            self.strangers += 1
-        else:
-            request.ends.append((fact["at"], fact["code"], fact["answer"]))
+    def _submitted(self, fact: dict[str, Any]) -> None:
+        token = fact["token"]
+        self.requests[token] = Request(
+            fact["client"], fact["kind"], fact["at"], fact["deadline_at"], fact["expected"]
+        )
+        for early in self._early.pop(token, []):
+            self._of_request(token, early)
 
-    def _ran(self, word: str, token: int, fact: dict[str, Any]) -> None:
+    def _of_request(self, token: int, fact: dict[str, Any]) -> None:
         request = self.requests.get(token)
         if request is None:
-            self.strangers += 1
-        elif word == "run":
-            request.runs.append(Run(fact["pid"], fact["at"]))
-        elif word == "ran":
-            for run in request.runs:
-                if run.pid == fact["pid"] and run.ended_at is None:
-                    run.ended_at = fact["at"]
-        else:
-            self._corrupt.add(token)
+            self._early.setdefault(token, []).append(fact)
+            return
+        match fact["fact"]:
+            case "ended":
+                request.ends.append((fact["at"], fact["code"], fact["answer"]))
+            case "run":
+                request.runs.append(Run(fact["pid"], fact["at"]))
+            case "ran":
+                for run in request.runs:
+                    if run.pid == fact["pid"] and run.ended_at is None:
+                        run.ended_at = fact["at"]
+            case _:
+                self._corrupt.add(token)
 
     # ---------------------------------------------------------------- what follows
 
     def zeros(self) -> Zeros:
         """As of now; meant for when everything is over."""
-        requests = self.requests.values()
+        found = self.violations()
         return Zeros(
-            without_an_end=sum(
-                1 for request in requests if not request.ends and request.client not in self._killed
-            ),
-            two_ends=sum(1 for request in requests if len(request.ends) > 1)
-            + sum(1 for replies in self._replies.values() if replies > 1),
-            wrong_answers=sum(self._is_wrong(token, request) for token, request in self.requests.items())
-            + self.strangers,
-            started_late=sum(1 for request in requests if self.lateness_s(request) > SLACK_S),
+            without_an_end=len(found["without_an_end"]),
+            two_ends=len(found["two_ends"]),
+            wrong_answers=len(found["wrong_answers"]),
+            started_late=len(found["started_late"]),
         )
+
+    def violations(self) -> dict[str, list[str]]:
+        """The cases behind each zero, in words."""
+        requests = self.requests.items()
+        return {
+            "without_an_end": [
+                f"{token:#x}: {request}"
+                for token, request in requests
+                if not request.ends and request.client not in self._killed
+            ],
+            "two_ends": [f"{token:#x}: {request}" for token, request in requests if len(request.ends) > 1]
+            + [
+                f"client {client}, sequence {sequence}: {replies} replies"
+                for (client, sequence), replies in self._replies.items()
+                if replies > 1
+            ],
+            "wrong_answers": [
+                f"{token:#x}: {request}" for token, request in requests if self._is_wrong(token, request)
+            ]
+            + [f"{token:#x}: nobody submitted it: {facts}" for token, facts in self._early.items()],
+            "started_late": [
+                f"{token:#x}: {self.lateness_s(request):.3f} s late: {request}"
+                for token, request in requests
+                if self.lateness_s(request) > SLACK_S
+            ],
+        }
 
     def _is_wrong(self, token: int, request: Request) -> bool:
         wrong = any(code == "ok" and answer != request.expected for _, code, answer in request.ends)
@@ -243,4 +268,5 @@ class Book:
             "latest_start_s": None if latest == float("-inf") else latest,
             "paused_s": sum(until - since for since, until in self._pauses),
             "lies": dict(self.lies),
+            "violations": {zero: cases[:5] for zero, cases in self.violations().items() if cases},
         }

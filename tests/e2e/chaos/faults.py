@@ -10,7 +10,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.e2e.chaos.stage import Stage, until
+from tests.e2e.chaos.stage import Stage
 
 AMBUSH_S = 5.0
 LIES_WANTED = 3
+FEW_DESCRIPTORS = 4
+"""Fewer than the server keeps back."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class Faults:
 
     def _worker(self) -> int:
         """One of the server's own workers that is at work."""
-        until("a worker runs a batch", self._at_work)
+        self._stage.until("a worker runs a batch", self._at_work)
         return self._at_work() or self._random.choice(list(self._stage.workers()))
 
     def _at_work(self) -> int | None:
@@ -100,7 +101,7 @@ class Faults:
         self._lie_in_wait(moment, pid=pid)
         os.kill(pid, signal.SIGKILL)
         at = time.monotonic()
-        until("its end", lambda: pid not in self._stage.workers())
+        self._stage.until("its end", lambda: pid not in self._stage.workers())
         if moment == "run":
             return at, self._ask("cut_short", pid=pid)
         return at, self._ask("in_reply", at=at, pid=pid)
@@ -136,7 +137,7 @@ class Faults:
             time.sleep(0.2)
             return lies >= LIES_WANTED
 
-        until("some lies", enough)
+        self._stage.until("some lies", enough)
         liar.send_signal(self._random.choice((signal.SIGTERM, signal.SIGKILL)))
         self._stage.expected_to_end.add(liar.pid)
         self._ended(liar)
@@ -196,7 +197,7 @@ class Faults:
 
     def _start_client(self) -> int:
         number = self._stage.start_client()
-        until(f"client {number} is served", lambda: self._connected(number))
+        self._stage.until(f"client {number} is served", lambda: self._connected(number))
         return number
 
     def _connected(self, number: int) -> bool:
@@ -241,25 +242,30 @@ class Faults:
         return at, self._ask("in_flight", at=at)
 
     def _take_descriptors(self) -> tuple[float, int]:
-        """Nobody can connect, and a worker that dies cannot be started again, until there are descriptors again."""
+        """First few are left, so that nobody new gets in, then none, so that a worker that dies cannot be followed."""
         server = self._stage.server.pid
         victim = self._worker()
-        self._lie_in_wait("run", pid=victim)
-        at = time.monotonic()
+        door = self._stage.folder / "s.sock"
         before = resource.prlimit(server, resource.RLIMIT_NOFILE)
-        resource.prlimit(server, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{server}/fd")), before[1]))
+        at = time.monotonic()
+        self._leave_descriptors(server, FEW_DESCRIPTORS)
         try:
+            self._stage.until("nobody new gets in", lambda: not door.exists())
+            self._leave_descriptors(server, 0)
+            self._lie_in_wait("run", pid=victim)
+            at = time.monotonic()
             os.kill(victim, signal.SIGKILL)
-            with socket.socket(socket.AF_UNIX) as stranger:
-                stranger.connect(str(self._stage.folder / "s.sock"))
-                stranger.settimeout(1.0)
-                try:
-                    limited = not stranger.recv(10)
-                except TimeoutError:  # ZeroMQ greets first; nobody was there to accept the connection
-                    limited = True
+            time.sleep(1.0)
+            alone = len(self._stage.workers()) < 2
         finally:
             resource.prlimit(server, resource.RLIMIT_NOFILE, before)
-        return at, self._ask("in_flight", at=at) if limited else 0
+        self._stage.until("new clients get in again", door.exists)
+        self._stage.until("the worker is followed", lambda: len(self._stage.workers()) == 2)
+        return at, self._ask("in_flight", at=at) if alone else 0
+
+    def _leave_descriptors(self, pid: int, free: int) -> None:
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + free, hard))
 
     # ---------------------------------------------------------------- everything in turn
 
@@ -270,11 +276,11 @@ class Faults:
         if _handles(self._stage.server.pid, signal.SIGHUP):
             old = set(self._stage.workers())
             self._stage.server.send_signal(signal.SIGHUP)
-            until("all workers are others", lambda: not old & set(self._stage.workers()))
+            self._stage.until("all workers are others", lambda: not old & set(self._stage.workers()))
         else:
             for pid in self._stage.workers():
                 os.kill(pid, signal.SIGTERM)
-                until("its end", lambda pid=pid: pid not in self._stage.workers())
+                self._stage.until("its end", lambda pid=pid: pid not in self._stage.workers())
                 self._worker()
         self._replace_server(signal.SIGTERM)
         for number in list(self._stage.clients):
@@ -286,7 +292,7 @@ class Faults:
         return at, self._ask("in_flight", at=at)
 
     def _ended(self, popen: subprocess.Popen[bytes]) -> None:
-        until(f"the end of {popen.args!r}", lambda: popen.poll() is not None)
+        self._stage.until(f"the end of {popen.args!r}", lambda: popen.poll() is not None)
 
 
 def _handles(pid: int, number: signal.Signals) -> bool:

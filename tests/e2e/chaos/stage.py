@@ -170,6 +170,16 @@ class Stage:
 
     # ---------------------------------------------------------------- watching
 
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
+        """The same as the function, and at once when a process has ended that was not to."""
+
+        def met() -> Any:
+            if ends := self.unexpected_ends():
+                raise Broken(f"ended by itself: {', '.join(ends)}, while waiting for: {what}")
+            return condition()
+
+        return until(what, met)
+
     def unexpected_ends(self) -> list[str]:
         """Processes that ended without having been asked to, or badly when they were."""
         ends = []

@@ -1,0 +1,84 @@
+"""Few descriptors left: the ipc path is hidden before libzmq would end the process, and comes back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from shapestream.transport.descriptors import RESERVE, Doorkeeper, free_descriptors
+from shapestream.transport.zeromq import DealerSocket, RouterSocket
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "closed"), [(63, 1024, True), (64, 1024, False), (15, 64, True), (16, 64, False)]
+)
+def test_the_door_closes_while_few_descriptors_are_left(free: int, limit: int, closed: bool) -> None:
+    """Fewer than 64, or than a quarter of a small limit."""
+    keeper = Doorkeeper(lambda: None, lambda: None)
+    keeper.look(free, limit)
+    assert closed == keeper.closed
+
+
+def test_the_door_does_not_flap() -> None:
+    """It opens when half as many more are free, and is moved once for each change."""
+    moves: list[str] = []
+    keeper = Doorkeeper(lambda: moves.append("close"), lambda: moves.append("open"))
+    for free in (RESERVE, RESERVE - 1, 0, RESERVE, 3 * RESERVE // 2, RESERVE, 0):
+        keeper.look(free, 1024)
+    assert ["close", "open", "close"] == moves
+
+
+def test_descriptors_are_counted() -> None:
+    """An open file is one fewer."""
+    before = free_descriptors()
+    with open("/dev/null"):
+        during = free_descriptors()
+    assert before is not None
+    assert (before[0] - 1, before[1]) == during
+
+
+def test_a_hidden_path_keeps_its_connections_and_takes_new_ones_later(tmp_path: Path) -> None:
+    """Who is there goes on; who comes finds no file, tries again by itself, and gets in once it is back."""
+    address = f"ipc://{tmp_path}/s"
+
+    async def main() -> None:
+        async with RouterSocket() as router, DealerSocket() as early, DealerSocket() as late:
+            async with trio.open_nursery() as nursery:
+                router.bind(address)
+                await nursery.start(router.run)
+                early.connect(address)
+                early.send_nowait([b"before"])
+                with trio.fail_after(10):
+                    await router.receive()
+                    router._hide_paths()
+                    assert not (tmp_path / "s").exists()
+                    late.connect(address)
+                    late.send_nowait([b"late"])
+                    early.send_nowait([b"hidden"])
+                    ((_, frames),) = await router.receive()
+                    assert [b"hidden"] == frames
+                    router._publish_paths()
+                    ((_, frames),) = await router.receive()
+                    assert [b"late"] == frames
+                router._hide_paths()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert ["s.lock"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_the_limit_is_raised_to_what_the_system_allows() -> None:
+    """In a process of its own, as limits are the process's."""
+    code = (
+        "import resource\n"
+        "from shapestream.transport.descriptors import raise_descriptor_limit\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "raise_descriptor_limit()\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)\n"
+    )
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode
