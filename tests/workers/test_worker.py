@@ -248,9 +248,9 @@ def test_the_answer_of_an_old_session_is_swallowed() -> None:
         await server.welcome()
         server.say(execute(1))
         await server.next(Heartbeat)
+        began = trio.current_time()
         server.say(Unknown())
         await server.welcome()
-        began = trio.current_time()
         server.say(execute(1))
         assert 1 == (await server.next(BatchDone)).batch
         assert trio.current_time() - began > 2.0
@@ -269,12 +269,8 @@ def test_a_worker_whose_slot_is_held_for_ever_ends() -> None:
         server.say(execute(1))
         await trio.testing.wait_all_tasks_blocked()
         server.say(Unknown())
-        await server.welcome()
         began = trio.current_time()
-        while not server.left.is_set():
-            server.say(Heartbeat())
-            with trio.move_on_after(1.0):
-                await server.left.wait()
+        await server.left.wait()
         assert worker.hangs
         assert ORPHAN_S < trio.current_time() - began < 2 * ORPHAN_S
 

@@ -188,17 +188,28 @@ def test_a_new_server_never_gets_the_answers_of_an_old_one() -> None:
     session, executor = greeted()
     session.accept(execute(1), 1.0)
     session.accept(Unknown(), 2.0)
-    assert [WorkerHello] == [type(entry) for entry in session.outgoing]
     assert session.welcome is None
     assert [executor.started[0].batch] == executor.cancelled
+    session.reported([ran(executor.started[0])], 3.0)
+    assert [WorkerHello] == [type(entry) for entry in session.outgoing]
     session.outgoing.clear()
-    session.accept(execute(1), 3.0)
+    session.accept(execute(1), 4.0)
     orphan, again = executor.started
     assert orphan.batch != again.batch
-    session.reported([ran(orphan)], 4.0)
-    assert [] == session.outgoing
     session.reported([ran(again)], 5.0)
     assert [1] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
+
+
+def test_a_greeting_waits_for_slots_that_nobody_waits_for() -> None:
+    """What the new server sent would stand behind them, and its requests be blamed if they hang."""
+    session, executor = greeted()
+    session.accept(execute(1, slot=0), 1.0)
+    session.accept(execute(2, slot=1), 1.0)
+    session.greet(2.0)
+    session.reported([ran(executor.started[0])], 3.0)
+    assert ([], True) == (session.outgoing, session.greeting_waits)
+    session.reported([ran(executor.started[1])], 4.0)
+    assert ([WorkerHello], False) == ([type(entry) for entry in session.outgoing], session.greeting_waits)
 
 
 def test_a_batch_goes_to_its_slot_while_another_one_runs_there() -> None:

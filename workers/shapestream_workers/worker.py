@@ -210,6 +210,8 @@ class Worker:
             await trio.sleep_until(due)
             if trio.current_time() > due + STALL_S:
                 await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
+            if session.greeting_waits:
+                self._heard_at = trio.current_time()  # nothing was said that could be answered
             silence_s = trio.current_time() - self._heard_at
             if silence_s > max(MISSED_HEARTBEATS * interval_s, MIN_SILENCE_S):
                 # Also a greeting may be lost, with a server that went away before it answered.

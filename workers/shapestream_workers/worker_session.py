@@ -8,8 +8,8 @@ up by itself.
 
 A *session* begins with each greeting. The server forgets what ran before it, so batches of an earlier session
 are orphans: they are cancelled, and their reports are swallowed (a new server counts batches from the start, and
-would take them for its own). One that cannot be interrupted still has its slot: what the new server sends waits behind
-it, there as far as the slot takes it, the rest here.
+would take them for its own). One that cannot be interrupted still has its slot, so the greeting waits for it: a batch
+behind it would look to the server as one that hangs, and its requests would be blamed for that.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class WorkerSession:
         """By slot. Each is bounded by what a server may send; what exceeds that is refused."""
         self._at_slot = [0] * executor.slots
         """Batches that each slot has, as far as is reported."""
+        self.greeting_waits = False
+        """Whether the server is to be greeted once the slots are free of what an earlier session left there."""
         self._greeted_at = 0.0
         self._transit_s = MAX_TRANSIT_S
         self._clock = PeerClock()
@@ -100,12 +102,19 @@ class WorkerSession:
         """Whether the server ended it, by a goodbye."""
 
     def greet(self, now: float) -> None:
-        """Begins a session, on a new connection or with a server that does not know us."""
+        """Begins a session, on a new connection or with a server that does not know us: at once, or without orphans."""
         self._orphan_all(now)
-        self.outgoing = [self._hello]
-        self.welcome, self._greeted_at = None, now
+        self.outgoing = []
+        self.welcome = None
         self._clock = PeerClock()
         self.ended, self.ended_by_server = None, False
+        self.greeting_waits = True
+        self._greet_when_free(now)
+
+    def _greet_when_free(self, now: float) -> None:
+        if self.greeting_waits and not self._running:
+            self.greeting_waits, self._greeted_at = False, now
+            self.outgoing.append(self._hello)
 
     def accept(self, entry: Entry, now: float) -> None:
         """Takes one entry from the server."""
@@ -143,6 +152,7 @@ class WorkerSession:
             if running.batch is not None:
                 self.outgoing.append(_answer(running.batch, report))
             self._fill(running.slot, now)
+        self._greet_when_free(now)
 
     def drain(self) -> None:
         """Asks for no more batches; the session ends with the server's goodbye, when it has been given all answers.
