@@ -17,7 +17,7 @@ QUICK ?=
 ENGINES ?=
 SMOKE ?=
 
-.PHONY: help demo embeddings test test-engines lint format bench plots wheel constraints clean
+.PHONY: chaos help demo embeddings test test-engines lint format bench plots wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.limit $(if $(SMOKE),--smoke)
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
+
+chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED=, DURATION= seconds); a ledger of its own counts.
+	@$(BIN)/python -m tests.e2e.chaos $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),180)
+	@$(BIN)/python -m tests.e2e.chaos --mutations $(if $(SEED),--seed $(SEED))
 
 plots: $(READY) ## Draw the pictures of docs/scheduling.md anew (simulated: nothing is measured).
 	@$(BIN)/python docs/plots.py

@@ -256,15 +256,17 @@ class Book:
         requests = self.requests.values()
         ends = Counter(request.ends[0][1] for request in requests if request.ends)
         latest = max((self.lateness_s(request) for request in requests), default=float("-inf"))
-        poison = [len(request.runs) for request in requests if request.kind == "poison"]
+        misdeeds = [request for request in requests if request.kind != "usual"]
         return {
             "requests": len(self.requests),
             "clients": len({request.client for request in requests}),
             "ends": dict(ends.most_common()),
             "gone_with_their_client": sum(1 for r in requests if not r.ends and r.client in self._killed),
             "runs_per_request": dict(sorted(Counter(len(request.runs) for request in requests).items())),
-            "runs_per_poison": dict(sorted(Counter(poison).items())),
-            "poison_ends": dict(Counter(r.ends[0][1] for r in requests if r.kind == "poison" and r.ends)),
+            "misdeeds": [
+                f"{request.kind}: {len(request.runs)} runs, then {[code for _, code, _ in request.ends]}"
+                for request in misdeeds
+            ],
             "latest_start_s": None if latest == float("-inf") else latest,
             "paused_s": sum(until - since for since, until in self._pauses),
             "lies": dict(self.lies),

@@ -1,4 +1,4 @@
-"""A client of a chaos run: `python -m tests.e2e.chaos.client ADDRESS NUMBER SEED [--poison]`.
+"""A client of a chaos run: `python -m tests.e2e.chaos.client ADDRESS NUMBER SEED [--deed DEED]`.
 
 It asks through the product's own client: some tasks call `infer`, and one ordered stream runs beside them. What it asks
 for, what it was told, and every terminal reply as it came off the wire go to the ledger. SIGTERM: it asks for nothing
@@ -58,7 +58,7 @@ class Load:
             "submitted",
             token=token,
             client=self._number,
-            kind="poison" if deed == model.DIE else "usual",
+            kind={model.DIE: "poison", model.HANG: "hang"}.get(deed, "usual"),
             at=now,
             deadline_at=deadline_at,
             expected=zlib.crc32(model.answer_to(x).tobytes()),
@@ -128,19 +128,19 @@ def listen_in(number: int, witness: Witness) -> None:
                     witness.tell("reply", client=number, sequence=entry.sequence, code=code)
             super().receive(entries, now)
 
-    core.Session = Overheard  # type: ignore[misc] # the one place where the core gets it from
+    core.Session = Overheard  # type: ignore[attr-defined] # where the core gets it from
 
 
-async def main(address: str, number: int, seed: int, *, poison: bool) -> None:
-    """Asks until SIGTERM; with `poison`, once for what kills a worker."""
+async def main(address: str, number: int, seed: int, deed: int) -> None:
+    """Asks until SIGTERM; with a deed, once, for that."""
     witness = Witness()
     listen_in(number, witness)
     load = Load(number, seed, witness)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load.obey_sigterm)
         async with shapestream.connect(address, connect_timeout=PATIENCE_S, silence=2.5) as client:
-            if poison:
-                await load.ask(client, model.DIE)
+            if deed:
+                await load.ask(client, deed)
             else:
                 async with trio.open_nursery() as asking:
                     for _ in range(TASKS):
@@ -154,6 +154,6 @@ if __name__ == "__main__":
     parser.add_argument("address")
     parser.add_argument("number", type=int)
     parser.add_argument("seed", type=int)
-    parser.add_argument("--poison", action="store_true")
+    parser.add_argument("--deed", type=int, default=model.DO_NOTHING)
     given = parser.parse_args()
-    trio.run(lambda: main(given.address, given.number, given.seed, poison=given.poison))
+    trio.run(lambda: main(given.address, given.number, given.seed, given.deed))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.e2e.chaos.model import DIE, HANG
 from tests.e2e.chaos.stage import Stage
 
 AMBUSH_S = 5.0
@@ -50,7 +51,8 @@ class Faults:
             "worker stopped": self._stop_worker,
             "worker ten times slower": self._slow_worker,
             "worker lies": self._lie,
-            "request kills its worker": self._poison,
+            "request kills its worker": lambda: self._misdeed(DIE),
+            "request hangs": lambda: self._misdeed(HANG),
             "server killed mid-batch": lambda: self._kill_server("run"),
             "server killed mid-reply": lambda: self._kill_server("ran"),
             "server stopped": self._stop_server,
@@ -143,9 +145,9 @@ class Faults:
         self._ended(liar)
         return at, lies
 
-    def _poison(self) -> tuple[float, int]:
+    def _misdeed(self, deed: int) -> tuple[float, int]:
         at = time.monotonic()
-        number = self._stage.start_client("--poison")
+        number = self._stage.start_client("--deed", str(deed))
         self._ended(self._stage.clients.pop(number))
         return at, self._ask("cut_short", client=number)
 
@@ -201,7 +203,7 @@ class Faults:
         return number
 
     def _connected(self, number: int) -> bool:
-        return self._ask("runs_of_client", client=number) > 0
+        return bool(self._ask("runs_of_client", client=number))
 
     # ---------------------------------------------------------------- what the machine runs out of
 

@@ -18,7 +18,7 @@ from typing import Any
 
 if __name__ == "__main__":  # started in isolation: only this folder is added
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from book import Book
+    from book import Book  # type: ignore[import-not-found]
 else:
     from tests.e2e.chaos.book import Book
 
@@ -41,18 +41,18 @@ class Ledger:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until somebody asks for the end."""
+        """Until it is killed, when everything is over."""
         while True:
             for key, _ in self._selector.select(0.05):
                 assert isinstance(key.fileobj, socket.socket)
                 if key.fileobj is self._listener:
                     self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
-                elif not self._read(key.fileobj):
-                    return
+                else:
+                    self._read(key.fileobj)
             self._give_up_watches()
 
-    def _read(self, connection: socket.socket) -> bool:
-        """One packet; False when it is over."""
+    def _read(self, connection: socket.socket) -> None:
+        """One packet."""
         try:
             packet = connection.recv(MAX_PACKET_BYTES)
         except ConnectionError:
@@ -60,18 +60,15 @@ class Ledger:
         if not packet:
             self._selector.unregister(connection)
             connection.close()
-            return True
+            return
         said = json.loads(packet)
         if "fact" in said:
             self._book.take(said)
             self._notice(said)
-            return True
-        if said["ask"] == "watch":
+        elif said["ask"] == "watch":
             self._watches.append((time.monotonic() + said["within_s"], said, connection))
-            return True
-        if said["ask"] != "end":
+        else:
             _answer(connection, self._of_book(said))
-        return bool(said["ask"] != "end")
 
     def _of_book(self, said: dict[str, Any]) -> Any:
         book = self._book

@@ -19,10 +19,12 @@ from tests.e2e.chaos.witness import Witness
 
 HEADER = 6
 TOKEN, DEADLINE, WORK, DEED, LENGTH, CHECKSUM = range(HEADER)
-DO_NOTHING, DIE = 0, 1
+DO_NOTHING, DIE, HANG = range(3)
 FOLDER_VARIABLE = "CHAOS_FOLDER"
 SLOW = 10
 """How many times longer everything takes in a process for which a file `slow-PID` is there."""
+
+LONG_S = 3600.0
 
 _told = threading.local()
 
@@ -56,6 +58,8 @@ def checked(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         witness.tell("corrupt", pid=pid, tokens=corrupt)
     if (x[:, DEED] == DIE).any():
         os.kill(pid, signal.SIGKILL)
+    if (x[:, DEED] == HANG).any():
+        time.sleep(LONG_S)
     slow = (Path(os.environ[FOLDER_VARIABLE]) / f"slow-{pid}").exists()
     time.sleep(int(x[:, WORK].max()) * 1e-6 * (SLOW if slow else 1))
     y = answer_to(x)
@@ -65,4 +69,4 @@ def checked(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _sound(row: np.ndarray[Any, Any]) -> bool:
     """Whether a row arrived as it was sent, padding apart."""
-    return zlib.crc32(row[HEADER : int(row[LENGTH])].tobytes()) == row[CHECKSUM]
+    return zlib.crc32(row[HEADER : int(row[LENGTH])].tobytes()) == int(row[CHECKSUM])

@@ -52,7 +52,7 @@ class Outcome:
         ends = ", ".join(f"{count} {code}" for code, count in summary["ends"].items())
         lines += [f"  ends: {ends}; {summary['gone_with_their_client']} went with a killed client"]
         lines += [f"  runs per request: {summary['runs_per_request']}"]
-        lines += [f"  of a poison: {summary['runs_per_poison']}, it ended as {summary['poison_ends']}"]
+        lines += [f"  misdeeds: {', '.join(summary['misdeeds']) or 'none'}"]
         if summary["latest_start_s"] is not None:
             lines += [f"  latest start, deadline = 0: {summary['latest_start_s'] * 1000:+.0f} ms"]
         lines += [
@@ -101,7 +101,6 @@ def perform(
         outcome.judge(kinds)
         if outcome.problems:
             say(stage.tail())
-        stage.ledger.end()
         return outcome
 
 
@@ -111,9 +110,7 @@ def perform_defective(seed: int, defect: str, duration_s: float) -> Outcome:
         _begin(stage)
         time.sleep(duration_s)
         stage.stop_clients(patience_s=2.0)
-        outcome = _reckon(stage, seed)
-        stage.ledger.end()
-        return outcome
+        return _reckon(stage, seed)
 
 
 def _begin(stage: Stage) -> None:

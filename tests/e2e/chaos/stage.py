@@ -27,12 +27,13 @@ server:
   client_silence_s: 4
   worker_silence_s: 1.5
   grace_s: 5
+  hang_grace_s: 1
 models:
   - name: checked
     function: tests.e2e.chaos.model:checked
     inputs: {x: {shape: "batch:1..16, n:8..4096", element_type: i64, pad: {n: 0}}}
     outputs: {y: {shape: "batch, n", element_type: i64, rule: rows}}
-    batching: {max_batch: 16}
+    batching: {max_batch: 16, hang_after_s: 3}
     trust: true
     calibration_s: 0
 workers: [{count: 2, slots: 1, threads: 1}]
@@ -79,17 +80,25 @@ class Stage:
         self.liar: subprocess.Popen[bytes] | None = None
         self.clients: dict[int, subprocess.Popen[bytes]] = {}
         self._last_client = 0
-        self.ledger: Witness
+        self._witness: Witness | None = None
 
     def __enter__(self) -> Stage:
         self.config.write_text(CONFIG)
         path = self._environment[SOCKET_VARIABLE]
         ledger = self._start([sys.executable, "-I", "-S", str(LEDGER), path], "ledger.log")
         until("the ledger listens", lambda: Path(path).exists() or ledger.poll() is not None)
-        self.ledger = Witness(path)
+        self._witness = Witness(path)
         return self
 
+    @property
+    def ledger(self) -> Witness:
+        """The connection to the ledger."""
+        assert self._witness is not None  # from `__enter__` on
+        return self._witness
+
     def __exit__(self, *_: object) -> None:
+        if self._witness is not None:
+            self._witness.close()
         self.workers()
         for process in self._started.values():
             for number in (signal.SIGKILL, signal.SIGCONT):

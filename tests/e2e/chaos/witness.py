@@ -36,7 +36,6 @@ class Witness:
             raise RuntimeError("the ledger has ended; its log says why")
         return json.loads(answer)
 
-    def end(self) -> None:
-        """Ends the ledger."""
-        self._socket.send(b'{"ask": "end"}')
+    def close(self) -> None:
+        """Ends this connection."""
         self._socket.close()
