@@ -315,6 +315,19 @@ def test_settings_of_the_server_are_checked(tmp_path: Path, text: str, expected:
     assert expected in problem
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("max_batch", "8"), ("max_delay_ms", "2.5"), ("max_padding_ratio", "0.5"), ("max_batch_bytes", "1 MiB")],
+)
+def test_what_may_not_run_twice_has_no_company_to_set(tmp_path: Path, key: str, value: str) -> None:
+    """Its requests run alone, so settings about sharing a call would do nothing; those that say the same may stay."""
+    text = f"models: [{{name: m, path: m.xml, idempotent: false, batching: {{{key}: {value}}}}}]\n"
+    (problem,) = problems_of(tmp_path, text)
+    assert f'models[0].batching.{key}: requests of a model with "idempotent: false" run alone' in problem
+    fine = "models: [{name: m, path: m.xml, idempotent: false, batching: {max_batch: 1, max_delay_ms: 0}}]\n"
+    assert load(tmp_path, fine).settings.models[0].idempotent is False
+
+
 def test_a_memory_limit_is_a_size_or_nothing(tmp_path: Path) -> None:
     """Bytes, or a number with its unit; without the key there is none."""
     model = "models: [{name: m, path: m.xml}]\n"

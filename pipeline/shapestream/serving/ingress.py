@@ -170,15 +170,15 @@ class Ingress:
             if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
-                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
+                self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
         elif kept is not None:
             if kept.answers(entry.model, entry.tensors):
                 self._egress.repeat(session, kept.reply)
             else:
-                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
+                self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
         elif sequence in answered.gone:
             text = f"number {sequence} was answered before, and the reply is no longer kept"
-            self._fail(session, sequence, AlreadyAnswered.code, text)
+            self._fail_again(session, sequence, AlreadyAnswered.code, text)
         else:
             return False
         return True
@@ -197,6 +197,10 @@ class Ingress:
         else:
             text = f"more than this session's credit: {requests} requests, {window_bytes} bytes unanswered"
             self._fail(session, sequence, "overloaded", text)
+
+    def _fail_again(self, session: Session, sequence: int, code: str, message: str) -> None:
+        self._statistics.requests += 1
+        self._fail(session, sequence, code, message)
 
     def _fail(self, session: Session, sequence: int, code: str, message: str) -> None:
         like_it_before = self._limit.admit(code, self._clock())

@@ -87,6 +87,8 @@ def test_another_model_under_a_running_number_is_a_conflict() -> None:
             assert (1, "conflict") == ending(await client.hear(Failure))
             slots.finish(batch)
             assert 1 == (await client.hear(Result)).sequence
+            values = await statistics(client)
+            assert values["requests"] == values["results"] + sum(values["failures"].values()) == 2
 
     run(main)
 
