@@ -103,7 +103,7 @@ class Faults:
         self._lie_in_wait(moment, pid=pid)
         os.kill(pid, signal.SIGKILL)
         at = time.monotonic()
-        self._stage.until("its end", lambda: pid not in self._stage.workers())
+        self._gone(pid)
         if moment == "run":
             return at, self._ask("cut_short", pid=pid)
         return at, self._ask("in_reply", at=at, pid=pid)
@@ -128,22 +128,14 @@ class Faults:
         return at, self._ask("runs_of", pid=pid, since=at)
 
     def _lie(self) -> tuple[float, int]:
-        before = sum(self._ask("summary")["lies"].values())
+        before: int = self._ask("lies")
         at = time.monotonic()
         liar = self._stage.start_liar(self._random.randrange(100))
-        lies = 0
-
-        def enough() -> bool:
-            nonlocal lies
-            lies = sum(self._ask("summary")["lies"].values()) - before
-            time.sleep(0.2)
-            return lies >= LIES_WANTED
-
-        self._stage.until("some lies", enough)
+        self._stage.until("some lies", lambda: self._ask("lies") - before >= LIES_WANTED)
         liar.send_signal(self._random.choice((signal.SIGTERM, signal.SIGKILL)))
         self._stage.expected_to_end.add(liar.pid)
         self._ended(liar)
-        return at, lies
+        return at, self._ask("lies") - before
 
     def _misdeed(self, deed: int) -> tuple[float, int]:
         at = time.monotonic()
@@ -282,7 +274,7 @@ class Faults:
         else:
             for pid in self._stage.workers():
                 os.kill(pid, signal.SIGTERM)
-                self._stage.until("its end", lambda pid=pid: pid not in self._stage.workers())
+                self._gone(pid)
                 self._worker()
         self._replace_server(signal.SIGTERM)
         for number in list(self._stage.clients):
@@ -292,6 +284,9 @@ class Faults:
             self._ended(client)
             del self._stage.clients[number]
         return at, self._ask("in_flight", at=at)
+
+    def _gone(self, worker: int) -> None:
+        self._stage.until(f"the end of worker {worker}", lambda: worker not in self._stage.workers())
 
     def _ended(self, popen: subprocess.Popen[bytes]) -> None:
         self._stage.until(f"the end of {popen.args!r}", lambda: popen.poll() is not None)

@@ -79,6 +79,8 @@ class Ledger:
                 return book.summary()
             case "runs_of_client":
                 return book.runs_of_client(said["client"])
+            case "lies":
+                return book.lies.total()
             case "recovery":
                 return book.recovery(said["since"])
             case "in_flight":

@@ -40,7 +40,8 @@ class Outcome:
         hits = dict.fromkeys(kinds, 0)
         for injection in self.injections:
             hits[injection.kind] += injection.hit
-        self.problems += [f"no work in flight was hit: {kind}" for kind, hit in hits.items() if not hit]
+        missed = [kind for kind, hit in hits.items() if not hit]
+        self.problems += [f"no work in flight was hit: {', '.join(missed)}"] if missed else []
         results, requests = self.summary["ends"].get("ok", 0), self.summary["requests"]
         if 2 * results <= requests:
             self.problems.append(f"only {results} of {requests} requests got results")

@@ -13,7 +13,7 @@ SEED = 5
 
 def test_nothing_is_lost_doubled_wrong_or_late_whatever_is_killed() -> None:
     """Each kind of fault once, each hits work in flight, and the ledger's four counts are 0."""
-    outcome = perform(SEED, 0.0)
+    outcome = perform(SEED, 0.0, say=print)
     assert [] == outcome.problems, "\n".join(outcome.lines())
 
 
