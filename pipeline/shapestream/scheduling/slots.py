@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Batch, Isolated, Slot, Worker
+from shapestream.scheduling.records import Batch, Hang, Isolated, Slot, Worker
 
 __all__ = ["SlotTable", "aside_s"]
 
@@ -186,11 +186,13 @@ class SlotTable:
         if behind is not None:
             self._unqueue(slot, behind, batch)
             self._begin(slot, behind, now)
-            return behind
-        slot.batch = None
-        if slot.free:
-            self._show(slot)
-        return None
+        else:
+            slot.batch = None
+            if slot.free:
+                self._show(slot)
+        if slot.worker.killed:
+            self.spare(slot.worker)  # whoever ends the process regardless lets it close first
+        return behind
 
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
         slot.batch = batch
@@ -302,8 +304,10 @@ class SlotTable:
         worker.killed = True
 
     def spare(self, worker: Worker) -> None:
-        """Its process could not be ended, and serves on with what slots it has left."""
-        if worker.killed:
+        """Nothing is left to end its process for, and it serves on with what slots it has left."""
+        if worker.killed and not any(
+            slot.batch is not None and slot.batch.hang is Hang.KILLED for slot in worker.slots.values()
+        ):
             worker.killed = False
             self._show_all(worker)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count
-from math import prod
+from math import inf, prod
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
@@ -18,6 +18,7 @@ from shapestream.scheduling.actions import (
     DeliverResults,
     FailRequest,
     ForgetRequest,
+    KillSlot,
     RecallBatch,
     StartBatch,
 )
@@ -31,11 +32,13 @@ from shapestream.scheduling.events import (
     RequestCancelled,
     RequestsArrived,
 )
+from shapestream.scheduling.hang_watch import HangLimits
 
 MAX_QUEUED_REQUESTS = 14
 MAX_QUEUED_BYTES = 200
 MAX_ATTEMPTS = 2
 # A slot rests for at least 0.1 s, and for two mean calls, of which none here takes longer than a second.
+HANG_MIN_S, HANG_GRACE_S = 2.0, 0.5
 MIN_ASIDE_S, LONGEST_FIRST_PAUSE_S, MAX_ASIDE_S = 0.1, 2.0, 30.0
 
 
@@ -43,17 +46,23 @@ def _profile(
     name: str, dimensions: tuple[str, ...], paddable: tuple[bool, ...], **options: float
 ) -> ModelProfile:
     has_batch = dimensions[0] == "batch"
-    return ModelProfile(
-        name=name, dimensions=dimensions, has_batch=has_batch, paddable=paddable, max_batch=6, **options
-    )
+    options.setdefault("max_batch", 6)
+    return ModelProfile(name=name, dimensions=dimensions, has_batch=has_batch, paddable=paddable, **options)
 
 
 PROFILES = {
     profile.name: profile
     for profile in (
         _profile("text", ("batch", "seq"), (False, True), max_padding_ratio=0.25),
-        _profile("image", ("batch", "height", "width"), (False, False, True), max_padding_ratio=0.5),
-        _profile("exact", ("batch", "seq"), (False, False)),
+        _profile(
+            "image",
+            ("batch", "height", "width"),
+            (False, False, True),
+            max_padding_ratio=0.5,
+            hang_after_s=inf,
+        ),
+        _profile("exact", ("batch", "seq"), (False, False), hang_after_s=HANG_MIN_S),
+        _profile("once", ("batch", "seq"), (False, True), max_batch=1, idempotent=False),
         _profile("alone", ("height", "width"), (True, True)),
         _profile("patient", ("batch", "seq"), (False, True), max_padding_ratio=0.25, max_delay_s=0.5),
     )
@@ -71,6 +80,13 @@ class Known:
     arrived: float
     batch: int | None = None
     lost: int = 0
+    starts: int = 0
+    deaths: int = 0
+    """Processes that died while they ran it, or may have."""
+    suspect: bool = False
+    """It must run alone in its worker."""
+    blamed: bool = False
+    """It did, and that died, or it hung there."""
     group: frozenset[int] | None = None  # the ids that it must run again with, if it must
 
     @property
@@ -103,6 +119,11 @@ class Running:
 
     start: StartBatch
     behind: int | None = None  # the batch that it waits for, until that is over
+    began: float = 0.0
+    alone: bool = False
+    hung: bool = False
+    killed_at: float | None = None
+    given_up: bool = False
     cancelled: bool = False
     recalled: bool = False
     over: bool = False
@@ -123,6 +144,10 @@ class Referee(RuleBasedStateMachine):
         self.ended: dict[int, str] = {}
         self.refused: set[int] = set()
         self.slots: dict[int, frozenset[str]] = {}
+        self.processes: dict[int, str] = {}
+        """Of each slot."""
+        self.condemned: set[str] = set()
+        """Processes that are to be killed."""
         self.closing: set[int] = set()
         self.refusals: dict[int, tuple[int, float]] = {}
         """Slots that answered their last batches `unavailable`: how many in a row, and when the last time."""
@@ -135,7 +160,8 @@ class Referee(RuleBasedStateMachine):
 
     @staticmethod
     def _new_scheduler() -> Scheduler:
-        return Scheduler(MAX_QUEUED_REQUESTS, MAX_QUEUED_BYTES, MAX_ATTEMPTS)
+        hangs = HangLimits(min_s=HANG_MIN_S, grace_s=HANG_GRACE_S)
+        return Scheduler(MAX_QUEUED_REQUESTS, MAX_QUEUED_BYTES, MAX_ATTEMPTS, hangs=hangs)
 
     # ------------------------------------------------------------ what the machine knows
 
@@ -156,6 +182,29 @@ class Referee(RuleBasedStateMachine):
         for other in self._running():
             if other.behind == running.start.batch:
                 other.behind = None
+                other.began = self.now
+        self._reprieve(self.processes[running.start.slot])
+
+    def _reprieve(self, process: str) -> None:
+        """A process is not killed any more once the batches are over, or given up, because of which it should be."""
+        if not any(running.killed_at is not None and not running.given_up for running in self._in(process)):
+            self.condemned.discard(process)
+
+    def _in(self, process: str) -> list[Running]:
+        """What a process runs."""
+        return [running for running in self._active() if self.processes[running.start.slot] == process]
+
+    def _die(self, running: Running) -> None:
+        """What the death of its process, or its hanging, means for the members of a batch."""
+        self._finish_off(running)
+        for id_ in running.wanted:
+            known = self.known[id_]
+            known.lost += 1
+            known.deaths += 1
+            known.batch = None
+            known.blamed = running.alone
+            known.suspect = True
+            known.group = None
 
     def _queued(self) -> list[Known]:
         return [k for i, k in self.known.items() if i not in self.ended and k.batch is None]
@@ -179,6 +228,7 @@ class Referee(RuleBasedStateMachine):
     def _play(self, event: Event) -> list[Action]:
         actions = self.scheduler.handle(event, self.now)
         self.log.append((event, self.now, list(actions)))
+        self._give_up()
         self._note_refusals(event)
         for action in actions:
             match action:
@@ -202,11 +252,39 @@ class Referee(RuleBasedStateMachine):
                     assert not running.cancelled, "a batch was cancelled twice"
                     assert running.behind is None, "a batch was cancelled that has not started"
                     assert running.start.slot == action.slot
-                    assert not running.wanted, "a batch was cancelled that somebody waits for"
+                    running.hung = bool(running.wanted)
+                    assert not running.hung or self._ran_s(running) >= HANG_MIN_S, (
+                        "cancelled, and somebody waits"
+                    )
                     running.cancelled = True
+                case KillSlot():
+                    self._killed(action)
                 case RecallBatch():
                     self._recalled(action, event)
         return actions
+
+    def _ran_s(self, running: Running) -> float:
+        limit_s = PROFILES[running.start.model].hang_after_s
+        assert limit_s != inf, "what may take any time was taken to hang"
+        # Sums of floats: it may look a little less than it was when the time was reckoned.
+        return self.now - running.began + 1e-9
+
+    def _killed(self, action: KillSlot) -> None:
+        running = next(running for running in self._active() if running.start.slot == action.slot)
+        assert running.cancelled, "a process is killed though nobody asked its batch to stop"
+        assert running.killed_at is None, "a process is killed twice because of one batch"
+        assert self._ran_s(running) >= HANG_MIN_S + HANG_GRACE_S
+        running.killed_at = self.now
+        self.condemned.add(self.processes[action.slot])
+
+    def _give_up(self) -> None:
+        """A process that could not be killed keeps the slot; before the actions that follow from that."""
+        for running in self._active():
+            if running.killed_at is None or running.given_up or self.now < running.killed_at + HANG_GRACE_S:
+                continue
+            running.given_up = True
+            self.closing.add(running.start.slot)
+            self._reprieve(self.processes[running.start.slot])
 
     def _recalled(self, action: RecallBatch, event: Event) -> None:
         running = self.batches[action.batch]
@@ -220,7 +298,12 @@ class Referee(RuleBasedStateMachine):
             return
         free = self._free_slots(for_certain=False)
         elsewhere = any(running.start.model in self.slots[slot] for slot in free)
-        assert elsewhere or not running.wanted or action.slot in self.closing, "recalled without a reason"
+        kept = any(known.suspect for known in self._queued()) or any(r.alone for r in self._active())
+        ahead = self.batches[running.behind]
+        assert (
+            elsewhere or kept or ahead.hung or not running.wanted or action.slot in self.closing
+            or self._ran_s(ahead) >= HANG_MIN_S
+        ), "recalled without a reason"  # fmt: skip
 
     def _note_refusals(self, event: Event) -> None:
         """Before the starts that the event caused: of those a slot that just refused must have none."""
@@ -258,7 +341,12 @@ class Referee(RuleBasedStateMachine):
                 assert isinstance(event, RequestCancelled)
                 assert action.id == event.id
             case "worker_lost":
-                assert known.lost == MAX_ATTEMPTS
+                once = not PROFILES[known.arrival.model].idempotent
+                given_up = known.batch is not None and self.batches[known.batch].given_up
+                assert known.lost == (1 if once else MAX_ATTEMPTS) or given_up
+            case "poisoned":
+                given_up = known.batch is not None and self.batches[known.batch].given_up
+                assert known.blamed or (given_up and self.batches[known.batch].alone), "an innocent is blamed"
             case "model_error" | "internal":
                 assert isinstance(event, BatchFailed)
                 assert (action.id,) == self.batches[event.batch].start.requests, "not alone to blame"
@@ -293,9 +381,23 @@ class Referee(RuleBasedStateMachine):
         for member in members:
             member.batch = start.batch
             member.group = None
-        self.batches[start.batch] = Running(start, start.behind, wanted=set(start.requests))
+            member.starts += 1
+            assert profile.idempotent or member.starts == 1, "what may not run twice was started again"
+            assert member.deaths < 2, "it may have killed two processes, and is started again"
+        alone = members[0].suspect
+        self.batches[start.batch] = Running(
+            start, start.behind, began=self.now, alone=alone, wanted=set(start.requests)
+        )
 
     def _check_place(self, start: StartBatch) -> None:
+        process = self.processes[start.slot]
+        beside = [running for running in self._in(process) if not running.given_up]
+        if any(self.known[id_].suspect for id_ in start.requests):
+            assert len(start.requests) == 1, "a suspect has company"
+            assert not beside, "something runs in the process in which a suspect is started"
+        assert not any(running.alone for running in beside), "a suspect does not stay alone"
+        assert process not in self.condemned, "something is started in a process that is to be killed"
+        kept = self.scheduler.statistics().slots_kept
         if start.behind is None:
             assert start.slot in self._idle_slots(), (
                 "a slot runs one batch at a time, and none once it closes"
@@ -311,7 +413,9 @@ class Referee(RuleBasedStateMachine):
         assert start.slot not in self.closing, "a batch was sent ahead to a slot that closes"
         assert all(other.behind != start.behind for other in self._running()), "two batches wait on one slot"
         free = self._free_slots(for_certain=True)
-        assert all(start.model not in self.slots[slot] for slot in free), "sent ahead although a slot is free"
+        serving = [slot for slot in free if start.model in self.slots[slot]]
+        assert len(serving) <= kept, "sent ahead although a slot is free"
+        assert PROFILES[start.model].idempotent, "what may not run twice is sent ahead"
 
     def _check_sizes(self, start: StartBatch, members: list[Known], profile: ModelProfile) -> None:
         shape = tuple(map(max, zip(*[member.shape for member in members], strict=True)))
@@ -329,7 +433,13 @@ class Referee(RuleBasedStateMachine):
 
     def _check_order(self, start: StartBatch, members: list[Known]) -> None:
         """What must run again goes first, in its group; nobody overtakes an equal of the same client."""
-        waiting = [k for k in self._queued() if k.arrival.model == start.model and self._admitted(k)]
+        if members[0].suspect:
+            return
+        waiting = [
+            k
+            for k in self._queued()
+            if k.arrival.model == start.model and self._admitted(k) and not k.suspect
+        ]
         again = [k for k in waiting if k.group is not None]
         if again:
             group = members[0].group
@@ -355,15 +465,22 @@ class Referee(RuleBasedStateMachine):
         assert statistics.queued_bytes == sum(known.arrival.nbytes for known in self._queued())
         assert statistics.running == sum(len(running.wanted) for running in self._running())
         assert (statistics.slots, statistics.closing_slots) == (len(self.slots), len(self.closing))
-        assert statistics.free_slots + statistics.slots_aside == len(self._idle_slots())
+        idle = statistics.free_slots + statistics.slots_aside + statistics.slots_kept
+        assert idle == len(self._idle_slots())
+        suspects = [known for known in self._queued() if known.suspect]
+        assert statistics.suspects == len(suspects)
+        if not suspects and not self.condemned and not any(running.alone for running in self._active()):
+            assert statistics.slots_kept == 0, "slots are kept for nobody"
 
     @invariant()
     def no_free_slot_idles(self) -> None:
         """A free slot never idles while a request that it could run waits, unless for its delay."""
-        served = {model for slot in self._free_slots(for_certain=True) for model in self.slots[slot]}
+        free = self._free_slots(for_certain=True)
+        kept = self.scheduler.statistics().slots_kept
         last = self.log[-1][1] if self.log else 0.0
         for known in self._queued():
-            if known.arrival.model in served:
+            serving = [slot for slot in free if known.arrival.model in self.slots[slot]]
+            if len(serving) > kept and not known.suspect:
                 delay_s = PROFILES[known.arrival.model].max_delay_s
                 assert delay_s, "a free slot idles while a request waits"
                 assert known.group is None, "a free slot idles while a request waits to run again"
@@ -390,7 +507,7 @@ class Referee(RuleBasedStateMachine):
         """A batch that nobody waits for has been cancelled, or called back while it had not started; no other was."""
         for running in self._running():
             if running.behind is None:
-                assert running.cancelled == (not running.wanted)
+                assert running.cancelled == (running.hung or not running.wanted)
             else:
                 assert running.recalled or running.wanted
                 assert not running.cancelled

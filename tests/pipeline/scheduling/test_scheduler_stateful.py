@@ -183,6 +183,7 @@ class SchedulerMachine(Referee):
         for _ in range(count):
             slot = next(self.slot_ids)
             self.slots[slot] = models
+            self.processes[slot] = worker
             joined.append(
                 SlotJoined(
                     slot=slot, models=models, worker=worker, costs=COSTS[worker], prefetch_s=prefetch_s
@@ -200,11 +201,55 @@ class SchedulerMachine(Referee):
         held = [running for running in self._running() if running.start.slot == slot]
         # What waited first, since the end of the other lets it run.
         for running in sorted(held, key=lambda running: running.behind is None):
-            if running.behind is None:
+            if running.hung:
+                self._die(running)
+            elif running.behind is None:
                 self._lose(running)
             else:
                 self._give_back(running)
         self._play(SlotLeft(slot=slot))
+
+    @precondition(lambda self: self._running())
+    @rule(data=st.data())
+    def process_dies(self, data) -> None:
+        """A process dies with all its slots, by itself or because it was killed; perhaps of what it ran."""
+        process = data.draw(st.sampled_from(sorted({self.processes[slot] for slot in self.slots})))
+        slots = [slot for slot in self.slots if self.processes[slot] == process]
+        for slot in slots:
+            self.closing.add(slot)
+            self._play(SlotClosing(slot=slot))
+        for slot in slots:
+            condemned = process in self.condemned
+            self.closing.discard(slot)
+            held = [running for running in self._running() if running.start.slot == slot]
+            for running in sorted(held, key=lambda running: running.behind is None):
+                self._take_along(running, condemned)
+            del self.slots[slot]
+            self._play(SlotLeft(slot=slot, died=True))
+            for running in held:
+                self._check_blame(running)
+        self.condemned.discard(process)
+
+    def _take_along(self, running: Running, condemned: bool) -> None:
+        """A process that was killed because of a batch that hung blames only that."""
+        if running.hung or (running.behind is None and not condemned):
+            self._die(running)
+        elif running.behind is None:
+            self._lose(running)
+        elif condemned:
+            self._give_back(running)
+        else:
+            self._finish_off(running)
+            for id_ in running.wanted:
+                known = self.known[id_]
+                known.deaths += 1
+                known.batch, known.suspect, known.group = None, True, None
+
+    def _check_blame(self, running: Running) -> None:
+        """Whoever was alone when it happened is poisoned, unless it had ended."""
+        for id_ in running.start.requests:
+            if self.known[id_].blamed:
+                assert self.ended[id_] in ("poisoned", "deadline_exceeded", "cancelled", "forgotten")
 
     def _give_back(self, running: Running) -> None:
         """A batch that did not start is over: its members go again as they are, and none has lost anything."""
@@ -213,6 +258,12 @@ class SchedulerMachine(Referee):
         for id_ in running.wanted:
             self.known[id_].batch = None
             self.known[id_].group = left
+
+    def _stop_hung(self, running: Running, code: str) -> None:
+        """A batch that hung has ended after all, in whatever way."""
+        self._die(running)
+        self._play(BatchFailed(batch=running.start.batch, code=code, message="stopped"))
+        self._check_blame(running)
 
     @precondition(lambda self: any(running.recalled for running in self._running()))
     @rule(data=st.data())
@@ -247,9 +298,10 @@ class SchedulerMachine(Referee):
         """What the loss of a batch means for its members, before the scheduler has said anything."""
         self._finish_off(running)
         for id_ in running.wanted:
-            self.known[id_].lost += 1
-            self.known[id_].batch = None
-            self.known[id_].group = frozenset({id_})
+            known = self.known[id_]
+            known.lost += 1
+            known.batch = None
+            known.group = None if running.alone else frozenset({id_})
 
     @precondition(lambda self: self._running())
     @rule(data=st.data(), run_s=st.sampled_from([0.0, 0.2, 1.0]))
@@ -272,6 +324,9 @@ class SchedulerMachine(Referee):
     def batch_is_broken(self, data, code) -> None:
         """A batch fails because of its data."""
         running = data.draw(st.sampled_from(self._active()))
+        if running.hung:
+            self._stop_hung(running, code)
+            return
         self._finish_off(running)
         self._halve(running)
         self._play(BatchFailed(batch=running.start.batch, code=code, message="broken"))
@@ -281,6 +336,9 @@ class SchedulerMachine(Referee):
     def batch_is_lost(self, data, code) -> None:
         """A batch fails because of its device; its slot stays."""
         running = data.draw(st.sampled_from(self._active()))
+        if running.hung:
+            self._stop_hung(running, code)
+            return
         self._lose(running)
         self._play(BatchFailed(batch=running.start.batch, code=code, message="gone"))
 
