@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
+import pytest
 import trio
 from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.serving.executors import LocalSlots
+from shapestream.serving.models import ModelOptions
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine import Bucketed, InputSpec, ModelSpec, Native, Partitioned, Strategy, compile_model
 from shapestream_engine.batching.strategies import parse_strategy
@@ -34,7 +36,9 @@ def request(sequence: int, array: Array) -> Request:
     return Request(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
 
 
-def serve(strategy: Strategy, arrays: Sequence[Array]) -> tuple[list[Any], dict[str, Any]]:
+def serve(
+    strategy: Strategy, arrays: Sequence[Array], options: ModelOptions | None = None
+) -> tuple[list[Any], dict[str, Any]]:
     """All arrays in one message; the answers by sequence, and the statistics."""
     spec = ModelSpec(
         name="sums",
@@ -52,7 +56,8 @@ def serve(strategy: Strategy, arrays: Sequence[Array]) -> tuple[list[Any], dict[
             await converse()
 
     async def converse() -> None:
-        async with memory_serving(LocalSlots(models={"sums": model})) as running:
+        known = {} if options is None else {"sums": options}
+        async with memory_serving(LocalSlots(models={"sums": model}), models=known) as running:
             client = running.client()
             await client.open_session(model="sums")
             client.say(*[request(number, array) for number, array in enumerate(arrays)])
@@ -135,3 +140,21 @@ def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
     answers, statistics = serve(Native(max_prepared=16), arrays)
     check(answers, arrays)
     assert 1 < statistics["distinct_shapes"] <= 13
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Native(),
+        Native(max_prepared=16),
+        Bucketed({"batch": (2, 4), "seq": (64, 128)}),
+        Partitioned({"batch": (1, 8)}),
+    ],
+    ids=["native", "capped", "bucketed", "partitioned"],
+)
+def test_what_may_not_run_twice_runs_alone_under_every_strategy(strategy: Strategy) -> None:
+    """Also with more rows than a call of one row, and more than the largest call, takes."""
+    arrays = ones((1, 33), (3, 64), (1, 33), (21, 7))
+    answers, statistics = serve(strategy, arrays, ModelOptions(idempotent=False))
+    check(answers, arrays)
+    assert (4, 1.0) == (statistics["batches"], statistics["mean_batch_requests"])
