@@ -168,7 +168,7 @@ class Admission:
             priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
             rank = queue.shares.rank(arrival.client, priority, clients)
             wait_s = free_s + expected_wait_s(queue, rank, clients)
-            if wait_s and wait_s + alone_s > left_s:
+            if wait_s and queue.caution.factor * (wait_s + alone_s) > left_s:
                 message = (
                     f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
                     f"and then it takes about {alone_s:.3f} s"

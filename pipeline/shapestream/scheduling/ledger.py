@@ -170,6 +170,7 @@ class Ledger:
         self.running -= len(ids)
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
+        batch.queue.caution.ended_well(len(ids))
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
 
@@ -182,6 +183,7 @@ class Ledger:
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """Ends a request whose deadline has passed, or cannot be met any more."""
+        request.queue.caution.ended_late()
         if request.state is RUNNING and request.batch is not None and request.batch.started is not None:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:

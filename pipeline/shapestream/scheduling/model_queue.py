@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from math import prod
 
 from shapestream.scheduling.agenda import Agenda
+from shapestream.scheduling.caution import Caution
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.lanes import Bucket, Lane
@@ -24,6 +25,7 @@ class ModelQueue:
     __slots__ = (
         "ahead",
         "buckets",
+        "caution",
         "commits",
         "cost_s",
         "count",
@@ -90,6 +92,7 @@ class ModelQueue:
         recalled ones."""
         self.recalling = 0
         """Batches of this model that were recalled, of which nothing was heard yet."""
+        self.caution = Caution()
         self.probes = 0
         """Requests whose deadline seemed hopeless though a slot was free; see deadlines.py."""
         self.seen: dict[tuple[int, ...], None] = {}

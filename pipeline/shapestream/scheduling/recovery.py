@@ -69,7 +69,9 @@ class Recovery:
         """A batch is over because its process died while it ran, or because it hung: one of its members may be to blame."""
         self.ledger.story.note(now, batch.ids, "batch {} died: {}", batch.id, reason)
         if batch.alone:
-            message = f"its worker died, or hung, and when nothing else ran there it happened again: {reason}"
+            message = (
+                f"what ran it died, or hung, and so did the next worker, where nothing else ran: {reason}"
+            )
             actions.extend(self.ledger.fail(request, "poisoned", message, now) for request in _living(batch))
             return
         for request in self._may_run_again(batch, reason, now, actions):

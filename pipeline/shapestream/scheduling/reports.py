@@ -115,16 +115,16 @@ class Reports:
         if behind is not None:
             del self._dispatching.batches[behind.id]
             if died:
-                self._recovery.may_have_begun(behind, f"the worker of slot {id} died", now)
+                self._recovery.may_have_begun(behind, f"its worker {slot.worker.name} died", now)
             else:
                 self._recovery.returned(behind, f"slot {id} left before the batch started", now)
         if batch is None:
             return
         del self._dispatching.batches[batch.id]
         if batch.hang:
-            self._recovery.died(batch, f"it hung, and the worker of slot {id} was ended", now, actions)
+            self._recovery.died(batch, f"it hung, and its worker {slot.worker.name} was ended", now, actions)
         elif died:
-            self._recovery.died(batch, f"the worker of slot {id} died", now, actions)
+            self._recovery.died(batch, f"its worker {slot.worker.name} died", now, actions)
         else:
             self._recovery.lost(batch, f"slot {id} left", now, actions)
 

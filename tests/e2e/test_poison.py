@@ -1,0 +1,65 @@
+"""Requests that crash workers or never end, among innocent ones, in real processes with several slots each."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.e2e.importable.poisonous import CRASH, EXIT, HANG
+
+from shapestream.client.results import Failed
+
+pytestmark = pytest.mark.e2e
+
+POISONOUS = """\
+    server: {listen: [ipc://s.sock], hang_grace_s: 0.5}
+    models:
+      - name: poisonous
+        function: poisonous:double
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
+        batching: {max_batch: 8, hang_after_s: 2}
+        trust: true
+        calibration_s: 0
+    workers: [{count: 2, slots: 2, threads: 2}]
+"""
+
+
+def _row(value: float) -> dict[str, Any]:
+    return {"x": np.full((1, 3), value, np.float32)}
+
+
+def _ends(client: Any, values: list[int]) -> dict[int, object]:
+    """How each request ended: its first number, or the code of its error."""
+    ends: dict[int, object] = {}
+    with client.stream("poisonous", [_row(value) for value in values], on_error="yield") as results:
+        for value, result in zip(values, results, strict=True):
+            failed = isinstance(result, Failed)
+            ends[value] = result.error.code if failed else float(result["y"][0, 0])
+    return ends
+
+
+def _deaths(served: Any) -> list[int]:
+    return [event["status"] for event in served.events("worker ended")]
+
+
+@pytest.mark.parametrize(("poison", "status"), [(CRASH, -signal.SIGSEGV), (EXIT, 7), (HANG, -signal.SIGKILL)])
+def test_a_poison_among_many_ends_two_workers_and_nobody_else(
+    workplace: Any, poison: int, status: int
+) -> None:
+    """It crashes, exits or hangs: it alone is `poisoned`, all others are answered; its like is refused at once."""
+    served = workplace.serve(POISONOUS)
+    served.wait_for("workers ready")
+    values = [*range(20), poison, *range(20, 40)]
+    with served.client() as client:
+        ends = _ends(client, values)
+        assert {value: 2.0 * value for value in range(40)} | {poison: "poisoned"} == ends
+        assert [status] * 2 == _deaths(served)
+        assert {poison: "poisoned"} == _ends(client, [poison])
+        assert [status] * 2 == _deaths(served)
+        statistics = client.statistics()
+        assert (2, 1) == (statistics["failures"]["poisoned"], statistics["quarantined"])
+    poisoned = [(event["sequence"], event["model"]) for event in served.events("request poisoned")]
+    assert [(21, "poisonous")] == poisoned
