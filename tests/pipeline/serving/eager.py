@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from shapestream.scheduling import events
@@ -128,9 +129,9 @@ class EagerScheduler:
         """Never."""
         return None
 
-    def statistics(self) -> str:
-        """For the log."""
-        return f"{len(self.queue)} queued"
+    def statistics(self) -> SimpleNamespace:
+        """What the server reports of it."""
+        return SimpleNamespace(queued=len(self.queue), suspects=0)
 
     def check_invariants(self) -> None:
         """Nothing that is not asserted on the way."""
