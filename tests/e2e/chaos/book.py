@@ -256,7 +256,7 @@ class Book:
         requests = self.requests.values()
         ends = Counter(request.ends[0][1] for request in requests if request.ends)
         latest = max((self.lateness_s(request) for request in requests), default=float("-inf"))
-        misdeeds = [request for request in requests if request.kind != "usual"]
+        misdeeds = [request for request in requests if request.kind in ("poison", "hang")]
         return {
             "requests": len(self.requests),
             "clients": len({request.client for request in requests}),
@@ -267,6 +267,8 @@ class Book:
                 f"{request.kind}: {len(request.runs)} runs, then {[code for _, code, _ in request.ends]}"
                 for request in misdeeds
             ],
+            "once": sum(request.kind == "once" for request in requests),
+            "once_run_again": sum(request.kind == "once" and len(request.runs) > 1 for request in requests),
             "latest_start_s": None if latest == float("-inf") else latest,
             "paused_s": sum(until - since for since, until in self._pauses),
             "lies": dict(self.lies),

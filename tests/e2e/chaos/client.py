@@ -1,4 +1,4 @@
-"""A client of a chaos run: `python -m tests.e2e.chaos.client ADDRESS NUMBER SEED [--deed DEED]`.
+"""A client of a chaos run: `python -m tests.e2e.chaos.client ADDRESS NUMBER SEED [--misdeed KIND]`.
 
 It asks through the product's own client: some tasks call `infer`, and one ordered stream runs beside them. What it asks
 for, what it was told, and every terminal reply as it came off the wire go to the ledger. SIGTERM: it asks for nothing
@@ -26,6 +26,11 @@ from shapestream.client.session import Session
 from shapestream.wire.messages import Entry, Failure, Result
 
 MODEL = "checked"
+ONCE = "once"
+"""The name of the model that must not run a request twice, and the kind of requests for it."""
+ONCE_SHARE = 0.1
+DEEDS = {"poison": model.DIE, "hang": model.HANG}
+"""What kinds of requests do that others do not."""
 TASKS = 6
 STREAMED = 6
 PATIENCE_S = 60.0
@@ -42,9 +47,7 @@ class Load:
         self._last = 0
         self.stopping = trio.Event()
 
-    def submit(
-        self, deed: int = model.DO_NOTHING, *, deadline_s: float | None = None
-    ) -> tuple[int, dict[str, Any]]:
+    def submit(self, kind: str = "usual", *, deadline_s: float | None = None) -> tuple[int, dict[str, Any]]:
         """A new request's token and inputs; the ledger knows of it when this returns."""
         self._last += 1
         token = self._number << 32 | self._last
@@ -53,12 +56,12 @@ class Load:
         now = time.monotonic()
         deadline_at = None if deadline_s is None else now + deadline_s
         deadline_us = 0 if deadline_at is None else int(deadline_at * 1e6)
-        x = model.rows(token, deadline_us, self._random.randrange(2_000, 20_000), deed, payload)
+        x = model.rows(token, deadline_us, self._random.randrange(2_000, 20_000), DEEDS.get(kind, 0), payload)
         self._witness.tell(
             "submitted",
             token=token,
             client=self._number,
-            kind={model.DIE: "poison", model.HANG: "hang"}.get(deed, "usual"),
+            kind=kind,
             at=now,
             deadline_at=deadline_at,
             expected=zlib.crc32(model.answer_to(x).tobytes()),
@@ -74,12 +77,12 @@ class Load:
         """Many have none, and the stream's too: nothing but an answer ends these."""
         return self._random.choice((None, None, None, 0.15, 0.5, 2.0, 8.0))
 
-    async def ask(self, client: shapestream.Client, deed: int = model.DO_NOTHING) -> None:
+    async def ask(self, client: shapestream.Client, kind: str = "usual") -> None:
         """One request and its end."""
-        deadline_s = None if deed else self.deadline_s()
-        token, inputs = self.submit(deed, deadline_s=deadline_s)
+        deadline_s = None if kind in DEEDS else self.deadline_s()
+        token, inputs = self.submit(kind, deadline_s=deadline_s)
         try:
-            result = await client.infer(MODEL, inputs, deadline=deadline_s)
+            result = await client.infer(ONCE if kind == ONCE else MODEL, inputs, deadline=deadline_s)
         except shapestream.RequestError as error:
             self.ended(token, error.code)
             await trio.sleep(0.05)
@@ -89,7 +92,7 @@ class Load:
     async def ask_on(self, client: shapestream.Client) -> None:
         """One request after the other, until it is told to stop."""
         while not self.stopping.is_set():
-            await self.ask(client)
+            await self.ask(client, ONCE if self._random.random() < ONCE_SHARE else "usual")
             await trio.sleep(self._random.uniform(0.0, 0.04))
 
     async def stream(self, client: shapestream.Client) -> None:
@@ -131,16 +134,16 @@ def listen_in(number: int, witness: Witness) -> None:
     core.Session = Overheard  # type: ignore[attr-defined] # where the core gets it from
 
 
-async def main(address: str, number: int, seed: int, deed: int) -> None:
-    """Asks until SIGTERM; with a deed, once, for that."""
+async def main(address: str, number: int, seed: int, misdeed: str | None) -> None:
+    """Asks until SIGTERM; for a misdeed, only once."""
     witness = Witness()
     listen_in(number, witness)
     load = Load(number, seed, witness)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load.obey_sigterm)
         async with shapestream.connect(address, connect_timeout=PATIENCE_S, silence=2.5) as client:
-            if deed:
-                await load.ask(client, deed)
+            if misdeed is not None:
+                await load.ask(client, misdeed)
             else:
                 async with trio.open_nursery() as asking:
                     for _ in range(TASKS):
@@ -154,6 +157,6 @@ if __name__ == "__main__":
     parser.add_argument("address")
     parser.add_argument("number", type=int)
     parser.add_argument("seed", type=int)
-    parser.add_argument("--deed", type=int, default=model.DO_NOTHING)
+    parser.add_argument("--misdeed", choices=list(DEEDS))
     given = parser.parse_args()
-    trio.run(lambda: main(given.address, given.number, given.seed, given.deed))
+    trio.run(lambda: main(given.address, given.number, given.seed, given.misdeed))

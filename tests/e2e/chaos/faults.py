@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.e2e.chaos.model import DIE, HANG
 from tests.e2e.chaos.stage import Stage
 
 AMBUSH_S = 5.0
@@ -51,8 +50,8 @@ class Faults:
             "worker stopped": self._stop_worker,
             "worker ten times slower": self._slow_worker,
             "worker lies": self._lie,
-            "request kills its worker": lambda: self._misdeed(DIE),
-            "request hangs": lambda: self._misdeed(HANG),
+            "request kills its worker": lambda: self._misdeed("poison"),
+            "request hangs": lambda: self._misdeed("hang"),
             "server killed mid-batch": lambda: self._kill_server("run"),
             "server killed mid-reply": lambda: self._kill_server("ran"),
             "server stopped": self._stop_server,
@@ -137,9 +136,9 @@ class Faults:
         self._ended(liar)
         return at, self._ask("lies") - before
 
-    def _misdeed(self, deed: int) -> tuple[float, int]:
+    def _misdeed(self, kind: str) -> tuple[float, int]:
         at = time.monotonic()
-        number = self._stage.start_client("--deed", str(deed))
+        number = self._stage.start_client("--misdeed", kind)
         self._ended(self._stage.clients.pop(number))
         return at, self._ask("cut_short", client=number)
 
@@ -189,13 +188,11 @@ class Faults:
         at = self._pause(self._stage.clients[number].pid, (0.5, 2.0, 5.0))
         return at, self._ask("in_flight", at=at, client=number)
 
-    def _start_client(self) -> int:
-        number = self._stage.start_client()
-        self._stage.until(f"client {number} is served", lambda: self._connected(number))
-        return number
+    def _start_client(self) -> None:
+        self._served(self._stage.start_client())
 
-    def _connected(self, number: int) -> bool:
-        return bool(self._ask("runs_of_client", client=number))
+    def _served(self, number: int) -> None:
+        self._stage.until(f"client {number} is served", lambda: self._ask("runs_of_client", client=number))
 
     # ---------------------------------------------------------------- what the machine runs out of
 
@@ -277,12 +274,13 @@ class Faults:
                 self._gone(pid)
                 self._worker()
         self._replace_server(signal.SIGTERM)
-        for number in list(self._stage.clients):
-            client = self._stage.clients[number]
-            self._start_client()
+        old_clients = list(self._stage.clients)
+        for number in [self._stage.start_client() for _ in old_clients]:
+            self._served(number)
+        for number in old_clients:
+            client = self._stage.clients.pop(number)
             client.send_signal(signal.SIGTERM)
             self._ended(client)
-            del self._stage.clients[number]
         return at, self._ask("in_flight", at=at)
 
     def _gone(self, worker: int) -> None:

@@ -42,6 +42,8 @@ class Outcome:
             hits[injection.kind] += injection.hit
         missed = [kind for kind, hit in hits.items() if not hit]
         self.problems += [f"no work in flight was hit: {', '.join(missed)}"] if missed else []
+        if again := self.summary["once_run_again"]:
+            self.problems.append(f"{again} requests ran again that may run only once")
         results, requests = self.summary["ends"].get("ok", 0), self.summary["requests"]
         if 2 * results <= requests:
             self.problems.append(f"only {results} of {requests} requests got results")
@@ -53,6 +55,7 @@ class Outcome:
         ends = ", ".join(f"{count} {code}" for code, count in summary["ends"].items())
         lines += [f"  ends: {ends}; {summary['gone_with_their_client']} went with a killed client"]
         lines += [f"  runs per request: {summary['runs_per_request']}"]
+        lines += [f"  may run only once: {summary['once']}; ran again: {summary['once_run_again']}"]
         lines += [f"  misdeeds: {', '.join(summary['misdeeds']) or 'none'}"]
         if summary["latest_start_s"] is not None:
             lines += [f"  latest start, deadline = 0: {summary['latest_start_s'] * 1000:+.0f} ms"]

@@ -36,6 +36,14 @@ models:
     batching: {max_batch: 16, hang_after_s: 3}
     trust: true
     calibration_s: 0
+  - name: once
+    function: tests.e2e.chaos.model:checked
+    inputs: {x: {shape: "batch:1..16, n:8..4096", element_type: i64}}
+    outputs: {y: {shape: "batch, n", element_type: i64, rule: rows}}
+    batching: {hang_after_s: 3}
+    idempotent: false
+    trust: true
+    calibration_s: 0
 workers: [{count: 2, slots: 1, threads: 1}]
 logging: {format: json}
 """
