@@ -48,7 +48,7 @@ class DimensionTable:
         _check_static_names(inputs)
         return cls(
             names=names,
-            bounds=tuple(_bounds(name, inputs) for name in names),
+            bounds=_bounds(names, inputs, axis_names),
             paddable=tuple(
                 all(port.pads(name) for port, per in zip(inputs, axis_names, strict=True) if name in per)
                 for name in names
@@ -60,20 +60,23 @@ class DimensionTable:
         )
 
 
-def _bounds(name: str, inputs: Sequence[InputPort]) -> Dimension:
-    bounds = Dimension()
-    for port in inputs:
-        for axis, axis_name in enumerate(port.axis_names):
-            # A static axis of the same name ties the dynamic ones to its size.
-            if name not in (axis_name, port.shape.names[axis]):
+def _bounds(
+    names: Sequence[str], inputs: Sequence[InputPort], axis_names: Sequence[Sequence[str | None]]
+) -> tuple[Dimension, ...]:
+    """What all axes of a name admit. A static axis of the same name ties the dynamic ones to its size."""
+    bounds = dict.fromkeys(names, Dimension())
+    for port, per_axis in zip(inputs, axis_names, strict=True):
+        for axis, dimension in enumerate(port.shape.dimensions):
+            name = per_axis[axis] or port.shape.names[axis]
+            if name not in bounds:
                 continue
             try:
-                bounds = bounds.intersection(port.shape.dimensions[axis])
+                bounds[name] = bounds[name].intersection(dimension)
             except ShapeError as error:
                 raise SignatureError(
                     f"input {port.name!r}: dimension {name!r} contradicts the other inputs: {error}"
                 ) from error
-    return bounds
+    return tuple(bounds.values())
 
 
 def _check_static_names(inputs: Sequence[InputPort]) -> None:

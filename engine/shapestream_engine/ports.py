@@ -24,6 +24,8 @@ from shapestream_engine.shapes import NamedShape, PartialShape
 
 __all__ = ["InputPort", "OutputPort", "PadValue"]
 
+MAX_RANK = 32
+"""Dimensions of a tensor in a description that comes from elsewhere (NumPy 1 holds no more)."""
 PadValue: TypeAlias = "int | float | bool"
 
 
@@ -113,7 +115,7 @@ class InputPort:
         return cls(
             _text(plain, "name"),
             _text(plain, "element_type"),
-            NamedShape.parse(_text(plain, "shape")),
+            _shape(plain),
             dict(pad),
             None if mask_of is None else _text(plain, "mask_of"),
         )
@@ -184,7 +186,7 @@ class OutputPort:
         return cls(
             _text(plain, "name"),
             _text(plain, "element_type"),
-            NamedShape.parse(_text(plain, "shape")),
+            _shape(plain),
             parse_rule(plain.get("rule", {})),
         )
 
@@ -219,6 +221,13 @@ def _holds(element_type: str, value: object) -> bool:
             return bool(np.isfinite(np.asarray(float(value)).astype(dtype).astype(np.float64)))
     except OverflowError:
         return False
+
+
+def _shape(plain: Mapping[str, Any]) -> NamedShape:
+    text = _text(plain, "shape")
+    if text.count(",") >= MAX_RANK:
+        raise SignatureError(f"a port's shape has at most {MAX_RANK} dimensions, not {text.count(',') + 1}")
+    return NamedShape.parse(text)
 
 
 def _text(plain: Mapping[str, Any], key: str) -> str:

@@ -24,6 +24,8 @@ from shapestream_engine.shapes import Dimension
 
 __all__ = ["InputPort", "ModelSignature", "OutputPort", "RequestShape"]
 
+MAX_PORTS = 64
+"""Inputs, and outputs, in a description that comes from elsewhere."""
 _REMEMBERED = 4096
 """Layouts and shapes remembered per signature; when so many are known, all are forgotten and learnt anew.
 
@@ -132,6 +134,10 @@ class ModelSignature:
         try:
             match plain:
                 case {"name": str(name), "inputs": [*inputs], "outputs": [*outputs]}:
+                    if max(len(inputs), len(outputs)) > MAX_PORTS:
+                        raise SignatureError(
+                            f"{len(inputs)} inputs, {len(outputs)} outputs; at most {MAX_PORTS}"
+                        )
                     return cls(
                         name,
                         tuple(InputPort.from_dict(_mapping(port)) for port in inputs),

@@ -11,7 +11,7 @@ import structlog
 from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.scheduling.events import ModelProfile
 from shapestream.serving.message_room import most_rows
-from shapestream.wire.limits import MAX_TENSORS
+from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
 from shapestream_engine.batching.native import Native, NativePlanner
 from shapestream_engine.batching.strategy import SizesPlanner
 from shapestream_engine.layout import Layout
@@ -238,6 +238,8 @@ class ServedModels:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
         if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:
             raise ConfigurationError([f"model {name!r} has more than {MAX_TENSORS} inputs or outputs"])
+        if any(port.shape.rank > MAX_RANK for port in (*signature.inputs, *signature.outputs)):
+            raise ConfigurationError([f"model {name!r} has a tensor of more than {MAX_RANK} dimensions"])
         known = self._by_name.get(name)
         if known is not None:
             if known.description != signature.to_dict():
