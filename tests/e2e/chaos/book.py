@@ -164,12 +164,13 @@ class Book:
         wrong = any(code == "ok" and answer != request.expected for _, code, answer in request.ends)
         return wrong or token in self._corrupt
 
-    def lateness_s(self, request: Request) -> float:
+    def lateness_s(self, request: Request, *, excused: bool = True) -> float:
         """By how much its latest start came after its deadline, less the pauses in between; negative: in time."""
         if request.deadline_at is None or not request.runs:
             return float("-inf")
         started_at = max(run.at for run in request.runs)
-        return started_at - request.deadline_at - self._paused_s(request.submitted_at, started_at)
+        paused_s = self._paused_s(request.submitted_at, started_at) if excused else 0.0
+        return started_at - request.deadline_at - paused_s
 
     def _paused_s(self, since: float, until: float) -> float:
         return sum(max(0.0, min(until, end) - max(since, begin)) for begin, end in self._pauses)
@@ -255,7 +256,9 @@ class Book:
         """What a report shows beside the zeros."""
         requests = self.requests.values()
         ends = Counter(request.ends[0][1] for request in requests if request.ends)
-        latest = max((self.lateness_s(request) for request in requests), default=float("-inf"))
+        never = float("-inf")
+        latest = max((self.lateness_s(request) for request in requests), default=never)
+        unexcused = max((self.lateness_s(request, excused=False) for request in requests), default=never)
         misdeeds = [request for request in requests if request.kind in ("poison", "hang")]
         return {
             "requests": len(self.requests),
@@ -269,7 +272,8 @@ class Book:
             ],
             "once": sum(request.kind == "once" for request in requests),
             "once_run_again": sum(request.kind == "once" and len(request.runs) > 1 for request in requests),
-            "latest_start_s": None if latest == float("-inf") else latest,
+            "latest_start_s": None if latest == never else latest,
+            "latest_start_with_pauses_s": None if unexcused == never else unexcused,
             "paused_s": sum(until - since for since, until in self._pauses),
             "lies": dict(self.lies),
             "violations": {zero: cases[:5] for zero, cases in self.violations().items() if cases},

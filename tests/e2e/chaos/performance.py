@@ -58,7 +58,11 @@ class Outcome:
         lines += [f"  may run only once: {summary['once']}; ran again: {summary['once_run_again']}"]
         lines += [f"  misdeeds: {', '.join(summary['misdeeds']) or 'none'}"]
         if summary["latest_start_s"] is not None:
-            lines += [f"  latest start, deadline = 0: {summary['latest_start_s'] * 1000:+.0f} ms"]
+            latest, unexcused = summary["latest_start_s"], summary["latest_start_with_pauses_s"]
+            lines += [
+                f"  latest start after its deadline: {latest * 1000:+.0f} ms"
+                f" ({unexcused * 1000:+.0f} ms where processes that stood still are not excused)"
+            ]
         lines += [
             f"  {'fault':<26}{'times':>6}{'hit':>7}{'fresh result after (s)':>25}{'all settled (s)':>18}"
         ]
