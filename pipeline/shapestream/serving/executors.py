@@ -215,6 +215,7 @@ class RemoteExecutor(Link):
         "pid",
         "recalled",
         "running",
+        "sent_at",
         "slots",
     )
 
@@ -244,6 +245,8 @@ class RemoteExecutor(Link):
         self._outgoing = outgoing
         self.running: dict[int, Batch] = {}
         """Batches that it has not reported yet: those that run, and one that waits behind each."""
+        self.sent_at: dict[int, float] = {}
+        """When each of them was sent."""
         self.recalled: set[int] = set()
         """Those of them that were asked back."""
         self.draining = False
@@ -260,6 +263,7 @@ class RemoteExecutor(Link):
     def start_nowait(self, batch: Batch) -> None:
         """Relays the members as they came; deadlines travel as the time that remains."""
         self.running[batch.batch] = batch
+        self.sent_at[batch.batch] = self._clock()
         if self.first_batch is None:
             self.first_batch = batch.batch
         if batch.start_within_s is not None:
@@ -288,10 +292,11 @@ class RemoteExecutor(Link):
             self.recalled.add(batch)
             self._outgoing.say(self, RecallBatch(batch=batch))
 
-    def answered(self, batch: int) -> Batch | None:
-        """The batch that this report is about; None if it was given up before."""
+    def answered(self, batch: int) -> None:
+        """It has reported this batch, as it will not do again."""
         self.recalled.discard(batch)
-        return self.running.pop(batch, None)
+        self.running.pop(batch, None)
+        self.sent_at.pop(batch, None)
 
     def cancel_nowait(self, batch: int) -> None:
         """Tells the worker that nobody waits any more."""

@@ -7,16 +7,37 @@ what needs the model. A layout that was found good for a request's sizes is reme
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from shapestream.serving.batches import Batch
+from shapestream.wire.messages import BatchDone
 from shapestream_engine.layout import Layout, Tensors
 from shapestream_engine.rules import With
 from shapestream_engine.signature import ModelSignature, OutputPort
 
-__all__ = ["ReportCheck", "ReportRefused"]
+__all__ = ["ReportCheck", "ReportRefused", "check_numbers"]
 
 # Layouts remembered per worker; beyond it all are forgotten and checked afresh.
 MAX_REMEMBERED = 4096
+
+
+# More than any honest batch takes, and so little that sums over years still fit the messages that carry them.
+MAX_TIME_US = 30 * 86_400 * 10**6
+MAX_CALLS = 1 << 20
+MAX_ELEMENTS = 1 << 53
+
+
+def check_numbers(done: BatchDone) -> None:
+    """Raises ReportRefused for times and counts that no batch has. They are added up, and decisions rest on them."""
+    if max(done.run_us, done.busy_us) > MAX_TIME_US:
+        raise ReportRefused(f"it ran for {done.run_us} us and was busy for {done.busy_us} us")
+    calls = sum([count for count, _ in done.calls])
+    if max(calls, done.reallocations, done.preparations) > MAX_CALLS:
+        said = f"{calls} calls, {done.preparations} preparations and {done.reallocations} reallocations"
+        raise ReportRefused(f"{said} in one batch")
+    for count, sizes in done.calls:
+        if count * prod(sizes) > MAX_ELEMENTS:
+            raise ReportRefused(f"{count} calls of {list(sizes)} are more than anything computes")
 
 
 class ReportRefused(Exception):
@@ -35,14 +56,12 @@ class ReportCheck:
         batch: Batch,
         outputs: Sequence[Tensors | None],
         calls: Sequence[tuple[int, tuple[int, ...]]] = (),
+        *,
+        reallocations: int = 0,
+        preparations: int = 0,
     ) -> None:
-        """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed.
-
-        Of the calls nothing but their form is known; they are for the statistics.
-        """
-        for count, sizes in calls:
-            if count < 1 or len(sizes) != len(self._signature.dimensions):
-                raise ReportRefused(f"{count} calls of {list(sizes)} are none of this model")
+        """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
+        self._check_calls(batch, calls, reallocations, preparations)
         if len(outputs) != len(batch.members):
             raise ReportRefused(f"{len(outputs)} results for {len(batch.members)} requests")
         within_s = batch.start_within_s
@@ -60,6 +79,27 @@ class ReportCheck:
             if len(self._good) >= MAX_REMEMBERED:
                 self._good.clear()
             self._good.add(key)
+
+    def _check_calls(
+        self,
+        batch: Batch,
+        calls: Sequence[tuple[int, tuple[int, ...]]],
+        reallocations: int,
+        preparations: int,
+    ) -> None:
+        """They are for the statistics and for the costs; each covers a row that no other did."""
+        signature = self._signature
+        for count, sizes in calls:
+            if count < 1 or len(sizes) != len(signature.dimensions):
+                raise ReportRefused(f"{count} calls of {list(sizes)} are none of this model")
+        total = sum([count for count, _ in calls]) or 1
+        most = max(batch.sizes[0] if signature.has_batch else 1, len(batch.members))
+        if total > most:
+            raise ReportRefused(f"{total} calls for {most} rows")
+        if preparations > total:
+            raise ReportRefused(f"{preparations} preparations in {total} calls")
+        if reallocations > total * (len(signature.inputs) + len(signature.outputs)):
+            raise ReportRefused(f"{reallocations} reallocations in {total} calls")
 
     def _check_layout(self, sizes: tuple[int, ...], layout: Layout) -> None:
         signature = self._signature

@@ -21,6 +21,7 @@ from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.process_owner import LastState, ProcessOwner
 from shapestream.serving.report_check import ReportRefused
+from shapestream.serving.worker_reports import report_of_done, report_of_failed
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.codec import Role, decode
@@ -143,10 +144,8 @@ class WorkerPort:
             self._outgoing.tell_stranger(peer, now)
             return None
         match entry:
-            case BatchDone():
-                return self._batch_done(worker, entry, now)
-            case BatchFailed():
-                return self._batch_failed(worker, entry, now)
+            case BatchDone() | BatchFailed():
+                return self._reported(worker, entry, now)
             case WorkerDraining():
                 worker.draining = True
                 self._dispatcher.executor_closing(worker, now)
@@ -219,8 +218,8 @@ class WorkerPort:
         for model in added:
             self._dispatcher.model_added(model, now)
             self._model_added(model)
-        self._workers_changed(now)
         self._dispatcher.executor_joined(worker, now)
+        self._workers_changed(now)
         return worker
 
     def worker_left(self, worker: RemoteExecutor, why: str, now: float, *, died: bool = False) -> None:
@@ -245,6 +244,7 @@ class WorkerPort:
         self.workers.pop(peer, None)
         worker.peer = None
         worker.running.clear()
+        worker.sent_at.clear()
         worker.recalled.clear()
         self._dispatcher.executor_left(worker, now, died=died)
         self._workers_changed(now)
@@ -352,52 +352,23 @@ class WorkerPort:
 
     # ---------------------------------------------------------------- what they report
 
-    def _batch_done(self, worker: RemoteExecutor, done: BatchDone, now: float) -> RemoteExecutor | None:
-        batch = worker.answered(done.batch)
-        if batch is None:
-            return worker  # of an attempt that was given up
+    def _reported(
+        self, worker: RemoteExecutor, entry: BatchDone | BatchFailed, now: float
+    ) -> RemoteExecutor | None:
         try:
-            worker.checks[batch.model].check(batch, done.outputs, done.calls)
+            report = (
+                report_of_done(worker, entry, now)
+                if isinstance(entry, BatchDone)
+                else report_of_failed(worker, entry)
+            )
         except ReportRefused as error:
             assert worker.peer is not None  # it has just been heard
-            self._cut_off(worker.peer, f"worker {worker.name!r}: batch {done.batch}: {error}", now)
+            self._cut_off(worker.peer, f"worker {worker.name!r}: batch {entry.batch}: {error}", now)
             return None
-        worker.answered_at = now
-        self._reports.append(
-            BatchReport(
-                batch=done.batch,
-                outputs=done.outputs,
-                run_s=done.run_us * 1e-6,
-                busy_s=done.busy_us * 1e-6,
-                reallocations=done.reallocations,
-                preparations=done.preparations,
-                calls=done.calls,
-                code=None,
-                message="",
-            )
-        )
-        return self._dismiss_if_idle(worker, now)
-
-    def _batch_failed(self, worker: RemoteExecutor, failed: BatchFailed, now: float) -> RemoteExecutor | None:
-        asked_back = failed.batch in worker.recalled
-        if worker.answered(failed.batch) is None:
+        if report is None:
+            self._statistics.late_reports += 1
             return worker
-        known = failed.code in ("model_error", "unavailable", "cancelled", "internal") or (
-            # Only what was asked for: it runs again without counting as an attempt.
-            failed.code == "recalled" and asked_back
-        )
-        self._reports.append(
-            BatchReport(
-                batch=failed.batch,
-                outputs=None,
-                run_s=0.0,
-                busy_s=0.0,
-                reallocations=0,
-                preparations=0,
-                code=failed.code if known else "internal",  # type: ignore[arg-type] # just checked
-                message=failed.message,
-            )
-        )
+        self._reports.append(report)
         return self._dismiss_if_idle(worker, now)
 
 

@@ -84,6 +84,8 @@ class ServerStatistics:
         """Failed requests by code."""
         self.duplicates = 0
         """Requests that were sent again while they ran; they share the one reply."""
+        self.late_reports = 0
+        """Of batches that a worker was sent before it greeted again: they ran again elsewhere."""
         self.repeated = 0
         """Requests that were sent again after they were answered, and got the reply that was kept."""
         self.bad_messages: Counter[str] = Counter()
@@ -170,6 +172,7 @@ class ServerStatistics:
             "results": self.results,
             "failures": dict(self.failures),
             "duplicates": self.duplicates,
+            "late_reports": self.late_reports,
             "repeated": self.repeated,
             "bad_messages": dict(self.bad_messages),
             "strangers": dict(self.strangers),
