@@ -75,14 +75,19 @@ class Journal:
         self.epoch = 0
         """Which server process runs, or ran last."""
         self.troubles = 0
-        self.deaths: Counter[int] = Counter()
-        """Worker processes that died of a request, by it."""
+        self.deaths: Counter[tuple[int, int]] = Counter()
+        """Worker processes that died while they ran a request that does harm, by server and request."""
         self.error_of_clock_s: Callable[[str], float] = lambda process: 0.0
         """How far off the deadlines may be that came to, or from, this process."""
 
     def note(self, text: str) -> None:
         """Tells what happens."""
         self.story.append(f"{trio.current_time():10.4f} {text}")
+
+    @property
+    def told(self) -> list[str]:
+        """The story without the processes' own logs, in which there are random ids."""
+        return [line for line in self.story if not line[10:].startswith("     ")]
 
     def trouble(self, text: str) -> None:
         """Something goes wrong, by plan."""
@@ -170,12 +175,19 @@ class Journal:
         run.ended, run.code = trio.current_time(), code or None
         self.note(f"{run.worker} ends {run.uid}: {code or 'done'}")
 
+    def process_gone(self, worker: str) -> None:
+        """A worker's process is there no longer, and what it ran is lost."""
+        for question in self.questions.values():
+            for run in question.runs:
+                if run.worker == worker and run.ended is None:
+                    run.code = "lost"
+
     def died_of(self, worker: str) -> None:
         """A worker's process dies while it runs what kills it."""
         for question in self.questions.values():
             for run in question.runs:
                 if run.worker == worker and run.ended is None and question.ask.kind in DEADLY:
-                    self.deaths[run.uid] += 1
+                    self.deaths[self.epoch, run.uid] += 1
 
     # ------------------------------------------------------------ the verdict
 
@@ -186,6 +198,9 @@ class Journal:
                 self.accuse(f"request {question.uid} never ended")
             self._judge_end(question)
             self._judge_runs(question)
+        for (epoch, uid), times in self.deaths.items():
+            if times > MAX_ATTEMPTS:
+                self.accuse(f"{times} workers of server {epoch} died of request {uid}")
 
     def _judge_end(self, question: Question) -> None:
         uid, kind = question.uid, question.ask.kind
@@ -213,13 +228,14 @@ class Journal:
             if others > MAX_ATTEMPTS:
                 self.accuse(f"request {question.uid} ran {others} times at server {epoch}")
             for run, next_run in pairwise(runs):
-                excused = (
-                    run.code is not None or next_run.troubles > run.troubles or self._in_bad_company(run)
-                )
-                if not excused:
+                if run.code is None and next_run.troubles == run.troubles and not self._beside_harm(run):
                     self.accuse(
                         f"request {question.uid} ran again at server {epoch}, and nothing had gone wrong"
                     )
 
-    def _in_bad_company(self, run: Run) -> bool:
-        return any(self.kind_of(uid) in DEADLY for uid in run.company)
+    def _beside_harm(self, run: Run) -> bool:
+        """Whether it did not end, and its process ran what may have been why: one that hangs is cut off, or killed."""
+        others = (other for question in self.questions.values() for other in question.runs)
+        return run.ended is None and any(
+            other.worker == run.worker and self.kind_of(other.uid) in DEADLY for other in others
+        )

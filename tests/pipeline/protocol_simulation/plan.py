@@ -14,7 +14,19 @@ from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 
-__all__ = ["COMMON", "DEADLY", "RARE", "Ask", "Fault", "FaultKind", "Kind", "Plan", "calm_plans", "plans"]
+__all__ = [
+    "COMMON",
+    "DEADLY",
+    "RARE",
+    "Ask",
+    "Fault",
+    "FaultKind",
+    "Kind",
+    "Plan",
+    "calm_plans",
+    "harmful_plans",
+    "plans",
+]
 
 
 def _model(name: str) -> ModelSignature:
@@ -31,7 +43,14 @@ COMMON, RARE = _model("common"), _model("rare")
 """Every worker serves the first; the second, the first worker alone."""
 
 
-class Kind(Enum):
+class _Named(Enum):
+    """As hypothesis prints it, it can be pasted back."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Kind(_Named):
     """What a request does to the process that runs it."""
 
     GOOD = "good"
@@ -48,7 +67,7 @@ class Kind(Enum):
 DEADLY = (Kind.POISON, Kind.STUCK, Kind.HANGING)
 
 
-class FaultKind(Enum):
+class FaultKind(_Named):
     """What goes wrong. `target` numbers clients, or workers: those of the server first, then those that dial in."""
 
     CUT_CLIENT = "the connection breaks"
@@ -71,7 +90,7 @@ class FaultKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request."""
+    """One request, or several that are alike."""
 
     at_s: float
     client: int = 0
@@ -82,6 +101,8 @@ class Ask:
     cancel_after_s: float | None = None
     priority: int = 0
     kind: Kind = Kind.GOOD
+    times: int = 1
+    """So many of them at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +144,10 @@ class Plan:
         ends = [fault.at_s + fault.lasting_s for fault in self.faults] + [ask.at_s for ask in self.asks]
         return max(ends, default=0.0)
 
-    def without_faults(self) -> Plan:
-        """The same in a world in which nothing goes wrong."""
-        return replace(self, faults=(), asks=tuple([replace(ask, kind=Kind.GOOD) for ask in self.asks]))
+    @property
+    def deadly(self) -> int:
+        """How many requests do harm."""
+        return sum(ask.times for ask in self.asks if ask.kind in DEADLY)
 
 
 _times = st.integers(0, 200).map(lambda number: number / 20)
@@ -144,15 +166,18 @@ def _asks(kinds: st.SearchStrategy[Kind]) -> st.SearchStrategy[tuple[Ask, ...]]:
         cancel_after_s=st.none() | st.sampled_from((0.0, 0.03, 0.5)),
         priority=st.integers(0, 1),
         kind=kinds,
+        # Much of what servers meet comes in bursts, and faults hit where much is under way.
+        times=st.sampled_from((1, 1, 2, 5, 12)),
     )
-    # Most of what servers meet is bursts of alike requests, and faults hit where much is under way.
-    burst = st.builds(lambda ask, more: tuple([ask] * more), one, st.sampled_from((1, 1, 2, 5, 12)))
-    return st.lists(burst, min_size=1, max_size=8).map(
-        lambda bursts: tuple([ask for burst in bursts for ask in burst])
-    )
+    return st.lists(one.map(_bearable), min_size=1, max_size=8).map(tuple)
 
 
-_kinds = st.sampled_from([Kind.GOOD] * 12 + [Kind.BAD] * 2 + [Kind.POISON] * 2)
+def _bearable(ask: Ask) -> Ask:
+    """Not so many that hang, one after the other, that nothing else is played for long."""
+    return replace(ask, times=min(ask.times, 2)) if ask.kind in DEADLY else ask
+
+
+_kinds = st.sampled_from([Kind.GOOD] * 12 + [Kind.BAD] * 2 + [Kind.POISON, Kind.STUCK, Kind.HANGING])
 
 _faults = st.lists(
     st.builds(
@@ -190,5 +215,7 @@ def _worlds(
 
 plans = _worlds(_asks(_kinds), _faults)
 """Anything may go wrong."""
+harmful_plans = _worlds(_asks(_kinds), st.just(())).map(lambda plan: replace(plan, guests=0))
+"""Nothing goes wrong but what requests do to workers that the server knows as its own processes."""
 calm_plans = _worlds(_asks(st.sampled_from((Kind.GOOD, Kind.GOOD, Kind.BAD))), st.just(()))
 """Nothing goes wrong."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, given, note, settings
-from tests.pipeline.protocol_simulation.plan import Plan, calm_plans, plans
+from tests.pipeline.protocol_simulation.defects import DEFECTS, PLAN
+from tests.pipeline.protocol_simulation.plan import Kind, Plan, calm_plans, harmful_plans, plans
 from tests.pipeline.protocol_simulation.world import play
 
 EXAMPLES = int(os.environ.get("SIMULATION_EXAMPLES", "100"))
 
 thorough = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+a_few = settings(thorough, max_examples=10)
 
 
 def kept(plan: Plan) -> None:
@@ -36,3 +39,39 @@ def test_where_nothing_goes_wrong(plan: Plan) -> None:
 def test_whatever_goes_wrong(plan: Plan) -> None:
     """The same, with as many runs as faults excuse; and after the last fault everything ends within bounded time."""
     kept(plan)
+
+
+@thorough
+@given(harmful_plans)
+def test_no_innocent_pays_for_requests_that_do_harm(plan: Plan) -> None:
+    """Processes die and hang, of requests alone: all others get results, unless they were late, or too many."""
+    journal = play(plan)
+    for question in journal.questions.values():
+        if question.ask.kind is Kind.GOOD and question.withdrawn is None:
+            late = ["deadline_exceeded"] if question.deadline is not None else []
+            many = ["overloaded"] if plan.max_queued_requests < len(journal.questions) else []
+            if question.ends[0] not in ("result", *late, *many):
+                journal.accuse(f"request {question.uid} is innocent, and ended as {question.ends[0]}")
+    if journal.broken:
+        note("\n".join(journal.story))
+    assert [] == journal.broken
+
+
+@a_few
+@given(plans)
+def test_the_same_plan_is_the_same_story(plan: Plan) -> None:
+    """Or what hypothesis finds could not be made smaller, nor be found again."""
+    assert play(plan).told == play(plan).told
+
+
+def test_the_product_without_a_defect_keeps_its_promises() -> None:
+    """In the plan by which the defects are found."""
+    assert [] == play(PLAN).broken
+
+
+@pytest.mark.parametrize("accusation", DEFECTS)
+def test_a_defect_is_seen(accusation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each promise is broken once, on purpose."""
+    DEFECTS[accusation](monkeypatch)
+    broken = play(PLAN).broken
+    assert any(accusation in text for text in broken), broken

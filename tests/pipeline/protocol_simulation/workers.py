@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from itertools import count
 from random import Random
 
 import trio
@@ -48,7 +47,6 @@ EXIT_HANGS, SIGKILL, SIGSEGV = 1, -9, -11
 
 PRESENT_PID: ContextVar[int] = ContextVar("PRESENT_PID")
 """The process that the running task belongs to."""
-_pids = count(1000)
 
 
 def models_of(role: str) -> Sequence[ModelSignature]:
@@ -63,13 +61,14 @@ class SimulatedWorker:
         self,
         name: str,
         role: str,
+        pid: int,
         plan: Plan,
         agenda: Agenda,
         journal: Journal,
         random: Random,
         exchange: Exchange,
     ) -> None:
-        self.pid = next(_pids)
+        self.pid = pid
         self.name = registered_name(name, self.pid)
         self._plan = plan
         self._agenda = agenda
@@ -112,6 +111,7 @@ class SimulatedWorker:
         if self.status is None:
             self.status = status
             self.slots.dead = True
+            self._journal.process_gone(self.name)
             for line in self._lines[-1:]:
                 line.kill()
             self._scope.cancel()

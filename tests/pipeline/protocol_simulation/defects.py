@@ -1,0 +1,119 @@
+"""Defects to be patched into the product: each breaks one promise, and the simulation must see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
+
+from shapestream.client.session import Session
+from shapestream.scheduling.recovery import Recovery
+from shapestream.serving.egress import Egress
+from shapestream.serving.executors import RemoteExecutor
+from shapestream.serving.links import Link, Outgoing
+from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
+from shapestream_workers.worker_session import WorkerSession
+
+__all__ = ["DEFECTS", "PLAN", "Defect"]
+
+PLAN = Plan(
+    delay_s=0.001,
+    call_s=0.3,
+    asks=(
+        Ask(at_s=1.0, rows=2, length=3, times=4),
+        Ask(at_s=1.1, times=3),
+        Ask(at_s=2.0, kind=Kind.POISON),
+        Ask(at_s=2.0, length=2, times=2),
+        Ask(at_s=6.0, times=3),
+        Ask(at_s=9.0, timeout_s=0.2, times=2),
+    ),
+    faults=(
+        Fault(at_s=6.2, kind=FaultKind.CUT_CLIENT, lasting_s=0.5),
+        Fault(at_s=9.0, kind=FaultKind.HOLD_WORKER, lasting_s=0.5),
+    ),
+)
+"""Batches, poison in company, a connection that breaks while a batch runs, a batch on its way beyond its deadline."""
+
+Defect = Callable[[pytest.MonkeyPatch], None]
+
+
+def drops_a_reply(patch: pytest.MonkeyPatch) -> None:
+    """The server never sends the result of each client's fifth request."""
+    say = Outgoing.say
+
+    def forgetful(self: Outgoing, link: Link, entry: Entry) -> None:
+        if not (isinstance(entry, Result) and entry.sequence == 5):
+            say(self, link, entry)
+
+    patch.setattr(Outgoing, "say", forgetful)
+
+
+def swaps_answers(patch: pytest.MonkeyPatch) -> None:
+    """The members of a batch get their answers in the wrong order."""
+    deliver = Egress.deliver
+
+    def mixed(self: Egress, records: Any, outputs: Iterable[Any], *rest: Any) -> None:
+        deliver(self, records, list(outputs)[::-1], *rest)
+
+    patch.setattr(Egress, "deliver", mixed)
+
+
+def hands_back_twice(patch: pytest.MonkeyPatch) -> None:
+    """The client's session finishes each ticket two times."""
+    finish = Session._finish
+
+    def twice(self: Session, *arguments: Any) -> None:
+        finish(self, *arguments)
+        finish(self, *arguments)
+
+    patch.setattr(Session, "_finish", twice)
+
+
+def starts_late(patch: pytest.MonkeyPatch) -> None:
+    """The worker takes deadlines to be a second later, and does not hear that nobody waits any more."""
+    batch, accept = WorkerSession._batch, WorkerSession.accept
+
+    def patient(self: WorkerSession, execute: Execute, elapsed_s: float) -> Any:
+        return batch(self, execute, elapsed_s - 1.0)
+
+    def deaf(self: WorkerSession, entry: Entry, now: float) -> None:
+        if not isinstance(entry, CancelBatch):
+            accept(self, entry, now)
+
+    patch.setattr(WorkerSession, "_batch", patient)
+    patch.setattr(WorkerSession, "accept", deaf)
+
+
+def runs_twice(patch: pytest.MonkeyPatch) -> None:
+    """The server sends each batch two times."""
+    start = RemoteExecutor.start_nowait
+
+    def eager(self: RemoteExecutor, batch: Any) -> None:
+        start(self, batch)
+        start(self, batch)
+
+    patch.setattr(RemoteExecutor, "start_nowait", eager)
+
+
+def blames_the_innocent(patch: pytest.MonkeyPatch) -> None:
+    """All that ran in a process that died is taken to be poison at once."""
+    died = Recovery.died
+
+    def hasty(self: Recovery, batch: Any, *rest: Any) -> None:
+        batch.alone = True
+        died(self, batch, *rest)
+
+    patch.setattr(Recovery, "died", hasty)
+
+
+DEFECTS: dict[str, Defect] = {
+    "never ended": drops_a_reply,
+    "got another's answer": swaps_answers,
+    "ended more than once": hands_back_twice,
+    "after its deadline": starts_late,
+    "ran again at server": runs_twice,
+    "is innocent, and was called poisoned": blames_the_innocent,
+}
+"""By the words of the accusation that each must lead to."""
