@@ -32,6 +32,7 @@ from shapestream.client.tickets import (
 )
 from shapestream.client.transit import Transit
 from shapestream.errors import (
+    AlreadyAnswered,
     Cancelled,
     DeadlineExceeded,
     Draining,
@@ -216,7 +217,7 @@ class Session:
                     self._held_at = now
             case Failure():
                 ticket = self._ledger.answered(entry.sequence)
-                if ticket is not None:
+                if ticket is not None and not self._asks_anew(ticket, entry):
                     after = None if entry.retry_after_ms is None else entry.retry_after_ms / 1000
                     self._finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))
             case Welcome():
@@ -238,6 +239,15 @@ class Session:
                 self._link.left(now)
             case _:
                 pass  # heartbeats count as traffic; the rest is not for a client, and the codec refused it
+
+    def _asks_anew(self, ticket: RequestTicket, entry: Failure) -> bool:
+        """The reply was lost on its way, and the server keeps it no longer: the request runs again, under a new number."""
+        again = entry.code == AlreadyAnswered.code and ticket.model.idempotent
+        if not again or ticket.renewals >= _MAX_RENEWALS:
+            return False
+        ticket.renewals += 1
+        self._ledger.add(ticket)
+        return True
 
     def _welcome(self, entry: Welcome, now: float) -> None:
         again = not self._link.is_open or entry.epoch != self._epoch
@@ -376,6 +386,8 @@ def _clock(now: float) -> Clock:
     return Clock(sent_us=max(0, round(now * 1e6)))
 
 
+# Each takes a connection that broke right before a reply: who needs more has a server that always says so.
+_MAX_RENEWALS = 3
 _NEVER_SENT = (
     "it was never sent: the deadline had passed already, or passed while it waited for the server to grant this client "
     "more requests or bytes"

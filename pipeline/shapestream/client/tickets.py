@@ -85,6 +85,8 @@ class RequestTicket(Ticket):
     tensors: Tensors = field(kw_only=True)
     nbytes: int = field(kw_only=True)
     priority: int = field(kw_only=True, default=0)
+    renewals: int = field(default=0, init=False)
+    """How often it got a new number, because the reply to the old one was lost and is no longer kept."""
     sent_at: float = field(default=0.0, init=False)
     """When it was sent last, by the core's clock."""
     abandoned: bool = field(default=False, init=False)

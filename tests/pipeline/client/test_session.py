@@ -19,6 +19,7 @@ from shapestream.client.tickets import (
     WelcomeTicket,
 )
 from shapestream.errors import (
+    AlreadyAnswered,
     Cancelled,
     DeadlineExceeded,
     Draining,
@@ -726,7 +727,7 @@ def test_what_may_not_run_twice_is_sent_again_to_the_same_server() -> None:
     """It knows whether it ran."""
     bench = Bench()
     model = bench.open()
-    model.signature["idempotent"] = False
+    model.signature = {**SIGNATURE, "idempotent": False}
     bench.submit(model)
     bench.turn()
     bench.receive(Unknown())
@@ -735,3 +736,41 @@ def test_what_may_not_run_twice_is_sent_again_to_the_same_server() -> None:
     bench.turn()
     bench.receive(ModelOpened(name="m", number=7, signature=model.signature))
     assert sequences(bench.sent()) == [1]
+
+
+def test_a_reply_that_was_lost_and_is_no_longer_kept_is_asked_for_under_a_new_number() -> None:
+    """The model is idempotent, so running once more is better than an error; the deadline stays what it was."""
+    bench = Bench()
+    model = bench.open()
+    ticket = bench.submit(model, timeout=2.0)
+    bench.turn()
+    bench.now += 0.5
+    bench.receive(refusal(1, "answered"))
+    (request,) = [entry for entry in bench.sent() if isinstance(entry, Request)]
+    assert (2, 1500) == (request.sequence, request.remaining_ms)
+    bench.receive(result(2))
+    bench.turn()
+    assert ticket.outcome == result(2)
+
+
+def test_a_server_that_always_says_answered_is_not_asked_for_ever() -> None:
+    """After three new numbers the caller is told."""
+    bench = Bench()
+    ticket = bench.submit(bench.open())
+    for number in range(1, 5):
+        assert sequences(bench.sent()) == [number]
+        bench.receive(refusal(number, "answered"))
+    bench.turn()
+    assert isinstance(ticket.outcome, AlreadyAnswered)
+
+
+def test_a_lost_reply_of_a_model_that_may_not_run_twice_is_told_to_the_caller() -> None:
+    """It ran; what it gave is gone."""
+    bench = Bench()
+    model = bench.open()
+    model.signature = {**SIGNATURE, "idempotent": False}
+    ticket = bench.submit(model)
+    bench.turn()
+    bench.receive(refusal(1, "answered"))
+    assert sequences(bench.sent()) == []
+    assert isinstance(ticket.outcome, AlreadyAnswered)

@@ -186,6 +186,14 @@ class AnyServer(RuleBasedStateMachine):
         else:
             self.hear(Result(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
 
+    @precondition(lambda self: self.connected and self.at_server)
+    @rule(data=st.data())
+    def answer_without_the_reply(self, data: st.DataObject) -> None:
+        """It was answered on a connection that broke, and the reply is no longer kept."""
+        sequence = data.draw(st.sampled_from(sorted(self.at_server)))
+        del self.at_server[sequence]
+        self.hear(failure(sequence, "answered"))
+
     @precondition(lambda self: self.connected and self.known)
     @rule(hands_back=st.booleans())
     def drain(self, hands_back: bool) -> None:

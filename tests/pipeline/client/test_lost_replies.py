@@ -1,0 +1,132 @@
+"""Our client and a real server, over connections of which one loses what the server says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from tests.pipeline.serving.harness import Running, ScriptedSlots, memory_serving
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import shapestream
+from shapestream.serving.models import ModelOptions
+from shapestream.transport.interface import Connection, Message
+from shapestream_engine.layout import Buffer
+
+INPUTS = {"x": np.full((1, 4), 3, np.float32), "scale": np.ones((1,), np.float32)}
+ONCE = {"echo": ModelOptions(idempotent=False)}
+
+
+class Deafened:
+    """A connection that delivers nothing any more once it is `deaf`; what is sent arrives."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.deaf = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """As the connection does."""
+        await self._connection.run(task_status=task_status)
+
+    async def receive(self) -> list[Message]:
+        """What is there, unless it is lost."""
+        while True:
+            messages = await self._connection.receive()
+            if not self.deaf:
+                return messages
+
+    def receive_nowait(self) -> list[Message]:
+        """The client does not use it."""
+        raise NotImplementedError
+
+    def send_nowait(self, frames: Sequence[Buffer]) -> None:
+        """Arrives."""
+        self._connection.send_nowait(frames)
+
+    async def send(self, frames: Sequence[Buffer]) -> None:
+        """Arrives."""
+        await self._connection.send(frames)
+
+    def close(self) -> None:
+        """Closes it."""
+        self._connection.close()
+
+
+class Line:
+    """The connections of one client, one after the other."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self.connections: list[Deafened] = []
+
+    def __call__(self) -> Connection:
+        """The next one; it hears."""
+        self.connections.append(Deafened(self._running.clients.connect()))
+        return self.connections[-1]
+
+
+def lose_one_reply(
+    then: Callable[[ScriptedSlots], Any] | None = None, **options: Any
+) -> tuple[shapestream.Result | shapestream.RequestError, dict[str, Any]]:
+    """One request whose reply is lost on its way: what its caller gets in the end, and the server's counters."""
+    ended: list[shapestream.Result | shapestream.RequestError] = []
+    counters: dict[str, Any] = {}
+
+    async def ask(client: shapestream.Client) -> None:
+        try:
+            ended.append(await client.infer("echo", INPUTS))
+        except shapestream.RequestError as error:
+            ended.append(error)
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with memory_serving(slots, **options) as running:
+            line = Line(running)
+            async with shapestream.connect(line) as client, trio.open_nursery() as nursery:
+                nursery.start_soon(ask, client)
+                batch = await slots.next_batch()
+                line.connections[-1].deaf = True
+                slots.finish(batch)
+                await wait_all_tasks_blocked()
+                assert [] == ended
+                if then is not None:
+                    slots.finish(await then(slots))
+            assert 2 == len(line.connections)
+            counters.update(running.server.statistics())
+
+    async def in_time() -> None:
+        with trio.fail_after(600):  # of the jumping clock
+            await main()
+
+    trio.run(in_time, clock=MockClock(autojump_threshold=0))
+    return ended[0], counters
+
+
+def test_a_reply_that_was_lost_is_given_again_and_the_model_ran_once() -> None:
+    """The silence of the connection is noticed; on the next one the kept reply comes."""
+    outcome, counters = lose_one_reply()
+    assert isinstance(outcome, shapestream.Result)
+    np.testing.assert_array_equal(INPUTS["x"], outcome["y"])
+    assert (1, 1, 1) == (counters["batches"], counters["repeated"], counters["requests"])
+
+
+def test_a_lost_reply_that_is_not_kept_is_made_again() -> None:
+    """It is too large for what may be kept: the request runs once more, under a new number."""
+    outcome, counters = lose_one_reply(then=ScriptedSlots.next_batch, kept_bytes=100)
+    assert isinstance(outcome, shapestream.Result)
+    assert (2, 0, {"answered": 1}) == (counters["batches"], counters["repeated"], counters["failures"])
+
+
+@pytest.mark.parametrize(
+    ("kept_bytes", "expected"), [(1 << 20, shapestream.Result), (100, shapestream.AlreadyAnswered)]
+)
+def test_a_lost_reply_of_what_may_not_run_twice_is_given_again_or_not_at_all(
+    kept_bytes: int, expected: type
+) -> None:
+    """Kept, it comes; if not, the caller learns that it is gone."""
+    outcome, counters = lose_one_reply(models=ONCE, kept_bytes=kept_bytes)
+    assert isinstance(outcome, expected)
+    assert 1 == counters["batches"]
