@@ -156,7 +156,7 @@ def test_a_process_of_our_own_that_hangs_is_killed() -> None:
             client, worker, execute = await hung(running)
             nursery.start_soon(beat, client, worker)
             assert execute.batch == (await worker.hear(CancelBatch)).batch
-            await trio.sleep(10.0)
+            await trio.sleep(6.0)
             assert ["w"] == owner.killed
             other = running.worker()
             await other.join_as_worker("other")
