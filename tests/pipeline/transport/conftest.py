@@ -11,8 +11,11 @@ from typing import TypeAlias
 import pytest
 import trio
 
+from shapestream.transport.curve import CallerKeys, ProtectedDealer, ProtectedRouter, ServerSecurity
+from shapestream.transport.curve_keys import new_key_pair
 from shapestream.transport.interface import Connection, PeerSocket
 from shapestream.transport.memory import memory_server
+from shapestream.transport.zap import KeyRing, KeyRole
 from shapestream.transport.zeromq import DealerSocket, RouterSocket
 
 
@@ -24,10 +27,22 @@ class Link:
     connections: tuple[Connection, ...]
 
 
+def _plain(count: int) -> tuple[RouterSocket, list[DealerSocket]]:
+    return RouterSocket(), [DealerSocket() for _ in range(count)]
+
+
+def _protected(count: int) -> tuple[RouterSocket, list[DealerSocket]]:
+    server, client = new_key_pair(), new_key_pair()
+    security = ServerSecurity(key=server, ring=KeyRing(clients={client.public: "client"}))
+    keys = CallerKeys(key=client, server_key=server.public)
+    router = ProtectedRouter(security, [KeyRole.CLIENT], port="clients")
+    return router, [ProtectedDealer(keys) for _ in range(count)]
+
+
 OpenLink: TypeAlias = Callable[[int], AbstractAsyncContextManager[Link]]
 
 
-@pytest.fixture(params=["memory", "ipc", "tcp"])
+@pytest.fixture(params=["memory", "ipc", "tcp", "curve"])
 def open_link(request: pytest.FixtureRequest, tmp_path: Path) -> OpenLink:
     """Opens a server with so many connections, over each transport in turn."""
 
@@ -39,9 +54,8 @@ def open_link(request: pytest.FixtureRequest, tmp_path: Path) -> OpenLink:
             memory = memory_server()
             server, connections = memory, [memory.connect() for _ in range(count)]
         else:
-            router = RouterSocket()
+            router, dealers = _protected(count) if request.param == "curve" else _plain(count)
             router.bind(f"ipc://{tmp_path}/s" if request.param == "ipc" else "tcp://127.0.0.1:*")
-            dealers = [DealerSocket() for _ in range(count)]
             for dealer in dealers:
                 dealer.connect(router.addresses[0])
             server, connections = router, list(dealers)

@@ -118,7 +118,7 @@ def test_others_get_nothing(pair: KeyPair | None, server: KeyPair, reason: str) 
                 assert found is not None
                 assert [b"hello"] == found[1]
                 while not router.refused:
-                    await trio.sleep(0.01)
+                    assert await heard(router, 0.01) is None
                 assert {reason} == set(router.refused)
 
     trio.run(main)

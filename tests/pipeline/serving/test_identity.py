@@ -1,0 +1,253 @@
+"""At a protected server everything hangs on the key: client ids, kept replies, workers' names. Over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pipeline.serving.harness import SIGNATURE, RawPeer, ScriptedSlots, echo_tensors, request
+
+from shapestream.errors import ConfigurationError
+from shapestream.serving import ownership
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.ownership import ClientOwners
+from shapestream.serving.server import Server, serve
+from shapestream.transport.curve import CallerKeys, ProtectedDealer, ServerSecurity
+from shapestream.transport.curve_keys import KeyPair, new_key_pair
+from shapestream.transport.zap import KeyRing
+from shapestream.wire.codec import Role
+from shapestream.wire.messages import (
+    Execute,
+    Failure,
+    Goodbye,
+    Hello,
+    Result,
+    Statistics,
+    StatisticsRequest,
+    Unknown,
+    WorkerHello,
+)
+
+SERVER, ALICE, BOB, ADMIN, BOX, OTHER_BOX = (new_key_pair() for _ in range(6))
+SECURITY = ServerSecurity(
+    key=SERVER,
+    ring=KeyRing(
+        clients={ALICE.public: "alice", BOB.public: "bob"},
+        admins={ADMIN.public: "admin"},
+        workers={BOX.public: "box", OTHER_BOX.public: "other"},
+    ),
+)
+ID = b"alice's own id.."
+
+
+class Place:
+    """A protected server, and ways to it."""
+
+    def __init__(self, server: Server, nursery: trio.Nursery) -> None:
+        self.server = server
+        self._nursery = nursery
+        self.sockets: list[ProtectedDealer] = []
+
+    async def peer(self, pair: KeyPair, role: Role = Role.CLIENT) -> RawPeer:
+        """A new connection with this key."""
+        dealer = ProtectedDealer(CallerKeys(key=pair, server_key=SERVER.public))
+        self.sockets.append(dealer)
+        addresses = self.server.worker_addresses if role is Role.WORKER else self.server.addresses
+        dealer.connect(addresses[0])
+        await self._nursery.start(dealer.run)
+        return RawPeer(dealer, role)
+
+
+@asynccontextmanager
+async def serving(slots: ScriptedSlots | None = None) -> AsyncIterator[Place]:
+    """A protected server for the time of the block, with scripted slots or a port for workers."""
+    options = ServerOptions(
+        listen=("tcp://127.0.0.1:*",),
+        worker_listen=None if slots is not None else "tcp://127.0.0.1:*",
+        security=SECURITY,
+    )
+    async with trio.open_nursery() as nursery:
+
+        async def run(task_status: trio.TaskStatus[Server]) -> None:
+            await serve(options, local=slots, task_status=task_status)
+
+        place = Place(await nursery.start(run), nursery)
+        with trio.fail_after(60):
+            yield place
+        for dealer in place.sockets:
+            dealer.close()
+        nursery.cancel_scope.cancel()
+
+
+def bad(place: Place, port: str) -> int:
+    """Messages that were refused at this port."""
+    found: dict[str, int] = place.server.statistics()["bad_messages"]
+    return found.get(port, 0)
+
+
+def test_a_client_id_belongs_to_the_key_that_used_it_first() -> None:
+    """Bob presents the id of Alice's session: his connection ends, hers goes on, and one counter has moved."""
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with serving(slots) as place:
+            alice, bob = await place.peer(ALICE), await place.peer(BOB)
+            await alice.open_session(ID)
+            alice.say(request(1))
+            batch = await slots.next_batch()
+            bob.say(Hello(client=ID, software="bob"), request(1))
+            await bob.hear(Goodbye)
+            assert 1 == bad(place, "clients")
+            slots.finish(batch)
+            assert 1 == (await alice.hear(Result)).sequence
+            assert 1 == place.server.statistics()["clients"]
+
+    trio.run(main)
+
+
+def test_a_kept_reply_goes_to_nobody_else() -> None:
+    """Alice's session has ended, her reply is kept; Bob asks for it under her id and number, and gets nothing."""
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with serving(slots) as place:
+            alice, bob = await place.peer(ALICE), await place.peer(BOB)
+            await alice.open_session(ID)
+            alice.say(request(1))
+            slots.finish(await slots.next_batch())
+            first = await alice.hear(Result)
+            alice.say(Goodbye(), StatisticsRequest())
+            await alice.hear(Unknown)  # so the goodbye has been read
+            bob.say(Hello(client=ID, software="bob"), request(1))
+            await bob.hear(Goodbye)
+            assert not any(isinstance(entry, Result) for entry in bob.heard)
+            again = await place.peer(ALICE)
+            await again.open_session(ID)
+            again.say(request(1))
+            assert first.tensors.layout == (await again.hear(Result)).tensors.layout
+            assert [] == slots.started
+
+    trio.run(main)
+
+
+def test_a_client_comes_back_on_another_connection_with_its_key() -> None:
+    """It is the same client: its running request is answered there, and runs once."""
+
+    async def main() -> None:
+        slots = ScriptedSlots()
+        async with serving(slots) as place:
+            before = await place.peer(ALICE)
+            await before.open_session(ID)
+            before.say(request(1))
+            batch = await slots.next_batch()
+            after = await place.peer(ALICE)
+            await after.open_session(ID)
+            after.say(request(1))
+            slots.finish(batch)
+            assert 1 == (await after.hear(Result)).sequence
+            assert [] == slots.started
+
+    trio.run(main)
+
+
+def test_counters_are_for_admins() -> None:
+    """A client's key gets the models' names, and why it gets no more."""
+
+    async def main() -> None:
+        async with serving(ScriptedSlots()) as place:
+            seen = []
+            for pair in (ALICE, ADMIN):
+                peer = await place.peer(pair)
+                await peer.open_session(pair.public.encode()[:16])
+                peer.say(StatisticsRequest())
+                seen.append((await peer.hear(Statistics)).values)
+            client, admin = seen
+            assert {"models", "unavailable", "forbidden"} == set(client)
+            assert client["models"] == admin["models"]
+            assert {"clients": {}} == admin["peers_refused"]
+
+    trio.run(main)
+
+
+def test_a_workers_name_belongs_to_its_key() -> None:
+    """Another listed worker's key cannot push the first out by taking its name; the first is still given work."""
+
+    async def main() -> None:
+        async with serving() as place:
+            box, other = await place.peer(BOX, Role.WORKER), await place.peer(OTHER_BOX, Role.WORKER)
+            await box.join_as_worker("box")
+            other.say(WorkerHello(worker="box", pid=2, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
+            await other.hear(Goodbye)
+            assert 1 == bad(place, "workers")
+            alice = await place.peer(ALICE)
+            await alice.open_session(ID)
+            alice.say(request(1, echo_tensors()))
+            assert 1 == len((await box.hear(Execute)).members)
+
+    trio.run(main)
+
+
+def test_a_client_cannot_speak_as_a_worker() -> None:
+    """What belongs to the other port is refused at this one, whatever the key may do elsewhere."""
+
+    async def main() -> None:
+        async with serving(ScriptedSlots()) as place:
+            alice = await place.peer(ALICE)
+            await alice.open_session(ID)
+            alice.say(WorkerHello(worker="w", pid=1, slots=1, models={}))
+            alice.say(request(1, echo_tensors(), model=7))
+            assert "invalid" == (await alice.hear(Failure)).code
+            assert [] == [
+                label for label in place.server.statistics()["slots"] if not label.startswith("scripted")
+            ]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://eth0:5555", "tcp://[::]:5555"]
+)
+def test_no_address_beyond_loopback_without_keys(address: str) -> None:
+    """Also where no YAML was read: the error comes before anything listens."""
+
+    async def main() -> None:
+        await serve(ServerOptions(listen=(address,)))
+
+    with pytest.raises(ConfigurationError, match="security is needed"):
+        trio.run(main)
+
+
+# ---------------------------------------------------------------- the table of owners
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([b"a" * 16, b"b" * 16]), st.sampled_from([None, "k1", "k2"])), max_size=20
+    )
+)
+def test_an_id_has_one_owner(claims: list[tuple[bytes, str | None]]) -> None:
+    """Whatever the order: who came first keeps it, others never get it, and no two keys share what it is kept under."""
+    owners, first, kept = ClientOwners(), {}, {}
+    for client, key in claims:
+        owner = first.setdefault(client, key)
+        under = owners.claim(client, key)
+        assert (under is not None) == (owner == key)
+        if under is not None:
+            assert under == kept.setdefault((client, key), under)
+    assert len(set(kept.values())) == len(kept)
+
+
+def test_a_forgotten_id_is_still_not_the_same_to_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is bounded; what is kept for a client is kept under its key, too."""
+    monkeypatch.setattr(ownership, "MAX_OWNED", 2)
+    owners = ClientOwners()
+    mine = owners.claim(b"a" * 16, "alice")
+    for number in range(3):
+        owners.claim(bytes([number]) * 16, "alice")
+    theirs = owners.claim(b"a" * 16, "bob")
+    assert None not in (mine, theirs)
+    assert mine != theirs
