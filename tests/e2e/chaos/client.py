@@ -105,8 +105,11 @@ class Load:
 
         options: dict[str, Any] = {"max_in_flight": STREAMED, "on_error": "yield"}
         async with client.stream(MODEL, source(), **options) as results:
+            last = 0
             async for item in results:
                 assert isinstance(item.key, int)
+                assert item.key > last, "an ordered stream gave a later item before an earlier one"
+                last = item.key
                 if isinstance(item, shapestream.Failed):
                     self.ended(item.key, item.error.code)
                 else:

@@ -6,6 +6,7 @@ within a fraction of a millisecond. Whether it did hit is not assumed, but count
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -47,17 +48,20 @@ class Faults:
         self.kinds: dict[str, Callable[[], tuple[float, int]]] = {
             "worker killed mid-batch": lambda: self._kill_worker("run"),
             "worker killed mid-reply": lambda: self._kill_worker("ran"),
-            "worker stopped": self._stop_worker,
+            "worker stopped mid-batch": lambda: self._stop_worker("run"),
+            "worker stopped mid-reply": lambda: self._stop_worker("ran"),
             "worker ten times slower": self._slow_worker,
             "worker lies": self._lie,
             "request kills its worker": lambda: self._misdeed("poison"),
             "request hangs": lambda: self._misdeed("hang"),
             "server killed mid-batch": lambda: self._kill_server("run"),
             "server killed mid-reply": lambda: self._kill_server("ran"),
-            "server stopped": self._stop_server,
+            "server stopped mid-batch": lambda: self._stop_server("run"),
+            "server stopped mid-reply": lambda: self._stop_server("ran"),
             "client killed mid-batch": lambda: self._kill_client("run"),
             "client killed mid-reply": lambda: self._kill_client("ran"),
-            "client stopped": self._stop_client,
+            "client stopped mid-batch": lambda: self._stop_client("run"),
+            "client stopped mid-reply": lambda: self._stop_client("ran"),
             "log cannot grow": self._fix_log_size,
             "log's device full": self._log_to_full_device,
             "no file descriptors": self._take_descriptors,
@@ -80,7 +84,8 @@ class Faults:
         os.kill(pid, signal.SIGSTOP)
         since = time.monotonic()
         time.sleep(self._random.choice(durations_s))
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # given up, and ended, while it stood still
+            os.kill(pid, signal.SIGCONT)
         self._stage.ledger.tell("paused", since=since, until=time.monotonic())
         return since
 
@@ -107,14 +112,11 @@ class Faults:
             return at, self._ask("cut_short", pid=pid)
         return at, self._ask("in_reply", at=at, pid=pid)
 
-    def _stop_worker(self) -> tuple[float, int]:
+    def _stop_worker(self, moment: str) -> tuple[float, int]:
         pid = self._worker()
-        self._lie_in_wait("run", pid=pid)
-        try:
-            at = self._pause(pid, (0.4, 1.0, 3.0))
-        except ProcessLookupError:  # given up, and ended, while it stood still
-            at = time.monotonic()
-        return at, self._ask("in_run", pid=pid, at=at)
+        self._lie_in_wait(moment, pid=pid)
+        at = self._pause(pid, (0.3, 1.0, 2.5))
+        return at, self._ask("in_run" if moment == "run" else "in_reply", pid=pid, at=at)
 
     def _slow_worker(self) -> tuple[float, int]:
         pid = self._worker()
@@ -161,11 +163,11 @@ class Faults:
         self._stage.start_server(log=log)
         return at
 
-    def _stop_server(self) -> tuple[float, int]:
+    def _stop_server(self, moment: str) -> tuple[float, int]:
         self._worker()
-        self._lie_in_wait("run")
-        at = self._pause(self._stage.server.pid, (0.4, 1.2, 2.0, 4.0))
-        return at, self._ask("in_flight", at=at)
+        self._lie_in_wait(moment)
+        at = self._pause(self._stage.server.pid, (0.3, 1.0, 3.0))
+        return at, self._ask("in_flight" if moment == "run" else "in_reply", at=at)
 
     # ---------------------------------------------------------------- clients
 
@@ -182,11 +184,11 @@ class Faults:
         self._start_client()
         return at, hit
 
-    def _stop_client(self) -> tuple[float, int]:
+    def _stop_client(self, moment: str) -> tuple[float, int]:
         number = self._random.choice(list(self._stage.clients))
-        self._lie_in_wait("run", client=number)
-        at = self._pause(self._stage.clients[number].pid, (0.5, 2.0, 5.0))
-        return at, self._ask("in_flight", at=at, client=number)
+        self._lie_in_wait(moment, client=number)
+        at = self._pause(self._stage.clients[number].pid, (0.3, 1.0, 5.0))
+        return at, self._ask("in_flight" if moment == "run" else "in_reply", at=at, client=number)
 
     def _start_client(self) -> None:
         self._served(self._stage.start_client())

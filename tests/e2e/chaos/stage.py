@@ -27,20 +27,20 @@ server:
   client_silence_s: 4
   worker_silence_s: 1.5
   grace_s: 5
-  hang_grace_s: 1
+  hang_grace_s: 0.5
 models:
   - name: checked
     function: tests.e2e.chaos.model:checked
     inputs: {x: {shape: "batch:1..16, n:8..4096", element_type: i64, pad: {n: 0}}}
     outputs: {y: {shape: "batch, n", element_type: i64, rule: rows}}
-    batching: {max_batch: 16, hang_after_s: 3}
+    batching: {max_batch: 16, hang_after_s: 2}
     trust: true
     calibration_s: 0
   - name: once
     function: tests.e2e.chaos.model:checked
     inputs: {x: {shape: "batch:1..16, n:8..4096", element_type: i64}}
     outputs: {y: {shape: "batch, n", element_type: i64, rule: rows}}
-    batching: {hang_after_s: 3}
+    batching: {hang_after_s: 2}
     idempotent: false
     trust: true
     calibration_s: 0
