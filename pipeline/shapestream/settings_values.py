@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def check_address(value: Any, info: ValidationInfo) -> str:
 def _ipc_address(path: str, info: ValidationInfo) -> str:
     if not path or path.startswith("@"):
         raise _wrong("an ipc address needs a path (write ipc://run/shapestream.sock)")
-    absolute = str((_base(info) / path).absolute())
+    absolute = str(_absolute(path, info))
     if len(absolute.encode()) > MAX_IPC_PATH_BYTES:
         advice = f"at most {MAX_IPC_PATH_BYTES} bytes; use a shorter, absolute path such as ipc:///run/shapestream.sock"
         raise _wrong(f"the socket's path {absolute} is too long ({advice})")
@@ -129,7 +130,7 @@ def read_secret_path(value: Any, info: ValidationInfo) -> str:
             "a key stands here, in a file that is no secret (make a new one, and write the path of its file)"
         )
     path = (_base(info) / Path(value).expanduser()).absolute()
-    if _must_exist(info) and not path.is_file():
+    if _must_exist(info) and not _found(Path.is_file, path):
         raise _wrong(f"no such file: {path} (make it with: shapestream keys new NAME --folder {path.parent})")
     return str(path)
 
@@ -138,7 +139,7 @@ def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
     """A folder of public keys, as an absolute path, or a list of them: each in Z85, or the path of a .pub file."""
     if isinstance(value, str) and value and not _Z85_KEY.fullmatch(value):
         folder = (_base(info) / Path(value).expanduser()).absolute()
-        if _must_exist(info) and not folder.is_dir():
+        if _must_exist(info) and not _found(Path.is_dir, folder):
             raise _wrong(f"no such folder: {folder} (it holds a .pub file for each key that is let in)")
         return str(folder)
     if not isinstance(value, list) or not all(isinstance(key, str) and key for key in value):
@@ -150,7 +151,7 @@ def _listed_key(key: str, info: ValidationInfo) -> str:
     if _Z85_KEY.fullmatch(key):
         return key
     path = (_base(info) / Path(key).expanduser()).absolute()
-    if _must_exist(info) and not path.is_file():
+    if _must_exist(info) and not _found(Path.is_file, path):
         raise _wrong(f"{describe(key)} is neither a public key, of 40 characters, nor a file")
     return str(path)
 
@@ -326,7 +327,7 @@ def read_model_root(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value:
         raise _wrong(f"expected the path of a folder, got {describe(value)}")
     path = _absolute(value, info)
-    if _must_exist(info) and not path.is_dir():
+    if _must_exist(info) and not _found(Path.is_dir, path):
         raise _wrong(f"no such folder: {path} (a relative path starts at the folder of this YAML)")
     return str(path.resolve())
 
@@ -336,7 +337,7 @@ def read_model_path(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value:
         raise _wrong(f"expected the path of a model file, got {describe(value)}")
     path = _absolute(value, info)
-    if _must_exist(info) and not path.is_file():
+    if _must_exist(info) and not _found(Path.is_file, path):
         raise _wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
     return str(path)
 
@@ -346,7 +347,7 @@ def read_output_path(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value or value.endswith("/"):
         raise _wrong(f"expected the path of a file to write, got {describe(value)}")
     path = _absolute(value, info)
-    if _must_exist(info) and not path.parent.is_dir():
+    if _must_exist(info) and not _found(Path.is_dir, path.parent):
         raise _wrong(f"no such folder: {path.parent} (a relative path starts at the folder of this YAML)")
     return str(path)
 
@@ -356,19 +357,27 @@ def read_samples_path(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value.endswith(".npz"):
         raise _wrong(f"expected the path of an .npz of samples, got {describe(value)}")
     path = _absolute(value, info)
-    if _must_exist(info) and not path.is_file():
+    if _must_exist(info) and not _found(Path.is_file, path):
         raise _wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
     return str(path)
 
 
 def _absolute(value: str, info: ValidationInfo) -> Path:
     """The path from the folder of the YAML; `~` is the home of whoever runs this."""
-    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise _wrong(f"{describe(value)} is no path (it holds a character that none can have)")
+    if "\0" in value:
+        raise _wrong(f"{describe(value)} is no path (it holds a zero byte)")
     try:
         return (_base(info) / Path(value).expanduser()).absolute()
     except RuntimeError as error:  # ~somebody who is not known here
         raise _wrong(f"{describe(value)} is no path: {error}") from error
+
+
+def _found(is_one: Callable[[Path], bool], path: Path) -> bool:
+    """Whether there is such a file, or folder."""
+    try:
+        return is_one(path)
+    except OSError as error:  # too long, or in a folder that is closed to us
+        raise _wrong(f"{describe(str(path))} cannot be looked at: {error.strerror}") from error
 
 
 def _base(info: ValidationInfo) -> Path:

@@ -32,6 +32,8 @@ _HEX = re.compile(r"0x[0-9a-fA-F]{1,300}")
 _OCTAL = re.compile(r"0o[0-7]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""Escapes can write one, and nothing can print it."""
 _NAN = re.compile(r"\.(nan|NaN|NAN)")
 
 
@@ -84,6 +86,10 @@ def read_yaml(data: bytes) -> YamlSource:
         source.problems.append(SourceProblem(message=message, place=_place_of_offset(data, error.position)))
     except yaml.MarkedYAMLError as error:
         source.problems.append(SourceProblem(message=_syntax_message(error), place=_place_of_error(error)))
+    except (ValueError, OverflowError):
+        # PyYAML does not check what it is about to convert.
+        message = "not YAML: an escape beyond \\U0010FFFF, or an endless version"
+        source.problems.append(SourceProblem(message=message))
     except RecursionError:
         source.problems.append(SourceProblem(message="nested too deeply to be a configuration"))
     else:
@@ -121,6 +127,9 @@ class _Builder:
             return {key: self._build(value, (*location, key)) for key, value in self._entries(node, location)}
         if isinstance(node, yaml.SequenceNode):
             return [self._item(value, (*location, index)) for index, value in enumerate(node.value)]
+        if _HALF_CHARACTER.search(node.value):
+            self._complain(node, location, "half of a character (write the whole one: \\U0001F600)")
+            return None
         return _scalar(node.value, plain=isinstance(node, yaml.ScalarNode) and node.style is None)
 
     def _item(self, node: yaml.Node, location: Location) -> Any:
@@ -134,6 +143,9 @@ class _Builder:
                 self._complain(key_node, location, "a key must be plain text")
                 continue
             key = str(key_node.value)
+            if _HALF_CHARACTER.search(key):
+                self._complain(key_node, location, "a key holds half of a character")
+                continue
             if key == "<<" and key_node.style is None:
                 self._complain(key_node, location, "merge keys (<<) are not read; write the keys out")
                 continue
