@@ -168,11 +168,14 @@ class Admission:
             priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
             rank = queue.shares.rank(arrival.client, priority, clients)
             wait_s = free_s + expected_wait_s(queue, rank, clients)
-            if wait_s and queue.caution.factor * (wait_s + alone_s) > left_s:
+            caution = queue.caution.factor
+            if wait_s and caution * (wait_s + alone_s) > left_s:
                 message = (
                     f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
                     f"and then it takes about {alone_s:.3f} s"
                 )
+                if caution > 1.0:
+                    message += f"; such estimates were too short lately, and count {caution:.2f} times"
                 return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
         return Terms(terms.cost_s, terms.share_s, alone_s)
 

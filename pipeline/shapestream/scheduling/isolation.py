@@ -8,7 +8,7 @@ worker that is emptied for them is the only one that gets less work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from shapestream.scheduling.actions import Action, RecallBatch, StartBatch
@@ -48,10 +48,13 @@ class Isolation:
         for worker in list(self.isolated.values()):
             self._use(worker, now, actions)
         for queue in self._in_order():
-            while queue.suspect_count and not self._being_emptied(queue):
-                chosen = self.choose(queue, now)
+            while queue.suspect_count:
+                emptied = self._being_emptied(queue)
+                chosen = self.choose(queue, now, emptied)
                 if chosen is None:
                     break
+                if emptied is not None:
+                    self._let_go(emptied)
                 self.isolated[chosen.name] = chosen
                 for batch in self._slots.isolate(chosen):
                     actions.append(self._recall(batch, now, f"worker {chosen.name} is kept for a suspect"))
@@ -75,43 +78,53 @@ class Isolation:
             if queue.suspect_count
         ]
         if not places:
-            del self.isolated[worker.name]
-            self._slots.release(worker)
+            self._let_go(worker)
         elif all(slot.batch is None or slot.batch.hang is Hang.GIVEN_UP for slot in worker.slots.values()):
             turn, slot = min(places, key=lambda place: place[0])
             queue = next(queue for queue in slot.queues if queue.suspect_count and _first_turn(queue) == turn)
             actions.append(self._start(queue, slot, now))
             worker.isolated.batch = slot.batch
 
-    def _being_emptied(self, queue: ModelQueue) -> bool:
-        """Whether some worker will soon be free for a suspect of this model."""
-        return any(
-            worker.isolated is not None and worker.isolated.batch is None and _serves(worker, queue)
-            for worker in self.isolated.values()
-        )
+    def _let_go(self, worker: Worker) -> None:
+        del self.isolated[worker.name]
+        self._slots.release(worker)
 
-    def choose(self, queue: ModelQueue, now: float) -> Worker | None:
+    def _being_emptied(self, queue: ModelQueue) -> Worker | None:
+        """The worker that will soon be free for a suspect of this model, if there is one."""
+        for worker in self.isolated.values():
+            if worker.isolated is not None and worker.isolated.batch is None and _serves(worker, queue):
+                return worker
+        return None
+
+    def choose(self, queue: ModelQueue, now: float, instead_of: Worker | None = None) -> Worker | None:
         """The worker to keep for suspects of this model; None if none can be, or enough are kept already.
 
         The one that will be empty first. At most half of all are kept at a time, and one after which some model would
-        have no slot left only if there is no other, and alone.
+        have no slot left only if there is no other, and alone. `instead_of` one that is still being emptied, only one
+        that is empty now, such as a worker that has just come.
         """
         workers = self._slots.workers
-        if len(self.isolated) >= max(1, len(workers) // 2):
+        kept = [worker for worker in self.isolated.values() if worker is not instead_of]
+        if len(kept) >= max(1, len(workers) // 2):
             return None
-        able = [worker for worker in workers.values() if worker.isolated is None and _serves(worker, queue)]
-        harmless = [worker for worker in able if not self._starves(worker)]
-        if not harmless and self.isolated:
+        able = [
+            worker
+            for worker in workers.values()
+            if worker.isolated is None
+            and _serves(worker, queue)
+            and (instead_of is None or all(slot.batch is None for slot in worker.slots.values()))
+        ]
+        harmless = [worker for worker in able if not _starves(worker, kept)]
+        if not harmless and (kept or (instead_of is not None and not _starves(instead_of, kept))):
             return None
         return min(harmless or able, key=lambda worker: _empty_in_s(worker, now), default=None)
 
-    def _starves(self, worker: Worker) -> bool:
-        """Whether some model would have no slot outside the workers that are kept."""
-        kept = [slot for other in (*self.isolated.values(), worker) for slot in other.slots.values()]
-        models = {queue.profile.name: queue for slot in worker.slots.values() for queue in slot.queues}
-        return any(
-            sum(queue in slot.queues for slot in kept) >= queue.slot_count for queue in models.values()
-        )
+
+def _starves(worker: Worker, kept: Sequence[Worker]) -> bool:
+    """Whether some model of this worker would have no slot outside it and those that are kept."""
+    held = [slot for other in (*kept, worker) for slot in other.slots.values()]
+    models = {queue.profile.name: queue for slot in worker.slots.values() for queue in slot.queues}
+    return any(sum(queue in slot.queues for slot in held) >= queue.slot_count for queue in models.values())
 
 
 def _first_turn(queue: ModelQueue) -> tuple[float, int]:

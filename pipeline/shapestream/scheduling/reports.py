@@ -149,8 +149,7 @@ class Reports:
                     reason = f"batch {batch.id} of {batch.queue.profile.name} has run for {ran_s:.1f} s"
                     actions.append(KillSlot(slot=slot.id, reason=reason))
                 case Hang.GIVEN_UP:
-                    self._slots.spare(slot.worker)
-                    self._slots.close(slot.id)
+                    self._slots.give_up(slot)
                     self._recovery.given_up(batch, now, actions)
                 case Hang.NOT:
                     raise AssertionError("a batch was looked at too early")

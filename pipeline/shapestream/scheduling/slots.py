@@ -311,6 +311,14 @@ class SlotTable:
             worker.killed = False
             self._show_all(worker)
 
+    def give_up(self, slot: Slot) -> None:
+        """What a slot runs will not end: it is lost, and the rest of its worker serves on."""
+        kept = slot.worker.isolated
+        if kept is not None and kept.batch is slot.batch:
+            kept.batch = None
+        self.spare(slot.worker)
+        self.close(slot.id)
+
     def send_no_more(self, slot: Slot) -> Batch | None:
         """Lets nothing be sent ahead to wait for the batch that a slot runs. What waits there and should be recalled."""
         running = slot.batch

@@ -220,6 +220,21 @@ def test_suspects_do_not_wait_for_a_slot_that_is_given_up(watched):
     assert {1: "worker_lost", 2: "delivered"} == watched.ends
 
 
+def test_a_suspect_that_is_given_up_gives_the_rest_of_its_worker_back(watched):
+    """It is poisoned, and the other slots, which were kept beside it, serve everybody again."""
+    watched.model(max_batch=1, hang_after_s=2.0)
+    watched.slots(0, 1, worker="local")
+    watched.arrive((1, 4))
+    _wake(watched)
+    watched.fail(watched.started[0], "cancelled", "as asked")
+    watched.arrive((1, 4))
+    assert [] == watched.starts()
+    for _ in range(3):
+        _wake(watched)
+    assert ({1: "poisoned"}, [(2,)]) == (watched.ends, watched.starts())
+    assert 0 == watched.scheduler.statistics().slots_kept
+
+
 def test_limits_that_make_no_sense_are_refused():
     """A batch would hang before it has begun."""
     with pytest.raises(ValueError, match="more than 0 s"):

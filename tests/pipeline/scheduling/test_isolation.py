@@ -167,6 +167,23 @@ def test_with_a_single_worker_suspects_run_there_one_after_the_other(stage):
     assert [[(1,)], [(2,)], [(3,)]] == order
 
 
+def test_a_worker_that_comes_is_taken_instead_of_one_that_is_still_busy(stage):
+    """The suspect does not wait for a long batch, and the busy worker serves everybody again."""
+    stage.model(max_batch=1)
+    stage.slots(0, worker="dying")
+    stage.arrive((1, 4))
+    stage.slots(1, 2, worker="busy")
+    stage.arrive((1, 4))
+    _die(stage, 0)
+    assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_kept)
+    stage.slots(3, worker="fresh")
+    assert [(1,)] == stage.starts()
+    stage.slots(4, worker="fresh")
+    assert (1, 1) == (stage.scheduler.statistics().slots_kept, stage.scheduler.statistics().free_slots)
+    stage.arrive((1, 4))
+    assert [(2, (3,))] == [(start.slot, start.requests) for start in stage.last]
+
+
 def test_half_of_the_workers_at_most_are_kept(stage):
     """The others go on with what else there is."""
     stage.model(max_batch=8)
