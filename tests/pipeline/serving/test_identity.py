@@ -120,7 +120,8 @@ def test_a_kept_reply_goes_to_nobody_else() -> None:
             alice.say(request(1))
             slots.finish(await slots.next_batch())
             first = await alice.hear(Result)
-            alice.say(Goodbye(), StatisticsRequest())
+            alice.say(Goodbye())
+            alice.say(StatisticsRequest())
             await alice.hear(Unknown)  # so the goodbye has been read
             bob.say(Hello(client=ID, software="bob"), request(1))
             await bob.hear(Goodbye)
