@@ -251,7 +251,7 @@ class Ingress:
                 values = self._describe() if self._socket.is_admin(peer) else self._for_clients()
                 self._outgoing.say(session, Statistics(values=values))
             case Goodbye():
-                self._reception.end(session, "goodbye", now)
+                self._reception.leave(session, now)
                 return None
             case Heartbeat():
                 pass

@@ -61,7 +61,7 @@ class Answered:
 
 
 class KeptReplies:
-    """The finished requests of all clients. Clients that hold replies have equal shares of `max_bytes`.
+    """The finished requests of all clients. Where `max_bytes` is too little, those who hold most make room.
 
     `max_replies` is each client's bound. With the number of requests that a client may have unanswered it is enough: what it
     misses is among the last so many that it was answered. `max_age_s` is exact to the interval between calls of `expire`.
@@ -76,7 +76,6 @@ class KeptReplies:
         self._absent: OrderedDict[bytes, None] = OrderedDict()
         self._holders: dict[Answered, None] = {}
         """Those with replies."""
-        self._share = max_bytes
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -107,17 +106,23 @@ class KeptReplies:
         if type(reply) is Result:
             for buffer in reply.tensors.buffers:
                 nbytes += memoryview(buffer).nbytes
-        if nbytes > self._max_bytes // (len(self._holders) + (not answered.order)):
+        if nbytes > self._max_bytes:
             answered.gone.add(sequence)
             return
-        if not answered.order:
-            self._begin(answered)
+        self._holders[answered] = None
         answered.replies[sequence] = KeptReply(model, tensors, reply, nbytes, self._now)
         answered.order.append(sequence)
         answered.nbytes += nbytes
         self.nbytes += nbytes
-        if answered.nbytes > self._share or len(answered.order) > self._max_replies:
-            self._trim(answered)
+        if len(answered.order) > self._max_replies:
+            self._drop_oldest(answered)
+        if self.nbytes > self._max_bytes:
+            self._make_room()
+
+    def drop(self, answered: Answered) -> None:
+        """The client leaves on purpose: it will not ask for its replies. Their numbers stay known."""
+        while answered.order:
+            self._drop_oldest(answered)
 
     def expire(self, now: float) -> None:
         """Drops what is too old, and forgets clients of whom nothing is left. To be called now and then."""
@@ -126,22 +131,15 @@ class KeptReplies:
         for answered in list(self._holders):
             while answered.order and answered.replies[answered.order[0]].at <= oldest:
                 self._drop_oldest(answered)
-            self._end_if_empty(answered)
         for client in [client for client in self._absent if self._by_client[client].highest < 0]:
             self._forget(client)
 
-    def _begin(self, answered: Answered) -> None:
-        """One more client holds replies: everybody's share is smaller now."""
-        self._holders[answered] = None
-        self._share = self._max_bytes // len(self._holders)
+    def _make_room(self) -> None:
+        """Frees an eighth, so that it is rare: whoever holds more than a level is cut down to it, the others keep all."""
+        level = _level([holder.nbytes for holder in self._holders], self._max_bytes - self._max_bytes // 8)
         for holder in list(self._holders):
-            if holder.nbytes > self._share:
-                self._trim(holder)
-                self._end_if_empty(holder)
-
-    def _trim(self, answered: Answered) -> None:
-        while answered.nbytes > self._share or len(answered.order) > self._max_replies:
-            self._drop_oldest(answered)
+            while holder.nbytes > level:
+                self._drop_oldest(holder)
 
     def _drop_oldest(self, answered: Answered) -> None:
         sequence = answered.order.popleft()
@@ -149,18 +147,12 @@ class KeptReplies:
         answered.nbytes -= nbytes
         self.nbytes -= nbytes
         answered.gone.add(sequence)
-
-    def _end_if_empty(self, answered: Answered) -> None:
-        if not answered.order and answered in self._holders:
+        if not answered.order:
             del self._holders[answered]
-            self._share = self._max_bytes // max(1, len(self._holders))
 
     def _forget(self, client: bytes) -> None:
         del self._absent[client]
-        answered = self._by_client.pop(client)
-        while answered.order:
-            self._drop_oldest(answered)
-        self._end_if_empty(answered)
+        self.drop(self._by_client.pop(client))
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the books do not balance; for tests."""
@@ -168,11 +160,20 @@ class KeptReplies:
         assert set(self._holders) == {answered for answered in everybody if answered.order}
         assert self._absent.keys() <= self._by_client.keys()
         assert self.nbytes == sum(answered.nbytes for answered in everybody) <= self._max_bytes
-        assert self._share == self._max_bytes // max(1, len(self._holders))
         for answered in everybody:
             assert sorted(answered.order) == sorted(answered.replies)
             assert answered.nbytes == sum(kept.nbytes for kept in answered.replies.values())
             assert len(answered.order) <= self._max_replies
-            assert answered.nbytes <= self._share
             assert all(sequence <= answered.highest for sequence in answered.replies)
             assert not any(sequence in answered.gone for sequence in answered.replies)
+
+
+def _level(sizes: list[int], total: int) -> int:
+    """The level to which sizes must be cut for their sum to be `total` at most: max-min fairness."""
+    left = total
+    for number, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - number)
+        if size > share:
+            return share
+        left -= size
+    return max(sizes)

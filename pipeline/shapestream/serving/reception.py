@@ -140,6 +140,11 @@ class Reception:
         log.info("client left", client=session.label, why=why, unfinished=len(session.running))
         self._dispatcher.client_left(session, now)
 
+    def leave(self, session: Session, now: float) -> None:
+        """The client leaves on purpose, and will ask for nothing again."""
+        self._kept.drop(session.answered)
+        self.end(session, "goodbye", now)
+
     def beat(self, now: float) -> None:
         """Once per heartbeat interval: ends silent sessions, and tells the others that this loop is alive."""
         self._kept.expire(now)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shapestream.serving.kept_replies import MAX_ABSENT, OVERHEAD_NBYTES, Answered, KeptReplies
+from shapestream.serving.kept_replies import MAX_ABSENT, OVERHEAD_NBYTES, Answered, KeptReplies, _level
 from shapestream.serving.spans import MAX_SPANS, Spans
 from shapestream.wire.messages import Failure, Result, Timings
 from shapestream_engine.layout import Tensors
@@ -77,25 +77,44 @@ def test_a_client_keeps_as_many_as_it_may_have_unanswered() -> None:
     assert "0..6" == repr(answered.gone)
 
 
-def test_clients_share_the_bytes_equally_so_that_none_pushes_out_another() -> None:
-    """One that fills its share loses its own oldest replies; a newcomer takes room from whoever has too much."""
-    kept = kept_replies(max_bytes=8 * OVERHEAD_NBYTES, max_replies=100)
-    greedy, modest = kept.of(b"g"), kept.of(b"m")
+def test_who_holds_most_makes_room_so_that_none_pushes_out_another() -> None:
+    """One alone has all the room; when others come, it shrinks by its oldest, and theirs stay."""
+    kept = kept_replies(max_bytes=16 * OVERHEAD_NBYTES, max_replies=100)
+    greedy, modest, other = kept.of(b"g"), kept.of(b"m"), kept.of(b"o")
     for sequence in range(20):
         keep(kept, greedy, sequence)
-    assert 8 == len(greedy.replies)
-    keep(kept, modest, 1)
-    assert 4 == len(greedy.replies)
-    for sequence in range(20, 40):
+    assert list(range(20))[-len(greedy.order) :] == list(greedy.order)
+    assert 14 <= len(greedy.order) <= 16
+    for sequence in range(4):
+        keep(kept, modest, sequence)
+        keep(kept, other, sequence)
+    for sequence in range(20, 60):
         keep(kept, greedy, sequence)
-    assert [1] == list(modest.replies)
-    kept.left(b"m")
-    kept.expire(61.0)
+    assert (4, 4) == (len(modest.order), len(other.order))
+    assert 4 <= len(greedy.order) <= 8
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(0, 1000))
+def test_the_level_is_the_highest_that_fits(sizes: list[int], total: int) -> None:
+    """Max-min fairness: no one above the level keeps more, no one below it loses anything, and little is wasted."""
+    level = _level(sizes, total)
+    assert sum(min(size, level) for size in sizes) <= max(total, 0)
+    if level < max(sizes):
+        assert sum(min(size, level + 1) for size in sizes) > total
+
+
+def test_who_leaves_on_purpose_leaves_only_numbers() -> None:
+    """Nobody will ask; what did not run twice still may not."""
+    kept = kept_replies()
+    answered = kept.of(b"a")
+    for sequence in range(3):
+        keep(kept, answered, sequence)
+    kept.drop(answered)
     kept.check_invariants()
-    assert 0 == len(kept)
+    assert (0, "0..2") == (len(kept), repr(answered.gone))
 
 
-def test_a_reply_beyond_the_share_is_remembered_by_its_number() -> None:
+def test_a_reply_beyond_all_room_is_remembered_by_its_number() -> None:
     """It pushes nothing out."""
     kept = kept_replies(max_bytes=4096)
     answered = kept.of(b"a")
