@@ -1,0 +1,142 @@
+"""Who is alive, and what follows when somebody is not: real processes that are killed, stopped, replaced and given up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+from tests.e2e.conftest import until
+from tests.e2e.test_memory_limit import HOARDER, Load, fewest_workers, nobody_noticed
+from tests.e2e.test_survival import GATED, Asking, answer, rows
+
+import shapestream
+
+pytestmark = pytest.mark.e2e
+
+# So patient that nothing but the end of a process itself can tell that it has ended.
+PATIENT = (
+    "    server: {listen: [ipc://s.sock], heartbeat_s: 300, worker_silence_s: 3600, client_silence_s: 3600}\n"
+)
+# Silence counts soon, and ten of them soon after.
+HASTY = "    server: {listen: [ipc://s.sock], heartbeat_s: 0.1, worker_silence_s: 0.5}\n"
+TWO_WORKERS = "    workers: [{count: 2, slots: 1, threads: 1}]\n"
+
+
+def test_the_end_of_a_workers_process_is_seen_without_waiting_for_silence(workplace: Any) -> None:
+    """With heartbeats every five minutes its batch is answered by the other worker all the same, and it is replaced."""
+    served = workplace.serve(PATIENT + GATED + TWO_WORKERS)
+    served.wait_for("workers ready")
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        future = asking.ask(4)
+        (victim,) = workplace.wait_entered()
+        os.kill(victim, signal.SIGKILL)
+        workplace.open_gate()
+        assert [[8.0] * 3] == answer(future)
+        (left,) = served.wait_for("worker left")
+        assert (victim, "its process died") == (left["pid"], left["why"])
+        served.wait_for("worker joined", 3)
+        asking.close()
+
+
+def test_a_process_of_the_server_that_stays_silent_is_replaced(workplace: Any) -> None:
+    """Stopped, it is lost after one silence, and killed after ten; its batch was run elsewhere long before."""
+    served = workplace.serve(HASTY + GATED + TWO_WORKERS)
+    served.wait_for("workers ready")
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        future = asking.ask(5)
+        (victim,) = workplace.wait_entered()
+        os.kill(victim, signal.SIGSTOP)
+        workplace.open_gate()
+        assert [[10.0] * 3] == answer(future)
+        assert victim in served.workers().values()
+        until("the end of the silent process", lambda: victim not in served.workers().values())
+        served.wait_for("worker joined", 3)
+        asking.close()
+    (killed,) = served.events("worker killed")
+    assert victim == killed["pid"]
+    assert "silent" in killed["why"]
+
+
+def test_a_server_that_stood_still_goes_on_where_it_was(workplace: Any) -> None:
+    """Stopped for longer than any silence: afterwards requests are answered, by the worker process that was there."""
+    served = workplace.serve(HASTY + GATED + "    workers: [{count: 1, slots: 1, threads: 1}]\n")
+    workplace.open_gate()
+    served.wait_for("workers ready")
+    before = served.workers()
+    with served.client() as client:
+        client.infer("gated", rows(1))
+        asking = Asking(client, "gated")
+        served.send(signal.SIGSTOP)
+        future = asking.ask(2)
+        threading.Event().wait(4.0)
+        served.send(signal.SIGCONT)
+        assert [[4.0] * 3] == answer(future)
+        assert [[6.0] * 3] == client.infer("gated", rows(3), deadline=30)["y"].tolist()
+        asking.close()
+    assert before == served.workers()
+    assert served.events("the server stood still")
+
+
+def test_sighup_replaces_every_worker_under_load_and_nobody_notices(workplace: Any) -> None:
+    """One after the other, each by one that was ready before it left; no answer is missing, wrong or late for it."""
+    served = workplace.serve(HOARDER + "    workers: [{count: 2, slots: 2, threads: 1}]\n")
+    served.wait_for("workers ready")
+    first = set(served.workers().values())
+    with served.client() as client:
+        with Load(client) as load:
+            until("answers", lambda: load.answered > 20)
+            served.send(signal.SIGHUP)
+            until("the end of the first processes", lambda: not first & set(served.workers().values()))
+            answered = load.answered
+            until("answers of the new ones", lambda: load.answered > answered + 50)
+        nobody_noticed(client, load)
+    assert 2 <= fewest_workers(served)
+    ends = [event["status"] for event in served.events("worker ended") if event["pid"] in first]
+    assert [0, 0] == ends
+    served.send(signal.SIGTERM)
+    assert 0 == served.wait()
+
+
+APART = """\
+    server: {listen: [ipc://s.sock]}
+    models:
+      - name: sound
+        function: gated:double
+        trust: true
+        calibration_s: 0
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32}}
+      - name: gone
+        function: gated:double
+        trust: true
+        calibration_s: 0
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32}}
+    workers:
+      - {models: [sound], slots: 1, threads: 1}
+      - {models: [gone], slots: 1, threads: 1}
+"""
+
+
+def test_a_model_whose_workers_were_given_up_is_unavailable_and_the_others_are_served(workplace: Any) -> None:
+    """Its worker dies and cannot use its configuration any more: requests are answered at once, and `models` says so."""
+    served = workplace.serve(APART)
+    served.wait_for("workers ready")
+    with served.client() as client:
+        client.infer("gone", rows(1))
+        served.config.write_text(served.config.read_text().replace("name: gone", "name: lost"))
+        os.kill(served.workers()["w1"], signal.SIGKILL)
+        served.wait_for("model is unavailable")
+        with pytest.raises(shapestream.Unavailable, match="its workers were given up"):
+            client.infer("gone", rows(1))
+        assert [[4.0] * 3] == client.infer("sound", rows(2))["y"].tolist()
+    listed = json.loads(workplace.run("models", served.address, "--json").stdout)
+    assert ["sound", "gone"] == [model["name"] for model in listed]
+    assert "its workers were given up" in listed[1]["unavailable"]
+    assert "'gone' is unavailable" in workplace.run("models", served.address).stdout
