@@ -125,7 +125,8 @@ APART = """\
 
 
 def test_a_model_whose_workers_were_given_up_is_unavailable_and_the_others_are_served(workplace: Any) -> None:
-    """Its worker dies and cannot use its configuration any more: requests are answered at once, and `models` says so."""
+    """Its worker dies and cannot use its configuration any more: requests are answered at once, `models` says so, and a
+    restart brings it back."""
     served = workplace.serve(APART)
     served.wait_for("workers ready")
     with served.client() as client:
@@ -140,3 +141,8 @@ def test_a_model_whose_workers_were_given_up_is_unavailable_and_the_others_are_s
     assert ["sound", "gone"] == [model["name"] for model in listed]
     assert "its workers were given up" in listed[1]["unavailable"]
     assert "'gone' is unavailable" in workplace.run("models", served.address).stdout
+    served.config.write_text(served.config.read_text().replace("name: lost", "name: gone"))
+    served.send(signal.SIGHUP)
+    served.wait_for("worker joined", 3)
+    with served.client() as client:
+        assert [[6.0] * 3] == client.infer("gone", rows(3))["y"].tolist()

@@ -339,6 +339,16 @@ def test_a_restart_replaces_every_worker_one_after_the_other() -> None:
     assert "<Supervisor 2 running>" == repr(supervisor)
 
 
+def test_a_restart_starts_workers_again_that_were_given_up() -> None:
+    """With a clean slate."""
+    supervisor = started("a", "b")
+    crash(supervisor, 0.0, status=3)
+    start_a, *_ = supervisor.handle(RestartRequested(), 1.0)
+    assert StartWorker(worker="a", attempt=1, role="a") == start_a
+    assert [] == crash(supervisor, 2.0)
+    assert 3.0 == supervisor.next_wakeup()
+
+
 def test_a_restart_tries_again_where_a_replacement_had_failed() -> None:
     """Somebody has put the model's file back, say."""
     supervisor = serving("a")

@@ -203,11 +203,17 @@ class _Serving:
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
         models = models_of_workers(self._loaded.settings)
+        sound = set(models)
 
         def given_up(worker: str, reason: str) -> None:
-            own = models.pop(worker, frozenset())
-            for name in sorted(own - frozenset().union(*models.values())):
+            sound.discard(worker)
+            for name in sorted(models[worker].difference(*[models[other] for other in sound])):
                 server.model_given_up(name, f"its workers were given up, the last one because {reason}")
+
+        def revived(worker: str) -> None:
+            sound.add(worker)
+            for name in models[worker]:
+                server.model_awaited(name)
 
         policy = RestartPolicy(drain_s=self._options.grace_s + STOP_GRACE_S)
         self._workers = WorkerProcesses(
@@ -215,6 +221,7 @@ class _Serving:
             policy,
             ended=lambda worker, pid, died: server.worker_ended(worker, pid, died=died),
             given_up=given_up,
+            revived=revived,
         )
         server.own_processes(self._workers)
         async with trio.open_nursery() as nursery:
@@ -222,9 +229,13 @@ class _Serving:
             try:
                 await self._workers.run()
             except GaveUp as error:
-                self._status = EXIT_CONFIGURATION if error.configuration else EXIT_RUNTIME
-                log.error("server stops", why=str(error))
-                server.drain(grace_s=LAST_WORDS_S)
+                self._workers = None
+                if self._loaded.settings.server.worker_listen is not None and not error.configuration:
+                    log.error("no worker is left", why=str(error), what="others may dial in")
+                else:
+                    self._status = EXIT_CONFIGURATION if error.configuration else EXIT_RUNTIME
+                    log.error("server stops", why=str(error))
+                    server.drain(grace_s=LAST_WORDS_S)
             nursery.cancel_scope.cancel()
 
     async def _stop_workers_after_server(self, workers: WorkerProcesses) -> None:

@@ -42,6 +42,11 @@ class Availability:
         self._given_up[name] = why
         self.workers_changed(now)
 
+    def hope_again(self, name: str) -> None:
+        """Its processes are started again: whether they come up is to be seen, and waited for."""
+        if self._given_up.pop(name, None) is not None and name in self._models.unavailable:
+            self._models.available_again(name)
+
     def workers_changed(self, now: float) -> None:
         """A worker has come or gone."""
         for name, why in self._given_up.items():

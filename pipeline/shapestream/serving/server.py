@@ -177,6 +177,11 @@ class Server:
             self._availability.give_up(name, why, trio.current_time())
             self._dispatcher.end_turn()
 
+    def model_awaited(self, name: str) -> None:
+        """Its workers are started again after all: requests wait for them."""
+        if not self._ended:
+            self._availability.hope_again(name)
+
     def refuse_new_shapes(self, why: str | None) -> None:
         """From now on, or no longer (None): a request of a shape that no other had lately is answered `unavailable`.
 

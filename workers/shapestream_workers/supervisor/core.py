@@ -78,10 +78,7 @@ class Supervisor:
                 self._replacements.want(self._workers[name])
                 return []
             case RestartRequested():
-                for worker in self._workers.values():
-                    if self._replacements.predecessor(worker) is None:
-                        self._replacements.demand(worker)
-                return []
+                return self._restart(now)
             case WorkerExited():
                 return self._exited(self._workers[event.worker], event, now, jitter)
             case StopRequested(grace_s=grace_s):
@@ -132,6 +129,19 @@ class Supervisor:
             counts[worker.state] += 1
         said = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
         return f"<Supervisor {said or 'without workers'}>"
+
+    def _restart(self, now: float) -> list[Action]:
+        """Those that run are replaced in turn; those that were given up get another chance."""
+        if self._stopping:
+            return []
+        actions: list[Action] = []
+        for worker in self._workers.values():
+            if worker.state is State.GIVEN_UP:
+                worker.crashes.clear()
+                actions.append(self._start(worker, now))
+            elif self._replacements.predecessor(worker) is None:
+                self._replacements.demand(worker)
+        return actions
 
     def _start(self, worker: WorkerRecord, now: float) -> StartWorker:
         worker.state, worker.wake_at = State.RUNNING, None

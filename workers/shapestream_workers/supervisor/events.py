@@ -51,7 +51,7 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartRequested:
-    """Replace every process by a fresh one, one after the other."""
+    """Replace every process by a fresh one, one after the other; try again with those that were given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

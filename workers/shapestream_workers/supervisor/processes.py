@@ -79,11 +79,15 @@ class WorkerProcesses:
         *,
         ended: EndTold = _nobody,
         given_up: Callable[[str, str], None] = lambda role, reason: None,
+        revived: Callable[[str], None] = lambda role: None,
     ) -> None:
-        """`ended` is told of each end, `given_up` of each worker, by its role, that is not started again, and why."""
+        """`ended` is told of each end; `given_up` of each worker, by its role, that is not started again, and why;
+        `revived` of one of those that is, since somebody asked for it."""
         self._commands = commands
         self._ended = ended
         self._told_given_up = given_up
+        self._told_revived = revived
+        self._given_up: set[str] = set()
         self._told_to_end: set[str] = set()
         """Processes that were killed for having been asked in vain: they died of nothing that they ran."""
         self._supervisor = Supervisor(commands, policy)
@@ -147,7 +151,10 @@ class WorkerProcesses:
         )
 
     def restart(self) -> None:
-        """Replaces every process, one after the other: each goes on until its successor serves."""
+        """Replaces every process, one after the other: each goes on until its successor serves.
+
+        Workers that were given up are tried again.
+        """
         self._handle(RestartRequested())
 
     def stop(self, grace_s: float) -> None:
@@ -180,6 +187,9 @@ class WorkerProcesses:
                         log.info("worker restarts", worker=name, attempt=attempt)
                     elif name != role:
                         log.info("worker is replaced", worker=role, by=name)
+                    if role in self._given_up:
+                        self._given_up.discard(role)
+                        self._told_revived(role)
                     self._nursery.start_soon(self._live, name, role)
                 case TerminateWorker(worker=name):
                     if name in self._processes:
@@ -196,7 +206,9 @@ class WorkerProcesses:
 
     def _give_up(self, action: GiveUp) -> None:
         log.error("worker given up", worker=action.worker, why=action.reason)
-        self._told_given_up(self._supervisor.role_of(action.worker), action.reason)
+        role = self._supervisor.role_of(action.worker)
+        self._given_up.add(role)
+        self._told_given_up(role, action.reason)
         message = f"worker {action.worker} is given up: {action.reason}"
         if action.configuration and self._supervisor.role_of(action.worker) not in self._sound:
             self._failure = GaveUp(message, configuration=True)
