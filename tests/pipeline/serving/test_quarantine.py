@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.serving.harness import echo_tensors
@@ -99,3 +100,12 @@ def test_it_agrees_with_a_plain_list(steps: list[tuple[bool, int, float]], room:
             assert quarantine.holds("m", blob, now) == (number in [pair[0] for pair in kept])
         assert len(quarantine) <= room
         assert sum(sum(alike.values()) for alike in quarantine._kinds.values()) == len(quarantine)
+
+
+def test_a_received_frame_is_its_bytes() -> None:
+    """However a tensor came, inline, as a view or as a frame of its own, the request is the same."""
+    data = bytes(range(200))
+    quarantine = Quarantine()
+    quarantine.keep("m", _blob(data), 0.0)
+    for buffer in (zmq.Frame(data), memoryview(b"x" + data)[1:], bytearray(data)):
+        assert quarantine.holds("m", Tensors(layout=_blob(data).layout, buffers=(buffer,)), 0.0)
