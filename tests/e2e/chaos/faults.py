@@ -23,6 +23,8 @@ from tests.e2e.chaos.stage import Stage
 
 AMBUSH_S = 5.0
 LIES_WANTED = 3
+UNSEEN = 0.3
+"""How often a worker dies while the server stands still."""
 FEW_DESCRIPTORS = 4
 """Fewer than the server keeps back."""
 
@@ -79,10 +81,13 @@ class Faults:
     def _lie_in_wait(self, fact: str, **whose: int) -> None:
         self._ask("watch", wanted=fact, within_s=AMBUSH_S, **whose)
 
-    def _pause(self, pid: int, durations_s: tuple[float, ...]) -> float:
+    def _pause(
+        self, pid: int, durations_s: tuple[float, ...], meanwhile: Callable[[], None] = lambda: None
+    ) -> float:
         """Stops a process for one of these times; returns since when."""
         os.kill(pid, signal.SIGSTOP)
         since = time.monotonic()
+        meanwhile()
         time.sleep(self._random.choice(durations_s))
         with contextlib.suppress(ProcessLookupError):  # given up, and ended, while it stood still
             os.kill(pid, signal.SIGCONT)
@@ -166,8 +171,13 @@ class Faults:
     def _stop_server(self, moment: str) -> tuple[float, int]:
         self._worker()
         self._lie_in_wait(moment)
-        at = self._pause(self._stage.server.pid, (0.3, 1.0, 3.0))
+        at = self._pause(self._stage.server.pid, (0.3, 1.0, 3.0), meanwhile=self._kill_unseen)
         return at, self._ask("in_flight" if moment == "run" else "in_reply", at=at)
+
+    def _kill_unseen(self) -> None:
+        """Sometimes a worker dies while nobody looks: its end, its last reports and its silence are found at once."""
+        if self._random.random() < UNSEEN:
+            os.kill(self._random.choice(list(self._stage.workers())), signal.SIGKILL)
 
     # ---------------------------------------------------------------- clients
 
