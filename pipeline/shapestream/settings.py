@@ -34,6 +34,7 @@ from shapestream.settings_values import (
     read_rule_argument,
     read_samples_path,
     read_secret_path,
+    read_security_mode,
     read_sizes,
 )
 
@@ -122,7 +123,7 @@ class SecuritySettings(_Model):
 
 
 def _read_security(value: Any) -> Any:
-    return {"mode": "network"} if value == "network" else value
+    return read_security_mode(value) if isinstance(value, str) else value
 
 
 class ServerSettings(_Model):

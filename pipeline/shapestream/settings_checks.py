@@ -250,9 +250,9 @@ def _security(server: Mapping[str, Any]) -> Iterator[Finding]:
     keys, where = _mapping(security), ("server", "security")
     if not isinstance(security, dict):
         return
-    if keys.get("mode", "keys") != "keys":
+    if (mode := keys.get("mode", "keys")) != "keys":
         for role in ("key", "clients", "admins", "workers"):
-            if keys.get(role) is not None:
+            if mode == "network" and keys.get(role) is not None:
                 yield (*where, role), 'the mode "network" asks nobody for a key (remove one of them)'
         return
     if keys.get("key") is None:

@@ -43,6 +43,7 @@ __all__ = [
     "read_rule_argument",
     "read_samples_path",
     "read_secret_path",
+    "read_security_mode",
     "registered_functions",
 ]
 
@@ -119,6 +120,15 @@ def _tcp_address(value: str, rest: str) -> str:
     if not host:
         raise _wrong(f"{describe(value)} has no host (write tcp://127.0.0.1:5555)")
     return value
+
+
+def read_security_mode(word: str) -> dict[str, str]:
+    """The short form of {mode: network}."""
+    if word != "network":
+        raise _wrong(
+            f"expected keys, or the word network, got {describe(word)} (write {{key: FILE, clients: FOLDER}})"
+        )
+    return {"mode": word}
 
 
 def read_secret_path(value: Any, info: ValidationInfo) -> str:
