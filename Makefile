@@ -17,7 +17,7 @@ QUICK ?=
 ENGINES ?=
 SMOKE ?=
 
-.PHONY: chaos help demo embeddings test test-engines lint format bench plots soak wheel constraints clean
+.PHONY: chaos fuzz help demo embeddings test test-engines lint format bench plots soak wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,7 +47,7 @@ test-engines: $(READY) ## Run the conformance suite on every engine that install
 
 fuzz: $(READY) ## Fuzz everything that reads bytes from elsewhere (SECONDS=60 for all together; what it learns: build/fuzz).
 	@$(PIP) install -c constraints.txt --group fuzz
-	@$(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),60)
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
 
 lint: $(READY) ## Check style, types and the layers.
 	@$(BIN)/ruff check .

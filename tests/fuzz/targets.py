@@ -1,0 +1,158 @@
+"""What is fuzzed: everything that reads bytes from elsewhere. Each target takes any bytes, and raises only for a defect.
+
+What a reader says no to, by its own error, is no defect. What it accepts must keep what it promises: here, that it
+can be written again and means the same, and that every tensor has the bytes that its layout says.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shapestream.errors import ConfigurationError, ProtocolError
+from shapestream.serving.models import ServedModels
+from shapestream.settings_loader import load_settings
+from shapestream.wire.codec import Role, decode, pack_messages
+from shapestream.wire.layouts import LayoutBook
+from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
+from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, WorkerHello
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.errors import EngineError, ShapeError
+from shapestream_engine.layout import Tensors
+from shapestream_engine.signature import ModelSignature
+
+__all__ = ["TARGETS", "Target"]
+
+Target = Callable[[bytes], None]
+MAX_FRAMES = 4
+
+
+def frames_of(data: bytes) -> list[bytes]:
+    """The frames that these bytes stand for: how many raw ones, the length and bytes of each, then the header."""
+    if not data:
+        return []
+    raw = []
+    rest = data[1:]
+    for _ in range(min(data[0], MAX_FRAMES)):
+        length = rest[0] if rest else 0
+        raw.append(rest[1 : 1 + length])
+        rest = rest[1 + length :]
+    return [rest, *raw]
+
+
+def _tensors_of(entry: Entry) -> list[Tensors]:
+    match entry:
+        case Request() | Result():
+            return [entry.tensors]
+        case Execute():
+            return [member.tensors for member in entry.members]
+        case BatchDone():
+            return [tensors for tensors in entry.outputs if tensors is not None]
+        case _:
+            return []
+
+
+def _plain(value: Any) -> Any:
+    """An entry as text that can be compared: not a number equals itself, and bytes are bytes whatever held them."""
+    if isinstance(value, Tensors):
+        return (value.layout, [bytes(memoryview(buffer)) for buffer in value.buffers])
+    if hasattr(value, "__dataclass_fields__"):
+        return [type(value).__name__, *[_plain(getattr(value, name)) for name in value.__dataclass_fields__]]
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _message(role: Role, limits: Limits) -> Target:
+    def target(data: bytes) -> None:
+        try:
+            envelope = decode(frames_of(data), role=role, limits=limits)
+        except ProtocolError:
+            return
+        for entry in envelope.entries:
+            for tensors in _tensors_of(entry):
+                expected = LayoutBook().write(tensors.layout).nbytes
+                assert expected == tuple(memoryview(buffer).nbytes for buffer in tensors.buffers)
+            # One by one: a message's control entries change places.
+            (frames,) = pack_messages([entry], limits=limits)
+            again = decode(frames, role=role, limits=limits)
+            assert not again.bad
+            assert repr([_plain(entry)]) == repr([_plain(one) for one in again.entries])
+
+    return target
+
+
+def signature(data: bytes) -> None:
+    """What a worker says of its models and their costs, from its bytes to the models of the server."""
+    try:
+        envelope = decode(frames_of(data), role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS)
+    except ProtocolError:
+        return
+    for hello in envelope.entries:
+        if not isinstance(hello, WorkerHello):
+            continue
+        models = ServedModels({})
+        try:
+            signatures = {name: ModelSignature.from_dict(plain) for name, plain in hello.models.items()}
+            tables = [CostTable.from_dict(plain) for plain in hello.costs.values()]
+            models.add_all(signatures)
+        except (EngineError, ConfigurationError):
+            continue
+        for table in tables:
+            assert repr(table) == repr(CostTable.from_dict(table.to_dict()))
+        for model in models:
+            assert repr(model.signature) == repr(ModelSignature.from_dict(model.description))
+            ports = enumerate(model.signature.inputs)
+            try:
+                model.resolve(tuple((n, port.element_type, (1,) * port.shape.rank) for n, port in ports))
+            except ShapeError:
+                continue
+
+
+def settings(data: bytes) -> None:
+    """A YAML, from its bytes to settings, or to lines that can be printed."""
+    folder = _scratch()
+    path = folder / "x.yaml"
+    path.write_bytes(data)
+    for files_must_exist in (True, False):
+        try:
+            loaded = load_settings(path, files_must_exist=files_must_exist)
+        except ConfigurationError as error:
+            _check_lines(str(path), error.problems)
+        else:
+            for value in loaded.effective_values():
+                f"{value.key} {value.value} {value.origin}".encode()
+
+
+def _check_lines(path: str, problems: Sequence[str]) -> None:
+    assert problems
+    for problem in problems:
+        assert problem.startswith(path), problem
+        problem.encode()
+
+
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _scratch() -> Path:
+    """A folder of this process, removed at its end; in memory where that is possible."""
+    if not _FOLDERS:
+        memory = "/dev/shm"
+        _FOLDERS.append(tempfile.TemporaryDirectory(dir=memory if os.path.isdir(memory) else None))
+    return Path(_FOLDERS[0].name)
+
+
+TARGETS: dict[str, Target] = {
+    "client_message": _message(Role.SERVER_OF_CLIENTS, CLIENT_LIMITS),
+    "server_message": _message(Role.CLIENT, CLIENT_LIMITS),
+    "worker_message": _message(Role.SERVER_OF_WORKERS, WORKER_LIMITS),
+    "order_message": _message(Role.WORKER, WORKER_LIMITS),
+    "signature": signature,
+    "settings": settings,
+}
+"""By the name of their corpus: what the server hears from clients, clients and the server from each other, ..."""
