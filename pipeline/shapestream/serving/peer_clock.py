@@ -1,7 +1,7 @@
 """When was this sent, by our own clock? So a deadline counts while a message waits in a network or at a stopped process.
 
-The peer says its own clock's time (`Clock`) with each message that has deadlines. What our clock shows when that is read, less
-what the peer's showed, is the difference between the two clocks and the time on the way. The difference is constant, so
+The peer says its own clock's time (`Clock`) with each message that has deadlines. What our clock shows when that is read,
+less what the peer's showed, is the difference between the two clocks and the time on the way. The difference is constant, so
 the least ever seen belongs to the fastest message, and whatever another one shows above it is time that it lost on its
 way, or here, before it was read. (The way of the fastest does not show in one direction: who knows the round trip takes
 half of it off.) NTP's clock filter trusts the sample of the least delay for the same reason: RFC 5905, section 10.
