@@ -160,7 +160,7 @@ class Server:
     def own_processes(self, owner: ProcessOwner) -> None:
         """From now on `owner` is asked to kill workers that hang, and tells by `worker_ended` when one has ended."""
         if self._worker_port is not None:
-            self._worker_port.owner = owner
+            self._worker_port.ends.owner = owner
 
     async def worker_ended(self, worker: str, pid: int, *, died: bool) -> LastState:
         """A worker's process has ended: what it had not answered runs again elsewhere, nobody waits for its silence.
@@ -169,7 +169,7 @@ class Server:
         """
         if self._worker_port is None or self._ended:
             return LastState()
-        return await self._worker_port.process_ended(worker, pid, died=died)
+        return await self._worker_port.ends.process_ended(worker, pid, died=died)
 
     def model_given_up(self, name: str, why: str) -> None:
         """No worker will be started for this model any more: its requests end as `unavailable`, unless one dials in."""

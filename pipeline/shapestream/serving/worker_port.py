@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
-import trio
 
 from shapestream.errors import ConfigurationError, ProtocolError
 from shapestream.serving.batches import BatchReport
@@ -19,8 +18,8 @@ from shapestream.serving.executors import RemoteExecutor
 from shapestream.serving.links import Link, Outgoing
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
-from shapestream.serving.process_owner import LastState, ProcessOwner
 from shapestream.serving.report_check import ReportRefused
+from shapestream.serving.worker_ends import WorkerEnds
 from shapestream.serving.worker_reports import report_of_done, report_of_failed
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
@@ -49,16 +48,6 @@ log = structlog.get_logger()
 # Slots of one worker. Each costs the scheduler a record; more than this is a mistake, or worse.
 MAX_SLOTS = 1024
 MAX_WORKER_NAME = 200
-# Between the end of a process and its leaving: libzmq's thread reads what it said last, so that a batch which it had
-# answered is not taken for one that it died of.
-LAST_WORDS_S = 0.05
-# How long the end of a process is waited for once it cannot be reached: how it ended says whether it was what it ran.
-EXIT_NEWS_S = 1.0
-# A process of our own that was silent for so many times `worker_silence_s` is killed, and so replaced: it is lost
-# already, and what it ran was run elsewhere. One that was only stopped for a while may come back before that.
-SILENCES_TO_KILL = 10
-# Workers that dialled in and hung, remembered so that they are not welcomed with a slot that is still held.
-MAX_HUNG = 256
 
 
 class WorkerPort:
@@ -91,11 +80,9 @@ class WorkerPort:
         self._welcome = WorkerWelcome(epoch=epoch, heartbeat_ms=round(options.heartbeat_s * 1000))
         self.workers: dict[bytes, RemoteExecutor] = {}
         """By routing id."""
-        self.owner: ProcessOwner | None = None
-        """Whoever started the workers' processes, as far as that was done here."""
-        self._silent: dict[tuple[str, int], float] = {}
-        """Processes of our own that were given up for their silence, and when."""
-        self._hung: dict[str, None] = {}
+        self.ends = WorkerEnds(
+            self.workers, dispatcher, self.worker_left, clock=clock, silence_s=options.worker_silence_s
+        )
         self._reports: list[BatchReport] = []
         self._turned_away: set[bytes] = set()
         """Peers whose connection ended in this turn: what they sent behind that is not heard."""
@@ -176,7 +163,7 @@ class WorkerPort:
                 peer, f"worker {hello.worker!r}: {hello.slots} slots; 1 to {MAX_SLOTS} it may be", now
             )
             return None
-        if hello.worker in self._hung:
+        if not self.ends.may_join(hello.worker, hello.pid):
             self._cut_off(peer, f"worker {hello.worker!r} hangs; end its process and start it again", now)
             return None
         if any(
@@ -197,7 +184,6 @@ class WorkerPort:
         for other in list(self.workers.values()):
             if other.name == hello.worker:
                 self.worker_left(other, "came back on another connection", now)
-        self._silent.pop((hello.worker, hello.pid), None)
         worker = RemoteExecutor(
             peer,
             hello.worker,
@@ -222,7 +208,7 @@ class WorkerPort:
         self._workers_changed(now)
         return worker
 
-    def worker_left(self, worker: RemoteExecutor, why: str, now: float, *, died: bool = False) -> None:
+    def worker_left(self, worker: RemoteExecutor, why: str, now: float, died: bool = False) -> None:
         """It is gone; its batches are run again elsewhere. `died`: perhaps of one of them."""
         if worker.peer is None:
             return
@@ -249,8 +235,6 @@ class WorkerPort:
         self._dispatcher.executor_left(worker, now, died=died)
         self._workers_changed(now)
 
-    # ---------------------------------------------------------------- how they end
-
     def lost(self, link: Link, why: str, now: float) -> None:
         """What was ready for this worker could not be sent; or it hangs, and is to be ended."""
         peer = link.peer
@@ -258,64 +242,12 @@ class WorkerPort:
         if peer is None or worker is None:
             return
         if worker.killed_for is not None:
-            self._end_hung(worker, peer, worker.killed_for, now)
-        elif why == "gone" and (worker.parting_since is not None or self._is_ours(worker)):
-            self._part(worker, now)
-        else:
+            if self.ends.hangs(worker, worker.killed_for, now):
+                self._outgoing.say_once(peer, Goodbye())
+                self._socket.cut_off(peer)
+        elif why != "gone" or not self.ends.unreachable(worker, now):
             self.worker_left(worker, why, now)
             self._socket.cut_off(peer)
-
-    async def process_ended(self, name: str, pid: int, *, died: bool) -> LastState:
-        """The process of this worker has ended: it leaves as soon as its last words are read.
-
-        `died`: by a signal, or with an error. Returns what is known of it.
-        """
-        worker = self._named(name, pid)
-        if worker is not None:
-            self._part(worker, self._clock())
-            self._dispatcher.end_turn()
-        await trio.sleep(LAST_WORDS_S)
-        worker = self._named(name, pid) or worker
-        self._silent.pop((name, pid), None)
-        if worker is None:
-            return LastState()
-        state = LastState(busy=bool(worker.running), answered_at=worker.answered_at)
-        self.worker_left(
-            worker, "its process died" if died else "its process ended", self._clock(), died=died
-        )
-        self._dispatcher.end_turn()
-        return state
-
-    def _part(self, worker: RemoteExecutor, now: float) -> None:
-        """It gets nothing more; what it had is waited for, for a moment."""
-        if worker.parting_since is None:
-            worker.parting_since = now
-            self._dispatcher.executor_closing(worker, now)
-
-    def _end_hung(self, worker: RemoteExecutor, peer: bytes, why: str, now: float) -> None:
-        if self.owner is not None and self._is_ours(worker):
-            self._part(worker, now)
-            self.owner.kill(worker.name, worker.pid, why)
-            return
-        log.error(
-            "worker hangs",
-            worker=worker.name,
-            pid=worker.pid,
-            why=why,
-            what="cut off; end it and start it again",
-        )
-        self._hung[worker.name] = None
-        if len(self._hung) > MAX_HUNG:
-            del self._hung[next(iter(self._hung))]
-        self.worker_left(worker, "hangs", now, died=True)
-        self._outgoing.say_once(peer, Goodbye())
-        self._socket.cut_off(peer)
-
-    def _is_ours(self, worker: RemoteExecutor) -> bool:
-        return self.owner is not None and self.owner.owns(worker.name, worker.pid)
-
-    def _named(self, name: str, pid: int) -> RemoteExecutor | None:
-        return next((one for one in self.workers.values() if (one.name, one.pid) == (name, pid)), None)
 
     def _cut_off(self, peer: bytes, why: str, now: float) -> None:
         self._outgoing.refuse(peer, why, now)
@@ -328,27 +260,9 @@ class WorkerPort:
 
     def beat(self, now: float) -> None:
         """Once per heartbeat interval: gives up silent workers, tells the others that this loop is alive."""
-        for worker in list(self.workers.values()):
-            if worker.parting_since is not None and worker.killed_for is None:
-                # Reached by nobody, and its process has not ended either: its connection broke.
-                if now - worker.parting_since > EXIT_NEWS_S:
-                    self.worker_left(worker, "gone", now)
-            elif now - worker.heard_at > self._options.worker_silence_s:
-                if self._is_ours(worker):
-                    self._silent[worker.name, worker.pid] = now
-                self.worker_left(worker, "silent", now)
-            else:
-                self._outgoing.keep_alive(worker)
-        self._end_silent(now)
-
-    def _end_silent(self, now: float) -> None:
-        limit_s = SILENCES_TO_KILL * self._options.worker_silence_s
-        for (name, pid), since in list(self._silent.items()):
-            if self.owner is None or not self.owner.owns(name, pid):
-                del self._silent[name, pid]
-            elif now - since > limit_s:
-                del self._silent[name, pid]
-                self.owner.kill(name, pid, f"it was silent for {now - since:.0f} s")
+        self.ends.beat(now)
+        for worker in self.workers.values():
+            self._outgoing.keep_alive(worker)
 
     # ---------------------------------------------------------------- what they report
 

@@ -88,6 +88,8 @@ class WorkerProcesses:
         self._told_given_up = given_up
         self._told_revived = revived
         self._given_up: set[str] = set()
+        self._killed: set[int] = set()
+        """Processes that hung and were killed, until they have ended."""
         self._told_to_end: set[str] = set()
         """Processes that were killed for having been asked in vain: they died of nothing that they ran."""
         self._supervisor = Supervisor(commands, policy)
@@ -135,7 +137,8 @@ class WorkerProcesses:
     def kill(self, worker: str, pid: int, reason: str) -> None:
         """Ends the process that registered so: it hangs. Another takes its place as after any other death."""
         name = self._owned(worker, pid)
-        if name is not None:
+        if name is not None and pid not in self._killed:
+            self._killed.add(pid)
             log.error("worker killed", worker=name, pid=pid, why=reason)
             self._processes[name].kill()
 
@@ -251,6 +254,7 @@ class WorkerProcesses:
             del self._processes[name]
             self._ready.discard(name)
             self._told_to_end.discard(name)
+            self._killed.discard(process.pid)
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     await trio.aclose_forcefully(pipe)
