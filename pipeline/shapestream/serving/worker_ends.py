@@ -42,12 +42,15 @@ class WorkerEnds:
         dispatcher: Dispatcher,
         leave: Callable[[RemoteExecutor, str, float, bool], None],
         *,
+        read_now: Callable[[], None],
         clock: Callable[[], float],
         silence_s: float,
     ) -> None:
+        """`read_now` reads what has arrived at the port so far."""
         self._workers = workers
         self._dispatcher = dispatcher
         self._leave = leave
+        self._read_now = read_now
         self._clock = clock
         self._silence_s = silence_s
         self.owner: ProcessOwner | None = None
@@ -71,6 +74,7 @@ class WorkerEnds:
             self._part(worker, self._clock())
             self._dispatcher.end_turn()
         await trio.sleep(LAST_WORDS_S)
+        self._read_now()
         worker = self._named(name, pid) or worker
         self._silent.pop((name, pid), None)
         if worker is None:

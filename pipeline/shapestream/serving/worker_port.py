@@ -47,6 +47,7 @@ log = structlog.get_logger()
 
 # Slots of one worker. Each costs the scheduler a record; more than this is a mistake, or worse.
 MAX_SLOTS = 1024
+READ_BURSTS = 8
 MAX_WORKER_NAME = 200
 
 
@@ -81,7 +82,12 @@ class WorkerPort:
         self.workers: dict[bytes, RemoteExecutor] = {}
         """By routing id."""
         self.ends = WorkerEnds(
-            self.workers, dispatcher, self.worker_left, clock=clock, silence_s=options.worker_silence_s
+            self.workers,
+            dispatcher,
+            self.worker_left,
+            read_now=self._read_now,
+            clock=clock,
+            silence_s=options.worker_silence_s,
         )
         self._reports: list[BatchReport] = []
         self._turned_away: set[bytes] = set()
@@ -91,6 +97,14 @@ class WorkerPort:
         """Serves the port until cancelled."""
         while True:
             self.accept(await self._socket.receive())
+
+    def _read_now(self) -> None:
+        """What `run` has not come to yet; a few bursts at most, since clients are to be served, too."""
+        for _ in range(READ_BURSTS):
+            messages = self._socket.receive_nowait()
+            if not messages:
+                return
+            self.accept(messages)
 
     def accept(self, messages: Sequence[tuple[bytes, list[Buffer]]]) -> None:
         """Takes everything that arrived in one turn; all reports in it become one call of the dispatcher."""
