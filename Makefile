@@ -67,7 +67,7 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 
 chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED=, DURATION= seconds); a ledger of its own counts.
 	@$(BIN)/python -m tests.e2e.chaos $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),180)
-	@$(BIN)/python -m tests.e2e.chaos --mutations $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.e2e.chaos --mutations
 
 soak: $(READY) ## Use and misuse a server for long, and see whether anything grows (DURATION= seconds, an hour by default; SEED=).
 	@$(BIN)/python -m tests.e2e.soak $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),3600)

@@ -1,15 +1,19 @@
-"""A server with one defect: `python -m tests.e2e.chaos.defective_server DEFECT CONFIG`. For the mutation check.
+"""A server that can be given a defect: `python -m tests.e2e.chaos.defective_server CONFIG`. For the mutation check.
 
-A check that never failed may be one that cannot fail: each defect is one that a run with it must report.
+A check that never failed may be one that cannot fail. While a file `defect-NAME` lies in the run's folder this server has
+the defect of that name, and what the ledger counts must say so.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
+
+from tests.e2e.chaos.model import FOLDER_VARIABLE
 
 from shapestream.serving.batches import Batch
 from shapestream.serving.executors import RemoteExecutor
@@ -18,74 +22,74 @@ from shapestream.wire.messages import Entry, Result
 from shapestream_workers import cli
 
 EVERY = 20
+"""Of so many results, or batches, one is harmed."""
 HELD_BACK_S = 1.2
 """Longer than some deadlines and the ledger's slack, shorter than anybody's patience with the server."""
 
-
-def drop_a_reply() -> None:
-    """Every twentieth result is never sent."""
-    say, turns = Outgoing.say, count(1)
-
-    def say_most(self: Outgoing, link: Link, entry: Entry) -> None:
-        if type(entry) is not Result or next(turns) % EVERY:
-            say(self, link, entry)
-
-    Outgoing.say = say_most  # type: ignore[method-assign]
-
-
-def send_one_twice() -> None:
-    """Every twentieth result is sent twice."""
-    say, turns = Outgoing.say, count(1)
-
-    def say_again(self: Outgoing, link: Link, entry: Entry) -> None:
-        say(self, link, entry)
-        if type(entry) is Result and next(turns) % EVERY == 0:
-            say(self, link, entry)
-
-    Outgoing.say = say_again  # type: ignore[method-assign]
-
-
-def swap_two_rows() -> None:
-    """Now and then the outputs of two requests of equal shapes change places."""
-    say, turns = Outgoing.say, count(1)
-    held: list[tuple[Link, Result]] = []
-
-    def say_swapped(self: Outgoing, link: Link, entry: Entry) -> None:
-        if type(entry) is Result and held and held[0][1].tensors.layout == entry.tensors.layout:
-            other_link, other = held.pop()
-            say(self, other_link, replace(other, tensors=entry.tensors))
-            entry = replace(entry, tensors=other.tensors)
-        elif type(entry) is Result and not held and next(turns) % EVERY == 0:
-            held.append((link, entry))
-            return
-        say(self, link, entry)
-
-    Outgoing.say = say_swapped  # type: ignore[method-assign]
-
-
-def start_one_late() -> None:
-    """Every twentieth batch that has a deadline is held back, and its deadline is kept from the worker."""
-    start, turns = RemoteExecutor.start_nowait, count(1)
-
-    def start_late(self: RemoteExecutor, batch: Batch) -> None:
-        if batch.start_within_s is not None and next(turns) % EVERY == 0:
-            time.sleep(HELD_BACK_S)
-            batch = replace(batch, start_within_s=None)
-        start(self, batch)
-
-    RemoteExecutor.start_nowait = start_late  # type: ignore[method-assign]
-
-
-DEFECTS: dict[str, tuple[Callable[[], None], str]] = {
-    "drop-a-reply": (drop_a_reply, "without_an_end"),
-    "send-one-twice": (send_one_twice, "two_ends"),
-    "swap-two-rows": (swap_two_rows, "wrong_answers"),
-    "start-one-late": (start_one_late, "started_late"),
+DEFECTS = {
+    "send-one-twice": "two_ends",
+    "swap-two-rows": "wrong_answers",
+    "start-one-late": "started_late",
+    "drop-a-reply": "without_an_end",
 }
-"""By name: how it comes about, and which zero it must turn into a number."""
+"""By name: which zero each must turn into a number."""
+
+
+def mark(folder: Path, defect: str) -> Path:
+    """The file that switches a defect on."""
+    return folder / f"defect-{defect}"
+
+
+class Defective:
+    """Stands between the server's parts and what they call."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._turns = count(1)
+        self._held: tuple[Outgoing, Link, Result] | None = None
+        self._say = Outgoing.say
+        self._start = RemoteExecutor.start_nowait
+
+    def spread(self) -> None:
+        """From now on this process's server is defective, while it is told to be."""
+        defective = self
+
+        def say(outgoing: Outgoing, link: Link, entry: Entry) -> None:
+            if isinstance(entry, Result):
+                defective.say(outgoing, link, entry)
+            else:
+                defective._say(outgoing, link, entry)
+
+        def start_nowait(executor: RemoteExecutor, batch: Batch) -> None:
+            if batch.start_within_s is not None and defective._is_due("start-one-late"):
+                time.sleep(HELD_BACK_S)
+                batch = replace(batch, start_within_s=None)
+            defective._start(executor, batch)
+
+        Outgoing.say = say  # type: ignore[method-assign, assignment]
+        RemoteExecutor.start_nowait = start_nowait  # type: ignore[method-assign, assignment]
+
+    def say(self, outgoing: Outgoing, link: Link, result: Result) -> None:
+        """One result on its way to its client."""
+        if self._is_due("drop-a-reply"):
+            return
+        if self._is_due("send-one-twice"):
+            self._say(outgoing, link, result)
+        if self._held is not None and self._held[2].tensors.layout == result.tensors.layout:
+            other_outgoing, other_link, other = self._held
+            self._held = None
+            self._say(other_outgoing, other_link, replace(other, tensors=result.tensors))
+            result = replace(result, tensors=other.tensors)
+        elif self._held is None and self._is_due("swap-two-rows"):
+            self._held = (outgoing, link, result)
+            return
+        self._say(outgoing, link, result)
+
+    def _is_due(self, defect: str) -> bool:
+        return mark(self._folder, defect).exists() and next(self._turns) % EVERY == 0
 
 
 if __name__ == "__main__":
-    DEFECTS[sys.argv[1]][0]()
-    sys.argv = ["shapestream", "serve", sys.argv[2]]
+    Defective(Path(os.environ[FOLDER_VARIABLE])).spread()
+    sys.argv = ["shapestream", "serve", sys.argv[1]]
     cli.main()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.e2e.chaos.defective_server import DEFECTS, mark
 from tests.e2e.chaos.faults import Faults, Injection
 from tests.e2e.chaos.stage import Broken, Stage
 
@@ -112,13 +113,30 @@ def perform(
         return outcome
 
 
-def perform_defective(seed: int, defect: str, duration_s: float) -> Outcome:
-    """Load alone, on a server with a defect: what does the ledger say?"""
-    with Stage(seed, defect=defect) as stage:
+def perform_defective(seed: int, duration_s: float) -> dict[str, dict[str, int]]:
+    """Load alone, on a server that gets one defect after the other: by how much each count rose, first without any.
+
+    What was never answered is known at the end only, so the defect that drops replies comes last.
+    """
+    with Stage(seed, defective=True) as stage:
         _begin(stage)
-        time.sleep(duration_s)
-        stage.stop_clients(patience_s=2.0)
-        return _reckon(stage, seed)
+        risen: dict[str, dict[str, int]] = {}
+        before: dict[str, int] = dict.fromkeys(DEFECTS.values(), 0)
+        for defect in ("none", *DEFECTS):
+            marked = mark(stage.folder, defect)
+            marked.touch()
+            time.sleep(duration_s)
+            marked.unlink()
+            if defect == [*DEFECTS][-1]:
+                stage.stop_clients(patience_s=3.0)
+            else:
+                time.sleep(1.0)  # what was under way ends
+            zeros = stage.ledger.ask("zeros")
+            risen[defect] = {zero: zeros[zero] - count for zero, count in before.items()}
+            before = zeros
+        for counts in [*risen.values()][:-1]:
+            del counts["without_an_end"]
+        return risen
 
 
 def _begin(stage: Stage) -> None:

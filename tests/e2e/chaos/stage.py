@@ -66,9 +66,9 @@ def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_
 class Stage:
     """Use it as a context manager: nothing is left behind."""
 
-    def __init__(self, seed: int, *, defect: str | None = None) -> None:
+    def __init__(self, seed: int, *, defective: bool = False) -> None:
         self._seed = seed
-        self._defect = defect
+        self._defective = defective
         self._temporary = tempfile.TemporaryDirectory(prefix="chaos-")
         self.folder = Path(self._temporary.name)
         self.config = self.folder / "server.yaml"
@@ -139,12 +139,10 @@ class Stage:
 
     def start_server(self, *, log: str = "log") -> None:
         """Starts a server; its clients find it by themselves."""
-        if self._defect is None:
-            command = [sys.executable, "-P", "-m", "shapestream_workers", "serve", str(self.config)]
-        else:
-            module = "tests.e2e.chaos.defective_server"
-            command = [sys.executable, "-P", "-m", module, self._defect, str(self.config)]
-        self.server = self._start(command, log)
+        serve = ["shapestream_workers", "serve"]
+        if self._defective:
+            serve = ["tests.e2e.chaos.defective_server"]
+        self.server = self._start([sys.executable, "-P", "-m", *serve, str(self.config)], log)
 
     def workers(self) -> dict[int, psutil.Process]:
         """The server's own worker processes that are alive now."""
