@@ -53,7 +53,7 @@ def test_the_yaml_of_the_documentation_is_accepted(tmp_path: Path) -> None:
     """Each YAML block of docs/configuration.md and of the README is a file that `check` would read."""
     blocks = [
         block
-        for page in ("docs/configuration.md", "README.md")
+        for page in ("docs/configuration.md", "docs/security.md", "README.md")
         for block in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     ]
     assert len(blocks) >= 3
