@@ -25,6 +25,10 @@ log = structlog.get_logger()
 DEFAULT_MAX_BATCH = 64
 # Layouts remembered per model; when there are more, all are forgotten and checked afresh.
 MAX_REMEMBERED = 4096
+# What working out the calls of every batch may take: half a second. One size that is tried for one number of rows is
+# a step, a call costs as much as several.
+MAX_STEPS = 1 << 20
+STEPS_PER_CALL = 8
 # Models of one server, in its life.
 MAX_MODELS = 1024
 
@@ -153,9 +157,18 @@ def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ..
     if not isinstance(planner, SizesPlanner) or not signature.has_batch or planner.allowed[0] is None:
         return None
     others = (1,) * (len(signature.dimensions) - 1)
-    return tuple(
-        [tuple([call.sizes[0] for call in planner.plan((rows, *others))]) for rows in range(max_batch + 1)]
-    )
+    calls: list[tuple[int, ...]] = []
+    room = MAX_STEPS - max_batch * len(signature.strategy.sizes[signature.dimensions[0]])
+    for rows in range(max_batch + 1):
+        if room < 0:
+            text = (
+                f"model {signature.name!r}: the calls of every batch of up to {max_batch} rows are too many to work out "
+                "(make max_batch smaller, allow fewer sizes of batch, or sizes that are closer to the largest)"
+            )
+            raise ConfigurationError([text])
+        calls.append(tuple([call.sizes[0] for call in planner.plan((rows, *others))]))
+        room -= STEPS_PER_CALL * len(calls[-1])
+    return tuple(calls)
 
 
 def _takes_endless_shapes(signature: ModelSignature) -> bool:

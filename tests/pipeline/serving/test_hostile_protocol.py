@@ -364,6 +364,16 @@ FORGED: dict[str, Frames] = {
     ),
     "a strategy that nobody knows": model(name="other", shapes={"strategy": "none"}),
     "a strategy of negative sizes": model(name="other", shapes={"strategy": "padded", "batch": [-1]}),
+    "a strategy that takes for ever to work out": model(
+        name="other",
+        inputs=[{"name": "x", "element_type": "f32", "shape": "batch:1..100000, n"}],
+        shapes={"strategy": "partitioned", "batch": [1, 16_384]},
+    ),
+    "a strategy of 4,000 sizes": model(
+        name="other",
+        inputs=[{"name": "x", "element_type": "f32", "shape": "batch:1..100000, n"}],
+        shapes={"strategy": "partitioned", "batch": list(range(1, 4_000))},
+    ),
     "a strategy of texts": model(name="other", shapes={"strategy": "bucketed", "n": ["8"]}),
     "costs of a model that it does not have": hello(
         costs={"other": {"key": "", "dimensions": [], "points": []}}
