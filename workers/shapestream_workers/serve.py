@@ -1,8 +1,8 @@
 """`shapestream serve`: the server and its workers, from one process, from a YAML; their common beginning and end.
 
 On the first SIGTERM or SIGINT the server refuses what is new and finishes what it has, within its grace; then
-the workers are stopped. The second one ends everything at once. On SIGHUP every worker is replaced by a fresh process,
-one after the other.
+the workers are stopped. The second one ends everything at once. On SIGHUP the lists of keys are read
+again, and every worker is replaced by a fresh process, one after the other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from shapestream.addresses import is_protectable
+from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.executors import LocalSlots
 from shapestream.serving.models import ModelOptions
@@ -252,11 +253,23 @@ class _Serving:
         log.info("workers are restarted", how="one after the other")
         self._workers.restart()
 
+    def _reread_keys(self, server: Server) -> None:
+        """The keys that are let in, as their files are now; as they were, if these cannot be used."""
+        try:
+            security = server_security(self._loaded)
+        except ConfigurationError as error:
+            log.error("keys are not changed", why=error.problems)
+            return
+        if security is not None:
+            server.let_in(security.ring)
+            log.info("keys are read again", **security.ring.counts())
+
     async def _obey_signals(self, server: Server, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for number in signals:
                 name = signal.Signals(number).name
                 if number == signal.SIGHUP:
+                    self._reread_keys(server)
                     self._restart_workers()
                     continue
                 if not self._stop_asked:

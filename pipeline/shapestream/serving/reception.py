@@ -72,7 +72,9 @@ class Reception:
             if known is None:
                 self.turn_away(peer, f"more than {self._options.max_sessions} sessions", now)
                 return None
-            log.info("client joined", client=known.label, software=hello.software)
+            key = self._socket.key_of(peer)
+            known_by = {} if key is None else {"key": key}
+            log.info("client joined", client=known.label, software=hello.software, **known_by)
         elif known.peer != peer:
             self.sessions.move(known, peer)
             log.info("client moved to a new connection", client=known.label)

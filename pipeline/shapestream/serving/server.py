@@ -43,7 +43,7 @@ from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.curve import ProtectedRouter
 from shapestream.transport.interface import PeerSocket
-from shapestream.transport.zap import KeyRole
+from shapestream.transport.zap import KeyRing, KeyRole
 from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import Goodbye
@@ -181,6 +181,12 @@ class Server:
         """Its workers are started again after all: requests wait for them."""
         if not self._ended:
             self._availability.hope_again(name)
+
+    def let_in(self, ring: KeyRing) -> None:
+        """Replaces the keys that are let in; who has another one is cut off. Without effect where none is asked for."""
+        for socket in (self._client_socket, self._worker_socket):
+            if isinstance(socket, ProtectedRouter):
+                socket.let_in(ring)
 
     def refuse_new_shapes(self, why: str | None) -> None:
         """From now on, or no longer (None): a request of a shape that no other had lately is answered `unavailable`.

@@ -83,17 +83,28 @@ class ProtectedRouter(RouterSocket):
         super().__init__(options=options, context=self._context)
         self._security = security
         self.port = port
-        self._admitted: Mapping[str, str] = security.ring.of(roles)
+        self._roles = roles
+        self._admitted: Mapping[str, str] = {}
+        self._admins: Mapping[str, str] = {}
         self._keys: OrderedDict[bytes, str] = OrderedDict()
-        self._stolen: dict[bytes, None] = {}
+        self._closed_to: OrderedDict[bytes, None] = OrderedDict()
+        """Routing ids that are sent nothing more: another key has taken them, or theirs was taken back."""
         self.refused: Counter[str] = Counter()
         """Handshakes and messages that were refused, by why."""
         self._limit = RateLimit()
+        self.let_in(security.ring)
         self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._handler = RouterSocket(context=self._context)
         self._handler.bind(_ZAP_ADDRESS)
         self._monitor = HandshakeMonitor(self._socket, self._context)
+
+    def let_in(self, ring: KeyRing) -> None:
+        """From now on these keys are let in, and no others; connections of a key that is no longer listed are cut off."""
+        self._admitted = {**ring.of(self._roles), LOCAL: LOCAL}
+        self._admins = ring.admins
+        for peer in [peer for peer, key in self._keys.items() if key not in self._admitted]:
+            self._close_to(peer)
 
     def bind(self, address: str) -> None:
         """Listens at `tcp://…` for listed keys, at `ipc://…` for whoever may use the folder."""
@@ -139,9 +150,9 @@ class ProtectedRouter(RouterSocket):
         return taken
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Sends; `PeerGone` also for a routing id under which another key has spoken."""
-        if self._stolen and peer in self._stolen:
-            raise PeerGone(f"peer {peer.hex()}: another key has taken its routing id")
+        """Sends; `PeerGone` also for a routing id that another key has taken, or whose key is no longer listed."""
+        if self._closed_to and peer in self._closed_to:
+            raise PeerGone(f"peer {peer.hex()}: its key is not, or no longer, the one that may hear this")
         super().send_nowait(peer, frames)
 
     def key_of(self, peer: bytes) -> str | None:
@@ -152,7 +163,7 @@ class ProtectedRouter(RouterSocket):
     def is_admin(self, peer: bytes) -> bool:
         """Whether this peer may see the counters: over ipc, or with an admin's key."""
         key = self._keys.get(peer)
-        return key == LOCAL or key in self._security.ring.admins
+        return key == LOCAL or key in self._admins
 
     def close(self) -> None:
         """Stops listening. What libzmq has taken lingers, then its threads end."""
@@ -173,12 +184,14 @@ class ProtectedRouter(RouterSocket):
         ):  # cannot be: each address here is bound with a domain, and each reply names a user
             return self._refuse("no key", f"peer {peer.hex()}", peer)
         known = self._keys.get(peer)
+        if key not in self._admitted:
+            return self._refuse("key not listed", f"{key} is no longer listed for this port", peer)
         if key == known:
             self._keys.move_to_end(peer)
             return True
         if known is not None:
             # The connection that had this id is gone; what is meant for its owner must not reach the new one.
-            self._stolen[peer] = None
+            self._close_to(peer)
             return self._refuse("another's routing id", f"{key} took the routing id of {known}", peer)
         if key != LOCAL and (len(peer) != _OWN_ID_BYTES or peer[0] != 0):
             return self._refuse("chosen routing id", f"{key} chose its own routing id", peer)
@@ -186,6 +199,12 @@ class ProtectedRouter(RouterSocket):
         if len(self._keys) > MAX_REMEMBERED:
             self._keys.popitem(last=False)
         return True
+
+    def _close_to(self, peer: bytes) -> None:
+        self._closed_to[peer] = None
+        self.forget(peer)
+        if len(self._closed_to) > MAX_REMEMBERED:
+            self._closed_to.popitem(last=False)
 
     def _refuse(self, kind: str, why: str, peer: bytes) -> bool:
         self.cut_off(peer)

@@ -53,6 +53,10 @@ class KeyRing:
         }
         return {key: name for role in roles for key, name in by_role[role].items()}
 
+    def counts(self) -> dict[str, int]:
+        """How many keys each role has, for logs."""
+        return {"clients": len(self.clients), "admins": len(self.admins), "workers": len(self.workers)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:

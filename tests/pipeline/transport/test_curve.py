@@ -249,8 +249,37 @@ def test_another_key_on_a_known_routing_id_gets_nothing() -> None:
                     while not router.refused:
                         assert await heard(router, 0.05) is None
                 assert {"another's routing id": 1} == router.refused
-                with pytest.raises(PeerGone, match="another key"):
+                with pytest.raises(PeerGone, match="its key is not"):
                     router.send_nowait(peer, [b"for Alice"])
+
+    trio.run(main)
+
+
+def test_a_key_that_is_taken_back_is_cut_off_at_once() -> None:
+    """Alice is heard no more and sent nothing more, and cannot come again; Bob, who is new on the list, can."""
+    only_alice, only_bob = (KeyRing(clients={pair.public: ""}) for pair in (ALICE, BOB))
+
+    async def main() -> None:
+        async with protected() as router:
+            router.let_in(only_alice)
+            async with dealer(ALICE) as alice, dealer(ALICE) as again, dealer(BOB) as bob:
+                alice.connect(router.addresses[0])
+                alice.send_nowait([b"hello"])
+                found = await heard(router, 30)
+                assert found is not None
+                router.let_in(only_bob)
+                with pytest.raises(PeerGone, match="no longer"):
+                    router.send_nowait(found[0], [b"for Alice"])
+                alice.send_nowait([b"are you there?"])
+                again.connect(router.addresses[0])
+                again.send_nowait([b"let me in again"])
+                assert await heard(router) is None
+                bob.connect(router.addresses[0])
+                bob.send_nowait([b"hello"])
+                found = await heard(router, 30)
+                assert found is not None
+                assert BOB.public == router.key_of(found[0])
+                assert {"key not listed": 2} == router.refused
 
     trio.run(main)
 
