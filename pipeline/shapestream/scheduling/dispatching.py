@@ -133,11 +133,12 @@ class Dispatching:
         """Starts the first suspect of a model, where nothing else runs."""
         name = queue.profile.name
         surface = self._costs.surface(name, slot.id)
-        request = queue.take_suspect()
+        request, accused = queue.take_suspect()
         plan = together([request], surface)
         seconds = plan.seconds * self._costs.speed(name, slot.id) if surface.measured else None
         action = self._start(queue, slot, plan, request, seconds, now)
-        self.batches[action.batch].alone = True
+        batch = self.batches[action.batch]
+        batch.alone, batch.accused = True, accused
         return action
 
     def _start(

@@ -1,4 +1,5 @@
-"""Suspects: requests whose process died while it may have run them, and a worker for each to run alone in.
+"""Suspects: requests whose process died while it may have run them, and the last attempts of those that were lost time
+and again; and a worker for each to run alone in.
 
 What kills a process takes everything along that runs there, so nobody is to blame who was not alone. A suspect therefore
 waits until some worker is empty, and while it runs nothing else is started on any of that worker's slots. If the process
@@ -37,10 +38,10 @@ class Isolation:
         self.isolated: dict[str, Worker] = {}
         """The workers that are kept for suspects, whether they run one or are still being emptied."""
 
-    def suspect(self, request: Request) -> None:
-        """This request waits to be run alone."""
+    def suspect(self, request: Request, *, accused: bool) -> None:
+        """This request waits to be run alone. `accused`: a process died, or hung, that may have run it."""
         queue = request.queue
-        queue.put_suspect(request)
+        queue.put_suspect(request, accused=accused)
         self.suspected[queue.profile.name] = queue
 
     def run(self, now: float, actions: list[Action]) -> None:

@@ -68,7 +68,7 @@ class ModelQueue:
         self.full: dict[tuple[int, ...], Bucket] = {}
         """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
         self.reruns: list[tuple[float, int, Sequence[Request]]] = []
-        self.suspects: list[tuple[float, int, Request]] = []
+        self.suspects: list[tuple[float, int, Request, bool]] = []
         self.shares = FairShares(self)
         self.rounding: ShapeRounding | None = None
         """What call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
@@ -215,11 +215,11 @@ class ModelQueue:
         if not self.rerun_count:
             self.reruns.clear()
 
-    def put_suspect(self, request: Request) -> None:
-        """Lets a request wait at the front, to be run where nothing else runs."""
+    def put_suspect(self, request: Request, *, accused: bool) -> None:
+        """Lets a request wait at the front, to be run where nothing else runs; `accused` is remembered with it."""
         request.state = SUSPECT
         self.suspect_count += 1
-        heappush(self.suspects, (request.rank, request.order, request))
+        heappush(self.suspects, (request.rank, request.order, request, accused))
 
     def next_suspect(self) -> Request | None:
         """The first of those, left where it is."""
@@ -228,14 +228,13 @@ class ModelQueue:
             heappop(suspects)
         return suspects[0][2] if suspects else None
 
-    def take_suspect(self) -> Request:
-        """Takes the first of those out, to run; there must be one (`suspect_count`)."""
-        request = self.next_suspect()
-        assert request is not None
-        heappop(self.suspects)
+    def take_suspect(self) -> tuple[Request, bool]:
+        """Takes the first of those out, to run, and whether it is accused; there must be one (`suspect_count`)."""
+        assert self.next_suspect() is not None
+        _, _, request, accused = heappop(self.suspects)
         request.state = RUNNING
         self.suspect_count -= 1
-        return request
+        return request, accused
 
     def drop_suspect(self, request: Request) -> None:
         """Takes one of them out, for good."""

@@ -127,6 +127,7 @@ class Batch:
     """What runs on a slot at once, or waits there behind what runs."""
 
     __slots__ = (
+        "accused",
         "alone",
         "cancelled",
         "commit_at",
@@ -174,6 +175,8 @@ class Batch:
         """Its slot was asked to give it back."""
         self.alone = False
         """It is one suspect, and nothing else runs in its worker: whatever happens there, it is to blame."""
+        self.accused = False
+        """And a process died, or hung, before that may have run it: if this one does, too, it is poisoned."""
         self.cancelled = False
         """Its slot was asked to stop it."""
         self.hang = Hang.NOT

@@ -1,9 +1,10 @@
 """What becomes of a batch that did not run: who is run again, with whom, and who is to blame.
 
 A batch that the *data* broke is run again in two halves, each exactly as given, until the culprit is alone;
-its batch-mates get their answers. A batch that was lost with its *slot* says nothing about its members:
-each is run again alone, and only so often. A batch whose *process* died, or that hung, has suspects for members: each
-is run again where nothing else runs, and one that brings that worker down, too, is `poisoned`.
+its batch-mates get their answers. A batch that was lost with its *slot* says nothing about its members: each is run again
+alone in its call, and only so often, the last time where nothing else runs: a culprit who makes workers silent must not take
+the same neighbours along every time. A batch whose *process* died, or that hung, has suspects for members: each is run
+again where nothing else runs, and one that brings that worker down, too, is `poisoned`.
 """
 
 from __future__ import annotations
@@ -60,34 +61,34 @@ class Recovery:
         """A batch is over because its slot, or the device, is gone."""
         self.ledger.story.note(now, batch.ids, "batch {} lost: {}", batch.id, reason)
         for request in self._may_run_again(batch, reason, now, actions):
-            if batch.alone:  # it was a suspect, and still is
-                self._suspect(request)
+            if batch.alone or request.losses == self.max_attempts - 1:
+                self._suspect(request, accused=batch.accused)
             else:
                 self._run_again([request])
 
     def died(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch is over because its process died while it ran, or because it hung: one of its members may be to blame."""
         self.ledger.story.note(now, batch.ids, "batch {} died: {}", batch.id, reason)
-        if batch.alone:
+        if batch.accused:
             message = (
                 f"what ran it died, or hung, and so did the next worker, where nothing else ran: {reason}"
             )
             actions.extend(self.ledger.fail(request, "poisoned", message, now) for request in _living(batch))
             return
         for request in self._may_run_again(batch, reason, now, actions):
-            self._suspect(request)
+            self._suspect(request, accused=True)
 
     def may_have_begun(self, batch: Batch, reason: str, now: float) -> None:
         """A batch waited behind another in a process that died. It may have begun before that was heard of, and then be to
         blame; if it was not, its members lose no more than their company."""
         self.ledger.story.note(now, batch.ids, "batch {} may have begun: {}", batch.id, reason)
         for request in _living(batch):
-            self._suspect(request)
+            self._suspect(request, accused=True)
 
     def given_up(self, batch: Batch, now: float, actions: list[Action]) -> None:
         """A batch hangs, and its slot cannot be ended: its members are answered. The slot keeps what is left of it."""
         code, message = "worker_lost", "the call hangs, and nothing could end it"
-        if batch.alone:
+        if batch.accused:
             code = "poisoned"
         for request in batch.members:
             if request.state is RUNNING:
@@ -115,9 +116,9 @@ class Recovery:
         if living := _living(batch):
             self._run_again(living)
 
-    def _suspect(self, request: Request) -> None:
+    def _suspect(self, request: Request, *, accused: bool) -> None:
         self.ledger.put_back([request])
-        self.isolation.suspect(request)
+        self.isolation.suspect(request, accused=accused)
         self.waiting[request.queue.profile.name] = request.queue
 
     def _run_again(self, group: list[Request]) -> None:

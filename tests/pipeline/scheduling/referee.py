@@ -36,7 +36,7 @@ from shapestream.scheduling.hang_watch import HangLimits
 
 MAX_QUEUED_REQUESTS = 14
 MAX_QUEUED_BYTES = 200
-MAX_ATTEMPTS = 2
+MAX_ATTEMPTS = 3
 # A slot rests for at least 0.1 s, and for two mean calls, of which none here takes longer than a second.
 HANG_MIN_S, HANG_GRACE_S = 2.0, 0.5
 MIN_ASIDE_S, LONGEST_FIRST_PAUSE_S, MAX_ASIDE_S = 0.1, 2.0, 30.0
@@ -85,6 +85,8 @@ class Known:
     """Processes that died while they ran it, or may have."""
     suspect: bool = False
     """It must run alone in its worker."""
+    accused: bool = False
+    """A process that may have run it died, or hung."""
     blamed: bool = False
     """It did, and that died, or it hung there."""
     group: frozenset[int] | None = None  # the ids that it must run again with, if it must
@@ -202,7 +204,8 @@ class Referee(RuleBasedStateMachine):
             known.lost += 1
             known.deaths += 1
             known.batch = None
-            known.blamed = running.alone
+            known.blamed = running.alone and known.accused
+            known.accused = True
             known.suspect = True
             known.group = None
 
@@ -346,7 +349,8 @@ class Referee(RuleBasedStateMachine):
                 assert known.lost == (1 if once else MAX_ATTEMPTS) or given_up
             case "poisoned":
                 given_up = known.batch is not None and self.batches[known.batch].given_up
-                assert known.blamed or (given_up and self.batches[known.batch].alone), "an innocent is blamed"
+                alone = given_up and self.batches[known.batch].alone and known.accused
+                assert known.blamed or alone, "an innocent is blamed"
             case "model_error" | "internal":
                 assert isinstance(event, BatchFailed)
                 assert (action.id,) == self.batches[event.batch].start.requests, "not alone to blame"

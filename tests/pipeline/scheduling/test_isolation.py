@@ -243,3 +243,40 @@ def test_what_may_not_run_twice_is_no_suspect(stage):
     stage.arrive((1, 4))
     _die(stage, 0)
     assert ({1: "worker_lost"}, 0) == (stage.ends, stage.scheduler.statistics().suspects)
+
+
+def test_the_last_attempt_is_made_alone_in_a_worker(stage):
+    """Who loses workers without killing them takes the same neighbour along twice at most."""
+    stage.model(max_batch=1)
+    worker = 0
+    while "worker_lost" not in stage.ends.values():
+        stage.slots(2 * worker, 2 * worker + 1, worker=f"w{worker}")
+        if not worker:
+            stage.arrive((1, 4), (1, 4))
+        running = _running(stage)
+        if not any(start.requests == (1,) for start in running):
+            break
+        stage.finished.update(start.batch for start in running)
+        for slot in (2 * worker, 2 * worker + 1):
+            stage.play(SlotClosing(slot=slot))
+        for slot in (2 * worker, 2 * worker + 1):
+            stage.play(SlotLeft(slot=slot))
+        worker += 1
+    assert (3, {1: "worker_lost"}) == (worker, stage.ends)
+    stage.slots(100)
+    stage.finish(stage.started[-1])
+    assert {1: "worker_lost", 2: "delivered"} == stage.ends
+
+
+def test_one_death_is_not_enough_for_a_verdict(stage):
+    """Whoever was alone for another reason, when the process died, gets another try, if there is one left."""
+    stage.model(max_batch=1)
+    for slot in range(2):
+        stage.slots(slot, worker=f"w{slot}")
+        if not slot:
+            stage.arrive((1, 4))
+        stage.play(SlotLeft(slot=slot))
+    assert 1 == stage.scheduler.statistics().suspects
+    stage.slots(2, worker="w2")
+    _die(stage, 2)
+    assert {1: "worker_lost"} == stage.ends

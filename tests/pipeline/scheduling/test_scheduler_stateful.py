@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from tests.pipeline.scheduling.referee import (
     LATE,
+    MAX_ATTEMPTS,
     MAX_QUEUED_BYTES,
     MAX_QUEUED_REQUESTS,
     MODELS,
@@ -243,7 +244,7 @@ class SchedulerMachine(Referee):
             for id_ in running.wanted:
                 known = self.known[id_]
                 known.deaths += 1
-                known.batch, known.suspect, known.group = None, True, None
+                known.batch, known.suspect, known.group, known.accused = None, True, None, True
 
     def _check_blame(self, running: Running) -> None:
         """Whoever was alone when it happened is poisoned, unless it had ended."""
@@ -301,7 +302,9 @@ class SchedulerMachine(Referee):
             known = self.known[id_]
             known.lost += 1
             known.batch = None
-            known.group = None if running.alone else frozenset({id_})
+            # The last attempt is made where nothing else runs.
+            known.suspect = running.alone or known.lost == MAX_ATTEMPTS - 1
+            known.group = None if known.suspect else frozenset({id_})
 
     @precondition(lambda self: self._running())
     @rule(data=st.data(), run_s=st.sampled_from([0.0, 0.2, 1.0]))
