@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
+from shapestream.settings_once import once_findings
 from shapestream.settings_shapes import shapes_findings
 from shapestream.settings_words import did_you_mean
 from shapestream.yaml_source import Location
@@ -86,7 +87,7 @@ def _model(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _rules(location, outputs, complete=path is None)
     yield from shapes_findings((*location, "shapes"), model)
     yield from _invariance(location, model)
-    yield from _company(location, model)
+    yield from once_findings(location, model)
     for name, probe in _mapping(model.get("probe")).items():
         yield from _probe((*location, "probe", name), _mapping(probe))
 
@@ -103,19 +104,6 @@ def _invariance(location: Location, model: Mapping[str, Any]) -> Iterator[Findin
                 "batch_invariant runs exact shapes, in calls of a fixed number of rows (remove one of them)"
             )
             yield (*location, "shapes", key), message
-
-
-def _company(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
-    """Requests that run alone need no settings for the company that they never have."""
-    if model.get("idempotent") is not False:
-        return
-    alone = {"max_batch": (1,), "max_delay_ms": (0,), "max_padding_ratio": (), "max_batch_bytes": ()}
-    for key, value in _mapping(model.get("batching")).items():
-        if key in alone and value is not None and value not in alone[key]:
-            yield (
-                (*location, "batching", key),
-                'requests of a model with "idempotent: false" run alone (remove this key)',
-            )
 
 
 def _suffix(location: Location, path: str, engine: Any) -> Iterator[Finding]:

@@ -328,6 +328,31 @@ def test_what_may_not_run_twice_has_no_company_to_set(tmp_path: Path, key: str, 
     assert load(tmp_path, fine).settings.models[0].idempotent is False
 
 
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        ("shapes: {strategy: bucketed, batch: [1, 4]}", "shapes.batch"),
+        ("shapes: {strategy: padded, batch: 4}", "shapes.batch"),
+        ("shapes: {strategy: partitioned, batch: [2, 4]}", "shapes.batch"),
+        ("shapes: {max_prepared: 16}", "shapes.max_prepared"),
+        ("batching: {batch_invariant: true}", "batching.batch_invariant"),
+        ("shapes: {strategy: partitioned, batch: [1, 4]}", None),
+        ("shapes: {strategy: padded, batch: 1}", None),
+        ("batching: {batch_invariant: 1}", None),
+    ],
+)
+def test_what_may_not_run_twice_is_not_copied_to_fill_calls_up(
+    tmp_path: Path, setting: str, place: str | None
+) -> None:
+    """Calls of more rows than the request has repeat one of its rows."""
+    text = f"models: [{{name: m, path: m.xml, idempotent: false, {setting}}}]\n"
+    if place is None:
+        assert load(tmp_path, text).settings.models
+        return
+    (problem,) = problems_of(tmp_path, text)
+    assert f"models[0].{place}: this fills calls up with copies of rows" in problem
+
+
 def test_a_memory_limit_is_a_size_or_nothing(tmp_path: Path) -> None:
     """Bytes, or a number with its unit; without the key there is none."""
     model = "models: [{name: m, path: m.xml}]\n"
