@@ -24,6 +24,8 @@ EXPIRY_S = 0.001
 # remaining_ms is a whole number of milliseconds, on both ways.
 ROUNDING_S = 0.002
 MAX_ATTEMPTS = 3
+# What a process said so long before it died may not have been heard: messages take so long at most, where nothing is wrong.
+UNHEARD_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,8 @@ class Journal:
         self.troubles = 0
         self.deaths: Counter[tuple[int, int]] = Counter()
         """Worker processes that died while they ran a request that does harm, by server and request."""
+        self._gone: dict[str, float] = {}
+        self._client_troubles: Counter[str] = Counter()
         self.error_of_clock_s: Callable[[str], float] = lambda process: 0.0
         """How far off the deadlines may be that came to, or from, this process."""
 
@@ -89,10 +93,14 @@ class Journal:
         """The story without the processes' own logs, in which there are random ids."""
         return [line for line in self.story if not line[10:].startswith("     ")]
 
-    def trouble(self, text: str) -> None:
-        """Something goes wrong, by plan."""
-        self.troubles += 1
+    def trouble(self, text: str, *, excuses: bool = True) -> None:
+        """Something goes wrong, by plan. `excuses`: it may make requests run once more."""
+        self.troubles += excuses
         self.note(f"*** {text}")
+
+    def client_troubled(self, client: str) -> None:
+        """What goes wrong may end this client's session; what it asks again then is new to the server."""
+        self._client_troubles[client] += 1
 
     def accuse(self, text: str) -> None:
         """A promise was not kept."""
@@ -181,6 +189,7 @@ class Journal:
             for run in question.runs:
                 if run.worker == worker and run.ended is None:
                     run.code = "lost"
+        self._gone[worker] = trio.current_time()
 
     def died_of(self, worker: str) -> None:
         """A worker's process dies while it runs what kills it."""
@@ -199,7 +208,7 @@ class Journal:
             self._judge_end(question)
             self._judge_runs(question)
         for (epoch, uid), times in self.deaths.items():
-            if times > MAX_ATTEMPTS:
+            if times > MAX_ATTEMPTS * (1 + self._client_troubles[self.questions[uid].client]):
                 self.accuse(f"{times} workers of server {epoch} died of request {uid}")
 
     def _judge_end(self, question: Question) -> None:
@@ -225,13 +234,19 @@ class Journal:
             if len(halved) > 5:  # of at most 8 rows: 8, 4, 2, 1, and one that is lost
                 self.accuse(f"request {question.uid} failed {len(halved)} times with its company")
             others = len(runs) - len(halved)
-            if others > MAX_ATTEMPTS:
+            if others > MAX_ATTEMPTS * (1 + self._client_troubles[question.client]):
                 self.accuse(f"request {question.uid} ran {others} times at server {epoch}")
             for run, next_run in pairwise(runs):
-                if run.code is None and next_run.troubles == run.troubles and not self._beside_harm(run):
+                untroubled = run.code is None and next_run.troubles == run.troubles
+                if untroubled and not self._lost_with_its_process(run) and not self._beside_harm(run):
                     self.accuse(
                         f"request {question.uid} ran again at server {epoch}, and nothing had gone wrong"
                     )
+
+    def _lost_with_its_process(self, run: Run) -> bool:
+        """Whether its process died before anybody could hear how it ended."""
+        gone = self._gone.get(run.worker)
+        return gone is not None and (run.ended is None or gone - run.ended < UNHEARD_S)
 
     def _beside_harm(self, run: Run) -> bool:
         """Whether it did not end, and its process ran what may have been why: one that hangs is cut off, or killed."""

@@ -217,6 +217,10 @@ class Port:
         self.ignored.add(peer)
         self._inbox.messages = deque(item for item in self._inbox.messages if item[0] != peer)  # type: ignore[index]
 
+    def failed_handshakes(self) -> int:
+        """None: there is no handshake here."""
+        return 0
+
     def key_of(self, peer: bytes) -> str | None:
         """See `PeerSocket`."""
         return None

@@ -13,10 +13,11 @@ from tests.pipeline.protocol_simulation.defects import DEFECTS, PLAN
 from tests.pipeline.protocol_simulation.plan import Kind, Plan, calm_plans, harmful_plans, plans
 from tests.pipeline.protocol_simulation.world import play
 
-EXAMPLES = int(os.environ.get("SIMULATION_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("SIMULATION_EXAMPLES", "60"))
 
 thorough = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-a_few = settings(thorough, max_examples=10)
+half_as_many = settings(thorough, max_examples=max(1, EXAMPLES // 2))
+a_few = settings(thorough, max_examples=5)
 
 
 def kept(plan: Plan) -> None:
@@ -27,7 +28,7 @@ def kept(plan: Plan) -> None:
     assert [] == journal.broken
 
 
-@thorough
+@half_as_many
 @given(calm_plans)
 def test_where_nothing_goes_wrong(plan: Plan) -> None:
     """Every request ends once, with its own answer, having run once, and not after its deadline."""
@@ -41,7 +42,7 @@ def test_whatever_goes_wrong(plan: Plan) -> None:
     kept(plan)
 
 
-@thorough
+@half_as_many
 @given(harmful_plans)
 def test_no_innocent_pays_for_requests_that_do_harm(plan: Plan) -> None:
     """Processes die and hang, of requests alone: all others get results, unless they were late, or too many."""

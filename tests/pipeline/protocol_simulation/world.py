@@ -44,9 +44,14 @@ __all__ = ["SETTLED_WITHIN_S", "play"]
 # From the last that goes wrong to the last answer, at most. Much of it is the clients' patience with a connection that is
 # half open, and with a server that is away; then the way through a queue at the slowest plans' pace.
 SETTLED_WITHIN_S = 120.0
-# And so much for each request that does harm: it hangs twice, for 20 s when nothing is known of its model's calls.
-PER_DEADLY_S = 50.0
-HANG_MIN_S, HANG_GRACE_S = 1.0, 0.5
+# Longer than it takes to see that a worker is silent (3 s, and a heartbeat): else what it runs is taken to hang.
+HANG_MIN_S, HANG_GRACE_S = 4.5, 0.5
+# So much for each request that does harm: it hangs twice, 20 times as long when nothing is known of its model.
+PER_DEADLY_S = 2 * 20 * HANG_MIN_S + 15.0
+# A client's session ends when it is not heard for 10 s; heartbeats come each second. It ends too when so few messages fit
+# on the way to it that what comes together does not.
+SILENT_S = 5.0
+FEW_MESSAGES = 100
 # How long a server that was told to drain may take: its grace, and some turns.
 DRAINED_WITHIN_S = 40.0
 # How long the stop of its workers may take.
@@ -223,9 +228,12 @@ class World:
     # ------------------------------------------------------------ what goes wrong
 
     def _go_wrong(self, fault: Fault) -> None:
-        self.journal.trouble(f"{fault.kind.value}: {fault.target}, {fault.lasting_s} s")
+        excuses = self._excuses(fault)
+        self.journal.trouble(f"{fault.kind.value}: {fault.target}, {fault.lasting_s} s", excuses=excuses)
         if "CLIENT" in fault.kind.name:
             client = self.clients[fault.target % len(self.clients)]
+            if excuses:
+                self.journal.client_troubled(client.name)
             if fault.kind is FaultKind.KILL_CLIENT:
                 client.kill()
             else:
@@ -234,7 +242,18 @@ class World:
             self._end_server(fault)
         else:
             self._trouble_worker(fault)
-        self.agenda.after(fault.lasting_s, partial(self.journal.trouble, f"over: {fault.kind.value}"))
+        over = partial(self.journal.trouble, f"over: {fault.kind.value}", excuses=excuses)
+        self.agenda.after(fault.lasting_s, over)
+
+    def _excuses(self, fault: Fault) -> bool:
+        """Whether requests may run again for it: not where a client's connection breaks, its session goes on."""
+        if "CLIENT" not in fault.kind.name:
+            return True
+        reads_too_little = self.plan.capacity < FEW_MESSAGES
+        silent = fault.kind is FaultKind.SWALLOW_CLIENT or (
+            fault.kind is FaultKind.HOLD_CLIENT and fault.lasting_s >= SILENT_S
+        )
+        return silent or reads_too_little
 
     def _trouble_line(self, line: Line | None, fault: Fault) -> None:
         if line is None:
