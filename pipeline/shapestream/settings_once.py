@@ -23,7 +23,7 @@ def once_findings(location: Location, model: Mapping[str, Any]) -> Iterator[tupl
             message = 'requests of a model with "idempotent: false" run alone (remove this key)'
             yield (*location, "batching", key), message
     for where in _filled_up(batching, shapes):
-        message = 'this fills calls up with copies of rows, and with "idempotent: false" none may run twice (remove this key)'
+        message = 'this fills calls up with copies of rows, of which "idempotent: false" allows none (remove this key)'
         yield (*location, *where), message
 
 
