@@ -251,7 +251,8 @@ class ServedModels:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
         if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:
             raise ConfigurationError([f"model {name!r} has more than {MAX_TENSORS} inputs or outputs"])
-        if any(port.shape.rank > MAX_RANK for port in (*signature.inputs, *signature.outputs)):
+        shapes = [port.shape for port in signature.inputs] + [port.shape for port in signature.outputs]
+        if any(shape.rank > MAX_RANK for shape in shapes):
             raise ConfigurationError([f"model {name!r} has a tensor of more than {MAX_RANK} dimensions"])
         known = self._by_name.get(name)
         if known is not None:
