@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
 
-from shapestream import Unavailable, blocking
+from shapestream import DeadlineExceeded, Unavailable, blocking
 from shapestream.transport.curve_keys import KeyPair, new_key_pair, write_key_pair
 
 pytestmark = pytest.mark.e2e
@@ -131,7 +132,7 @@ def test_others_are_told_why(protected: Protected, name: str, server: str, words
 
 def test_a_client_without_a_key_is_told_that_it_needs_one(protected: Protected) -> None:
     """Nothing that it sends is read."""
-    with pytest.raises(Unavailable, match="it asks for a key: give key and server_key"):
+    with pytest.raises(Unavailable, match="asks for a key: give key and server_key"):
         blocking.connect(protected.clients, connect_timeout=REFUSED_S)
 
 
@@ -191,6 +192,25 @@ def test_a_worker_dials_in_with_its_key_and_a_clients_key_does_not_let_it(protec
     assert not any("liar" in event["worker"] for event in protected.served.events("worker joined"))
     for command in (box, liar):
         command.kill()
+
+
+def test_keys_are_given_and_taken_back_while_it_serves(protected: Protected) -> None:
+    """SIGHUP reads the lists again: a new key is let in, one that is gone is cut off, the others notice nothing."""
+    listed = protected.keys / "clients" / "stranger.pub"
+    with protected.client("alice") as alice:
+        listed.write_bytes((protected.keys / "all" / "stranger.pub").read_bytes())
+        protected.served.send(signal.SIGHUP)
+        assert 2 == protected.served.wait_for("keys are read again")[0]["clients"]
+        with protected.client("stranger") as friend:
+            assert [[2.0, 2.0, 2.0]] == doubled(friend)
+            listed.unlink()
+            protected.served.send(signal.SIGHUP)
+            protected.served.wait_for("keys are read again", 2)
+            with pytest.raises(DeadlineExceeded):
+                friend.infer("double", ONE, deadline=1.0)
+        with pytest.raises(Unavailable, match="it refuses this key"):
+            protected.client("stranger", "server", REFUSED_S)
+        assert [[2.0, 2.0, 2.0]] == doubled(alice)
 
 
 def test_no_secret_is_in_any_log(protected: Protected) -> None:

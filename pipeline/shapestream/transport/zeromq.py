@@ -49,7 +49,9 @@ class RouterSocket(WatchedSocket):
     ) -> None:
         self._options = options or SocketOptions()
         _unpredictable_routing_ids()
+        context = context or zmq.Context.instance()
         super().__init__(zmq.ROUTER, self._options, context)
+        self._monitor = HandshakeMonitor(self._socket, context)
         self._addresses: list[str] = []
         self._paths: list[IpcPath] = []
         self._outboxes: dict[bytes, Outbox] = {}
@@ -157,8 +159,16 @@ class RouterSocket(WatchedSocket):
         """True: whoever gets here is at home, or the operator said that the network is safe."""
         return True
 
+    def failed_handshakes(self) -> int:
+        """Connections that ended before they began, since the last call; libzmq tells of 1000, and drops more."""
+        failed = 0
+        while not self._closed and (failures := self._monitor.receive_nowait()):
+            failed += len(failures)
+        return failed
+
     def close(self) -> None:
         """Stops listening; what libzmq has taken still lingers, outboxes are dropped."""
+        self._monitor.close()
         super().close()
         self._outboxes.clear()
         for path in self._paths:
@@ -262,7 +272,8 @@ class DealerSocket(WatchedSocket):
         """Why the other side did not let this connection in, in words for its user; None if it did, or is not there."""
         if not self._closed:
             for failure in self._monitor.receive_nowait():
-                self._refusal = _in_words(failure, self._has_key) or self._refusal
+                if self._refusal is None or failure is not HandshakeFailure.BROKEN:
+                    self._refusal = _in_words(failure, self._has_key)
         return self._refusal
 
     async def receive(self) -> list[Message]:
@@ -344,7 +355,7 @@ class DealerSocket(WatchedSocket):
         self.close()
 
 
-def _in_words(failure: HandshakeFailure, has_key: bool) -> str | None:
+def _in_words(failure: HandshakeFailure, has_key: bool) -> str:
     match failure, has_key:
         case HandshakeFailure.REFUSED, _:
             return "it refuses this key: list it there, in the right role"
@@ -352,7 +363,8 @@ def _in_words(failure: HandshakeFailure, has_key: bool) -> str | None:
             return "it does not prove the server key that was given: another server, or one that asks for no keys"
         case HandshakeFailure.MISMATCH, False:
             return "it asks for a key: give key and server_key"
-    return None  # a connection that breaks in the middle, such as to a server that ends
+    # Which of the two it is depends on who closes first; it may also be a server that ends, or a proxy.
+    return "it ended the handshake; perhaps it asks for a key: give key and server_key"
 
 
 _LIBC = ctypes.CDLL(None)
