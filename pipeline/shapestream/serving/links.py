@@ -118,6 +118,16 @@ class Outgoing:
             log.warning("stranger", port=self._port, peer=peer.hex(), like_it_before=skipped)
         self.say_once(peer, Unknown())
 
+    def count_handshakes(self, now: float) -> None:
+        """Counts and logs, at a limited rate, who was turned away before he could say anything."""
+        failed = self._socket.failed_handshakes()
+        if not failed:
+            return
+        self._statistics.failed_handshakes[self._port] += failed
+        skipped = self._limit.admit("handshake", now)
+        if skipped is not None:
+            log.warning("handshakes failed", port=self._port, count=failed, like_it_before=skipped)
+
     def refuse(self, peer: bytes, why: str, now: float) -> None:
         """Counts and logs, at a limited rate, what a peer sent that could not be accepted."""
         self._statistics.bad_messages[self._port] += 1

@@ -303,8 +303,11 @@ class Server:
                 await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
             now = trio.current_time()
             self._reception.beat(now)
+            self._to_clients.count_handshakes(now)
             if self._worker_port is not None:
                 self._worker_port.beat(now)
+            if self._to_workers is not None:
+                self._to_workers.count_handshakes(now)
             self._dispatcher.end_turn()
 
     async def _drain(self) -> None:

@@ -92,6 +92,8 @@ class ServerStatistics:
         """Messages and entries that were refused, by the port that they came in at."""
         self.strangers: Counter[str] = Counter()
         """Messages of peers that have no session here, answered `Unknown`, by the port that they came in at."""
+        self.failed_handshakes: Counter[str] = Counter()
+        """Connections that ended before they began, by port: other protocols, wrong keys, garbage."""
         self.peers_lost: Counter[str] = Counter()
         """Clients and workers that vanished or were cut off, by why."""
         self.batches = 0
@@ -176,6 +178,7 @@ class ServerStatistics:
             "repeated": self.repeated,
             "bad_messages": dict(self.bad_messages),
             "strangers": dict(self.strangers),
+            "failed_handshakes": dict(self.failed_handshakes),
             "peers_lost": dict(self.peers_lost),
             "batches": self.batches,
             "batches_failed": self.batches_failed,

@@ -27,7 +27,7 @@ import zmq
 from shapestream.errors import PeerGone
 from shapestream.telemetry.logging import RateLimit
 from shapestream.transport.curve_keys import KeyPair
-from shapestream.transport.handshakes import HandshakeFailure, HandshakeMonitor
+from shapestream.transport.handshakes import HandshakeFailure
 from shapestream.transport.interface import RECEIVE_BURST, Addressed
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import NOBLOCK, frames_after
@@ -91,13 +91,13 @@ class ProtectedRouter(RouterSocket):
         """Routing ids that are sent nothing more: another key has taken them, or theirs was taken back."""
         self.refused: Counter[str] = Counter()
         """Handshakes and messages that were refused, by why."""
+        self._told = 0
         self._limit = RateLimit()
         self.let_in(security.ring)
         self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._handler = RouterSocket(context=self._context)
         self._handler.bind(_ZAP_ADDRESS)
-        self._monitor = HandshakeMonitor(self._socket, self._context)
 
     def let_in(self, ring: KeyRing) -> None:
         """From now on these keys are let in, and no others; connections of a key that is no longer listed are cut off."""
@@ -165,11 +165,15 @@ class ProtectedRouter(RouterSocket):
         key = self._keys.get(peer)
         return key == LOCAL or key in self._admins
 
+    def failed_handshakes(self) -> int:
+        """How many connections and messages were refused since the last call."""
+        before, self._told = self._told, self.refused.total()
+        return self._told - before
+
     def close(self) -> None:
         """Stops listening. What libzmq has taken lingers, then its threads end."""
         if self._closed:
             return
-        self._monitor.close()
         super().close()
         self._handler.close()
         self._keys.clear()

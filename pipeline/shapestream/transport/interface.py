@@ -58,6 +58,9 @@ class PeerSocket(Protocol):
     def cut_off(self, peer: bytes) -> None:
         """Forgets the peer, and ignores what it sends for as long as this connection lasts."""
 
+    def failed_handshakes(self) -> int:
+        """How many connections ended before they began, since the last call: garbage, wrong keys, other protocols."""
+
     def key_of(self, peer: bytes) -> str | None:
         """The public key that this peer has proved to own; None where none is asked for. It says who it is."""
 

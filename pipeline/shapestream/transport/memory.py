@@ -162,6 +162,10 @@ class MemoryServer:
             unread = [message for message in self._inbox.messages if message[0] != peer]
             self._inbox.messages = deque(unread)
 
+    def failed_handshakes(self) -> int:
+        """None: there is no handshake here."""
+        return 0
+
     def key_of(self, peer: bytes) -> str | None:
         """None: nobody comes in here from outside the process."""
         return None
