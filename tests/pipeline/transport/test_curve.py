@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +19,7 @@ import zmq
 from zmq.utils import z85
 
 from shapestream.errors import ConfigurationError, PeerGone
+from shapestream.transport import curve
 from shapestream.transport.curve import CallerKeys, ProtectedDealer, ProtectedRouter, ServerSecurity
 from shapestream.transport.curve_keys import (
     KeyPair,
@@ -203,6 +206,50 @@ def test_what_does_not_speak_curve_ends_its_own_connection(bytes_sent: bytes) ->
                     alice.connect(router.addresses[0])
                     alice.send_nowait([b"hello"])
                     assert await heard(router, 30) is not None
+
+    trio.run(main)
+
+
+GREETING = (
+    b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
+)  # of ZMTP 3.0: CURVE, as a client
+
+
+def until_the_end(raw: socket.socket) -> int:
+    """Reads until the other side has ended the connection; how many bytes came."""
+    total = 0
+    with contextlib.suppress(ConnectionResetError):
+        while data := raw.recv(4096):
+            total += len(data)
+    return total
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param(b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20), id="a message of many parts"),
+        pytest.param(b"\x06" + struct.pack(">Q", 1 << 40), id="a command of a terabyte"),
+        pytest.param(b"\x04\x06\x05READY", id="READY, without the keys that go before it"),
+        pytest.param(b"\x04\x05\x04PING", id="a heartbeat"),
+        pytest.param(b"", id="nothing more"),
+    ],
+)
+def test_whoever_has_proved_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch, frames: bytes) -> None:
+    """At once for what no handshake has, at its time-out for silence: nothing is kept, and others are served."""
+    monkeypatch.setattr(curve, "HANDSHAKE_MS", 300)
+
+    async def main() -> None:
+        async with protected() as router:
+            port = int(router.addresses[0].rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
+                raw.sendall(GREETING)
+                with contextlib.suppress(ConnectionError):
+                    raw.sendall(frames)
+                assert await trio.to_thread.run_sync(until_the_end, raw) <= 64
+            async with dealer(ALICE) as alice:
+                alice.connect(router.addresses[0])
+                alice.send_nowait([b"hello"])
+                assert await heard(router, 30) is not None
 
     trio.run(main)
 
