@@ -114,7 +114,9 @@ async def _measure(address: str, rounds: int, stretch_s: float) -> Report:
             await stack.enter_async_context(shapestream.connect(address, connect_timeout=60))
             for _ in range(CLIENTS)
         ]
-        await _capacity(clients[0], 1.0)  # costs are learned
+        # Costs are learned, and how far to trust them: the first second of an overload is worse.
+        await _capacity(clients[0], 1.0)
+        await _overload(clients, [OVERLOAD * CAPACITY / CLIENTS] * CLIENTS, 2.0)
         for _ in range(rounds):
             capacities.append(await _capacity(clients[0], stretch_s))
             everyone = OVERLOAD * CAPACITY / CLIENTS
