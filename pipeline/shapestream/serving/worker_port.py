@@ -186,6 +186,15 @@ class WorkerPort:
         ):
             self._cut_off(peer, f"worker {hello.worker!r}: the name of a worker with another key", now)
             return None
+        owner = self.ends.owner
+        if (
+            self._socket.key_of(peer) is not None
+            and owner is not None
+            and owner.owns(hello.worker, hello.pid)
+        ):
+            # Ours come over a private socket. This one's end would be taken for that of ours, and ours be killed for it.
+            self._cut_off(peer, f"worker {hello.worker!r}: the name of a process of this server", now)
+            return None
         try:
             signatures = {
                 name: ModelSignature.from_dict(described) for name, described in hello.models.items()

@@ -189,6 +189,36 @@ def test_a_workers_name_belongs_to_its_key() -> None:
     trio.run(main)
 
 
+class Owner:
+    """Owns one process, and notes which it is asked to kill."""
+
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+
+    def owns(self, worker: str, pid: int) -> bool:
+        """Only this one."""
+        return (worker, pid) == ("w0-7", 7)
+
+    def kill(self, worker: str, pid: int, reason: str) -> None:
+        """Notes it."""
+        self.killed.append(worker)
+
+
+def test_a_dialled_in_worker_cannot_pass_for_one_of_the_servers_own() -> None:
+    """What it did would be laid at that process's door: it could have it killed."""
+
+    async def main() -> None:
+        async with serving() as place:
+            owner = Owner()
+            place.server.own_processes(owner)
+            box = await place.peer(BOX, Role.WORKER)
+            box.say(WorkerHello(worker="w0-7", pid=7, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
+            await box.hear(Goodbye)
+            assert (1, []) == (bad(place, "workers"), owner.killed)
+
+    trio.run(main)
+
+
 def test_a_client_cannot_speak_as_a_worker() -> None:
     """What belongs to the other port is refused at this one, whatever the key may do elsewhere."""
 
