@@ -257,7 +257,8 @@ class Book:
         requests = self.requests.values()
         ends = Counter(request.ends[0][1] for request in requests if request.ends)
         never = float("-inf")
-        latest = max((self.lateness_s(request) for request in requests), default=never)
+        last = max(requests, key=self.lateness_s, default=None)
+        latest = never if last is None else self.lateness_s(last)
         unexcused = max((self.lateness_s(request, excused=False) for request in requests), default=never)
         misdeeds = [request for request in requests if request.kind in ("poison", "hang")]
         return {
@@ -273,6 +274,7 @@ class Book:
             "once": sum(request.kind == "once" for request in requests),
             "once_run_again": sum(request.kind == "once" and len(request.runs) > 1 for request in requests),
             "latest_start_s": None if latest == never else latest,
+            "latest_start_of": str(last),
             "latest_start_with_pauses_s": None if unexcused == never else unexcused,
             "paused_s": sum(until - since for since, until in self._pauses),
             "lies": dict(self.lies),

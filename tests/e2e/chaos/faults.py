@@ -7,6 +7,7 @@ within a fraction of a millisecond. Whether it did hit is not assumed, but count
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import resource
@@ -267,8 +268,13 @@ class Faults:
         return at, self._ask("in_flight", at=at) if alone else 0
 
     def _leave_descriptors(self, pid: int, free: int) -> None:
+        """The limit is one of numbers, and the lowest free one is taken next: it goes where so many lie below it."""
+        used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        limit = next(
+            itertools.islice((number for number in itertools.count() if number not in used), free, None)
+        )
         _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + free, hard))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
 
     # ---------------------------------------------------------------- everything in turn
 

@@ -59,6 +59,9 @@ class Outcome:
         lines += [f"  may run only once: {summary['once']}; ran again: {summary['once_run_again']}"]
         lines += [f"  misdeeds: {', '.join(summary['misdeeds']) or 'none'}"]
         if summary["latest_start_s"] is not None:
+            if summary["latest_start_s"] > 0.05:
+                lines += [f"  the latest start: {summary['latest_start_of']}"]
+                lines += [f"  faults: {[(i.kind, round(i.at, 2)) for i in self.injections]}"]
             latest, unexcused = summary["latest_start_s"], summary["latest_start_with_pauses_s"]
             lines += [
                 f"  latest start after its deadline: {latest * 1000:+.0f} ms"
