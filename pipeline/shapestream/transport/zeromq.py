@@ -13,17 +13,16 @@ import trio
 import zmq
 
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
+from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.descriptors import Doorkeeper
-from shapestream.transport.handshakes import HandshakeFailure, HandshakeMonitor
-from shapestream.transport.interface import RECEIVE_BURST, Addressed, Message
+from shapestream.transport.handshakes import HandshakeMonitor
+from shapestream.transport.interface import RECEIVE_BURST, Addressed
 from shapestream.transport.ipc_path import IpcPath
 from shapestream.transport.outbox import Outbox
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import (
     MORE_NOBLOCK,
     NOBLOCK,
-    POLLIN,
-    POLLOUT,
     WatchedSocket,
     ready_to_send,
     receive_frames,
@@ -240,131 +239,6 @@ class RouterSocket(WatchedSocket):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class DealerSocket(WatchedSocket):
-    """A `Connection` over ZeroMQ's DEALER.
-
-    Use it in one trio run, with one task in `run()`. libzmq connects, and connects again, by itself.
-    """
-
-    def __init__(
-        self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
-    ) -> None:
-        context = context or zmq.Context.instance()
-        super().__init__(zmq.DEALER, options or SocketOptions(), context)
-        self._senders = trio.lowlevel.ParkingLot()
-        self._monitor = HandshakeMonitor(self._socket, context)
-        self._refusal: str | None = None
-        self._has_key = False
-
-    def connect(self, address: str) -> None:
-        """Starts to connect; raises `TransportError` for an address that cannot be one."""
-        self._check_open()
-        try:
-            self._socket.connect(address)
-        except zmq.ZMQError as error:
-            raise TransportError(f"{address}: cannot connect: {error.strerror}") from error
-        self._look()
-
-    @property
-    def refusal(self) -> str | None:
-        """Why the other side did not let this connection in, in words for its user; None if it did, or is not there."""
-        if not self._closed:
-            for failure in self._monitor.receive_nowait():
-                if self._refusal is None or failure is not HandshakeFailure.BROKEN:
-                    self._refusal = _in_words(failure, self._has_key)
-        return self._refusal
-
-    async def receive(self) -> list[Message]:
-        """The messages that are there, at least one; one checkpoint."""
-        return await self._receive(self.receive_nowait)
-
-    @trio.lowlevel.enable_ki_protection
-    def receive_nowait(self) -> list[Message]:
-        """The messages that are there, perhaps none."""
-        self._check_open()
-        receive = self._socket.recv
-        taken: list[Message] = []
-        self._drained = False
-        try:
-            for _ in range(RECEIVE_BURST):
-                taken.append(receive_frames(receive))
-        except zmq.Again:
-            self._drained = True
-        else:
-            self._receivers.unpark()
-        if self._senders:
-            self._look()
-        return taken
-
-    @trio.lowlevel.enable_ki_protection
-    def send_nowait(self, frames: Sequence[Buffer]) -> None:
-        """Sends; raises `trio.WouldBlock` when the peer is behind, and then nothing was taken."""
-        self._check_open()
-        ready = ready_to_send(frames)
-        send = self._socket.send
-        last = len(ready) - 1
-        refused = False
-        for index, frame in enumerate(ready):
-            try:
-                send(frame, MORE_NOBLOCK if index < last else NOBLOCK)
-            except zmq.Again:
-                refused = True
-                if index == 0:
-                    break
-                # The connection broke between two frames. libzmq has withdrawn the first ones and swallows
-                # the rest up to the last: go on, or it would swallow the start of the next message instead.
-        if self._receivers:
-            self._look()
-        if refused:
-            raise trio.WouldBlock
-
-    async def send(self, frames: Sequence[Buffer]) -> None:
-        """Sends, waiting for room; when cancelled nothing was sent."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while True:
-            try:
-                self.send_nowait(frames)
-            except trio.WouldBlock:
-                await self._senders.park()
-            else:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                return
-
-    def close(self) -> None:
-        """Closes the connection; what libzmq has taken still lingers."""
-        _ = self.refusal  # the monitor's last words
-        self._monitor.close()
-        super().close()
-        self._senders.unpark_all()
-
-    def _look(self) -> None:
-        events = self._events()
-        if events & POLLIN:
-            self._receivers.unpark()
-        if events & POLLOUT:
-            self._senders.unpark_all()
-
-    async def __aenter__(self) -> DealerSocket:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _in_words(failure: HandshakeFailure, has_key: bool) -> str:
-    match failure, has_key:
-        case HandshakeFailure.REFUSED, _:
-            return "it refuses this key: list it there, in the right role"
-        case _, True:
-            return "it does not prove the server key that was given: another server, or one that asks for no keys"
-        case HandshakeFailure.MISMATCH, False:
-            return "it asks for a key: give key and server_key"
-    # Which of the two it is depends on who closes first; it may also be a server that ends, or a proxy.
-    return "it ended the handshake; perhaps it asks for a key: give key and server_key"
 
 
 _LIBC = ctypes.CDLL(None)
