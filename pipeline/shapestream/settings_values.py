@@ -33,6 +33,7 @@ __all__ = [
     "check_shape",
     "describe",
     "engine_of_path",
+    "is_public_key",
     "read_auto",
     "read_bytes",
     "read_key_list",
@@ -122,6 +123,11 @@ def _tcp_address(value: str, rest: str) -> str:
     return value
 
 
+def is_public_key(text: str) -> bool:
+    """Whether this is a key and not a path, as far as 40 characters can tell. Of a path write ./PATH."""
+    return _Z85_KEY.fullmatch(text) is not None
+
+
 def read_security_mode(word: str) -> dict[str, str]:
     """The short form of {mode: network}."""
     if word != "network":
@@ -135,11 +141,11 @@ def read_secret_path(value: Any, info: ValidationInfo) -> str:
     """A secret key's file, as an absolute path. A key itself has no place in a YAML, and is not repeated in the error."""
     if not isinstance(value, str) or not value:
         raise _wrong("expected the path of a secret key's file (make one with: shapestream keys new NAME)")
-    if _Z85_KEY.fullmatch(value) and not (_base(info) / value).exists():
+    if is_public_key(value) and not (_base(info) / value).exists():
         raise _wrong(
             "a key stands here, in a file that is no secret (make a new one, and write the path of its file)"
         )
-    path = (_base(info) / Path(value).expanduser()).absolute()
+    path = _absolute(value, info)
     if _must_exist(info) and not _found(Path.is_file, path):
         raise _wrong(f"no such file: {path} (make it with: shapestream keys new NAME --folder {path.parent})")
     return str(path)
@@ -147,8 +153,8 @@ def read_secret_path(value: Any, info: ValidationInfo) -> str:
 
 def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
     """A folder of public keys, as an absolute path, or a list of them: each in Z85, or the path of a .pub file."""
-    if isinstance(value, str) and value and not _Z85_KEY.fullmatch(value):
-        folder = (_base(info) / Path(value).expanduser()).absolute()
+    if isinstance(value, str) and value and not is_public_key(value):
+        folder = _absolute(value, info)
         if _must_exist(info) and not _found(Path.is_dir, folder):
             raise _wrong(f"no such folder: {folder} (it holds a .pub file for each key that is let in)")
         return str(folder)
@@ -158,9 +164,9 @@ def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
 
 
 def _listed_key(key: str, info: ValidationInfo) -> str:
-    if _Z85_KEY.fullmatch(key):
+    if is_public_key(key):
         return key
-    path = (_base(info) / Path(key).expanduser()).absolute()
+    path = _absolute(key, info)
     if _must_exist(info) and not _found(Path.is_file, path):
         raise _wrong(f"{describe(key)} is neither a public key, of 40 characters, nor a file")
     return str(path)

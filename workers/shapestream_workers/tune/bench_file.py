@@ -100,6 +100,7 @@ class Subject:
         values["models"] = [values["models"][self.model]]
         server = {key: value for key, value in (values.get("server") or {}).items() if key != "worker_listen"}
         server.pop("record_trace", None)
+        server.pop("security", None)  # for addresses that this server does not have
         values["server"] = {**server, "listen": [f"ipc://{folder}/s.sock"], "grace_s": 1.0}
         values["logging"] = {"level": "info", "format": "json"}
         if not self.in_process:

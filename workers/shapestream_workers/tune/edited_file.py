@@ -6,13 +6,14 @@ The same edits serve both, so what is written in the end is what was measured.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, MutableMapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
 from os.path import relpath
 from pathlib import Path
 from typing import Any
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import load_settings
+from shapestream.settings_values import is_public_key
 from shapestream.yaml_source import Location
 
 __all__ = ["apply_edits", "edited_text", "relocated", "write_tuned"]
@@ -84,6 +85,24 @@ def relocated(values: MutableMapping[str, Any], old: Path, new: Path | None) -> 
         listen[number] = _moved_address(address, moved)
     if isinstance(server.get("worker_listen"), str):
         server["worker_listen"] = _moved_address(server["worker_listen"], moved)
+    if isinstance(server.get("model_root"), str) and not Path(server["model_root"]).is_absolute():
+        server["model_root"] = moved(server["model_root"])
+    if isinstance(security := server.get("security"), dict):
+        _relocate_keys(security, moved)
+
+
+def _relocate_keys(security: MutableMapping[str, Any], moved: Callable[[str], str]) -> None:
+    """Of `server.security`: the server's key, and per role a folder, or a list of files and of keys themselves."""
+
+    def file(text: str) -> str:
+        return text if is_public_key(text) or Path(text).is_absolute() else moved(text)
+
+    for role in ("key", "clients", "admins", "workers"):
+        said = security.get(role)
+        if isinstance(said, str):
+            security[role] = file(said)
+        elif isinstance(said, list):
+            security[role] = [file(each) for each in said]
 
 
 def _moved_address(address: str, moved: Any) -> str:
