@@ -39,13 +39,13 @@ from shapestream_engine.layout import Buffer, Tensors
 
 Frames = list[Buffer]
 
-PATIENCE_S = 15.0
+PATIENCE_S = 30.0
 MOST_GROWTH_BYTES = 50 << 20
 SCALED, INVERTED = 0, 1
 """The models' numbers."""
-COUNTERS = ("failures", "bad_messages", "duplicates", "strangers")
+COUNTERS = ("failures", "bad_messages", "duplicates", "strangers", "failed_handshakes")
 """Those that count what somebody did wrong."""
-LINES = ("message refused", "request refused", "stranger")
+LINES = ("message refused", "request refused", "stranger", "handshakes failed")
 """The events that tell of it."""
 _clients = count(1)
 
@@ -206,10 +206,29 @@ class Watch:
     async def moved(self, counter: str | None, times: int = 1) -> None:
         """The same of the counter; whoever failed wrote a line of another kind."""
         await assert_served(self._honest, 1_000)
-        before, after = self._before, await counters(self._honest)
-        moved = {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
+        moved = await self._moves()
         assert ({} if counter is None else {counter: times}) == moved
         assert self._server.process.poll() is None
+
+    async def has_moved(self, counter: str) -> bool:
+        """Whether it has by now."""
+        return counter in await self._moves()
+
+    async def assert_only(self, *, bad: bool | None) -> None:
+        """The honest client is served; one message was bad, none was, or perhaps one was (None).
+
+        Handshakes that failed come late, also those of a case before this one.
+        """
+        await assert_served(self._honest, 1_001)
+        moved = await self._moves()
+        refused = moved.pop("bad_messages.clients", 0)
+        assert refused in ((0, 1) if bad is None else (int(bad),)), refused
+        assert set(moved) <= {"failed_handshakes.clients"}, moved
+        assert self._server.process.poll() is None
+
+    async def _moves(self) -> dict[str, int]:
+        before, after = self._before, await counters(self._honest)
+        return {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
 
 
 def assert_memory_kept(server: Hostile, at_first: int) -> None:

@@ -72,6 +72,7 @@ async def main(folder: str) -> None:
             worker_listen=f"ipc://{folder}/w",
             window_requests=WINDOW_REQUESTS,
             window_bytes=WINDOW_BYTES,
+            heartbeat_s=0.1,  # with which failed handshakes are counted
             # A busy machine must not be taken for a silent peer.
             client_silence_s=120.0,
             worker_silence_s=120.0,
