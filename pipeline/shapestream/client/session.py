@@ -217,6 +217,8 @@ class Session:
                     self._held_at = now
             case Failure():
                 ticket = self._ledger.answered(entry.sequence)
+                if ticket is not None:
+                    self._transit.refused(now - ticket.sent_at)
                 if ticket is not None and not self._asks_anew(ticket, entry):
                     after = None if entry.retry_after_ms is None else entry.retry_after_ms / 1000
                     self._finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))

@@ -42,6 +42,12 @@ class Transit:
             self.seconds = way_s
             self._measured = True
 
+    def refused(self, elapsed_s: float) -> None:
+        """An error has come so long after its request was sent. It does not say how long the server had that, but the way
+        is no longer than half of it: a guess that was too high would have more requests refused, and never be corrected.
+        """
+        self.seconds = min(self.seconds, max(0.0, elapsed_s / 2))
+
     def remaining_ms(self, left_s: float) -> int:
         """What of `left_s` is left on arrival, rounded down; 0: it cannot be in time.
 

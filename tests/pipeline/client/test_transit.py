@@ -46,6 +46,17 @@ def test_a_reply_that_was_given_again_tells_nothing() -> None:
     assert transit.seconds == pytest.approx(0.03)
 
 
+def test_an_error_corrects_a_guess_that_was_too_high() -> None:
+    """Requests that are refused because too little of their deadlines is left bring no result to learn from."""
+    transit = Transit()
+    transit.greeted(0.0)
+    transit.welcomed(5.0)
+    transit.refused(0.002)
+    assert transit.seconds == pytest.approx(0.001)
+    transit.refused(3.0)
+    assert transit.seconds == pytest.approx(0.001)
+
+
 @given(left_s=st.floats(0.0, 1e6), way_s=st.floats(0.0, 1e3))
 def test_what_is_left_is_rounded_down_and_is_never_less_than_half(left_s: float, way_s: float) -> None:
     """No estimate, however wrong, takes more than half of a deadline; none adds to it."""
