@@ -243,7 +243,7 @@ class Book:
         hit = [
             request
             for request in self.requests.values()
-            if request.in_flight(since) and request.client not in self._killed
+            if request.in_flight(since) and (request.ends or request.client not in self._killed)
         ]
         ends = [request.ended_at for request in hit if request.ended_at is not None]
         settled = max(ends, default=since) if len(ends) == len(hit) else None
