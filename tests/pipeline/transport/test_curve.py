@@ -176,7 +176,7 @@ def test_without_a_handler_nobody_gets_in() -> None:
             async with dealer(ALICE) as alice:
                 alice.connect(router.addresses[0])
                 alice.send_nowait([b"hello"])
-                await trio.sleep(LONG_S)
+                assert await heard(router) is None
                 assert [] == router.receive_nowait()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(router.run)
@@ -289,7 +289,7 @@ def test_another_key_on_a_known_routing_id_gets_nothing() -> None:
                 with pytest.raises(PeerGone):  # noqa: PT012 - until it knows
                     while True:
                         router.send_nowait(peer, [b"are you there?"])
-                        await trio.sleep(0.01)
+                        assert await heard(router, 0.01) is None
                 bob.connect(router.addresses[0])
                 bob.send_nowait([b"I am Alice"])
                 with trio.move_on_after(30):
