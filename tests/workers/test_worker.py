@@ -10,6 +10,7 @@ import trio.testing
 
 from shapestream.serving.batches import Batch, BatchReport
 from shapestream.serving.executors import Reports
+from shapestream.transport.interface import Connection
 from shapestream.transport.memory import MemoryEndpoint, MemoryServer
 from shapestream.wire.codec import Role, decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
@@ -27,7 +28,7 @@ from shapestream.wire.messages import (
     WorkerWelcome,
 )
 from shapestream_engine.cost_table import CostTable
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import Buffer, Tensors
 from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
@@ -222,6 +223,44 @@ def test_a_greeting_that_was_lost_is_said_again() -> None:
         assert 1 == len(ready)
 
     play(scene)
+
+
+def test_a_connection_that_takes_nothing_is_given_up_like_a_silent_one() -> None:
+    """What could not be said is said again on the next one, which is all that a server hears."""
+
+    async def main() -> None:
+        endpoint = MemoryEndpoint()
+        blocked = [True]
+
+        class Blocked:
+            """A connection without a server behind it: it takes nothing."""
+
+            def __init__(self) -> None:
+                self._inner = endpoint.connect()
+                self.run, self.receive, self.close = self._inner.run, self._inner.receive, self._inner.close
+                self.receive_nowait = self._inner.receive_nowait
+
+            def send_nowait(self, frames: Sequence[Buffer]) -> None:
+                """No room."""
+                raise trio.WouldBlock
+
+            async def send(self, frames: Sequence[Buffer]) -> None:
+                """Never any room."""
+                await trio.sleep_forever()
+
+        def connect() -> Connection:
+            return Blocked() if blocked and blocked.pop() else endpoint.connect()
+
+        async with trio.open_nursery() as nursery:
+            server = Played(endpoint)
+            worker = Worker("w-1", EchoSlots(nursery, 0.0), connect)
+            nursery.start_soon(worker.run)
+            began = trio.current_time()
+            await server.welcome()
+            assert 3.0 < trio.current_time() - began < 6.0
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_a_new_server_at_the_same_address_gets_a_greeting() -> None:

@@ -45,6 +45,8 @@ MISSED_HEARTBEATS = 3
 MIN_SILENCE_S = 3.0
 # A beat that comes later than this after its time says that this process itself stood still.
 STALL_S = 0.5
+# For what is still to be said once a session is over; a server that is gone takes none of it.
+FAREWELL_S = 0.5
 # What holds a slot for so long after nobody waits for it any more will hold it for ever.
 ORPHAN_S = 60.0
 
@@ -75,6 +77,7 @@ class Worker:
         self._heard_at = 0.0
         self._session: WorkerSession
         self._connection: Connection | None = None
+        self._writing = trio.CancelScope()
         self._backlog: deque[list[Buffer]] = deque()
         """Messages that the connection has not taken yet. Bounded: each slot owes one report, a beat is skipped."""
 
@@ -103,8 +106,9 @@ class Worker:
             await executor.aclose()
 
     async def _serve_one_connection(self) -> str:
-        """Returns why it ended; everything that was said has been handed to the socket by then."""
+        """Returns why it ended; what was said has been handed to the socket by then, if that takes it."""
         connection = self._connection = self._connect()
+        self._writing = trio.CancelScope()
         self._backlog.clear()
         self._heard_at = trio.current_time()
         self._session.greet(self._heard_at)
@@ -114,7 +118,8 @@ class Worker:
                 await nursery.start(connection.run)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._read, connection)
-                await self._write(connection)
+                with self._writing:
+                    await self._write(connection)
                 nursery.cancel_scope.cancel()
         finally:
             self._connection = None
@@ -187,6 +192,8 @@ class Worker:
                 except trio.WouldBlock:
                     self._backlog.append(frames)
         session.outgoing.clear()
+        if session.ended is not None:
+            self._writing.deadline = min(self._writing.deadline, trio.current_time() + FAREWELL_S)
         if self._backlog or session.ended is not None:
             self._wake_writer.set()
 

@@ -22,6 +22,7 @@ from shapestream.settings import WorkerGroupSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.transport.curve import CallerKeys, ProtectedDealer
 from shapestream.transport.interface import Connection
+from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import DealerSocket
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables
@@ -81,7 +82,10 @@ def run_worker(
         nonlocal latest
         if latest is not None and latest.refusal is not None:
             log.warning("the server does not let this worker in", server=address, why=latest.refusal)
-        latest = connection = DealerSocket() if keys is None else ProtectedDealer(keys)
+        options = SocketOptions(immediate=True)
+        latest = connection = (
+            DealerSocket(options=options) if keys is None else ProtectedDealer(keys, options=options)
+        )
         connection.connect(address)
         return connection
 

@@ -32,6 +32,9 @@ class SocketOptions:
     """The other side is asked to close the connection when it hears nothing of ours for so long."""
     reconnect_interval_ms: int = 50
     max_reconnect_interval_ms: int = 2000
+    immediate: bool = False
+    """Whether a DEALER takes messages only for a connection that exists. Else one that is closed and replaced while its
+    server is away may reach that server after all, behind its replacement, with a greeting of long ago."""
     outbox_messages: int = 1024
     """Messages that wait for one peer behind the high-water mark; then the peer must be given up."""
     outbox_bytes: int = 256 * 1024 * 1024
@@ -48,5 +51,6 @@ class SocketOptions:
         socket.set(zmq.HEARTBEAT_TTL, self.heartbeat_ttl_ms)
         socket.set(zmq.RECONNECT_IVL, self.reconnect_interval_ms)
         socket.set(zmq.RECONNECT_IVL_MAX, self.max_reconnect_interval_ms)
+        socket.set(zmq.IMMEDIATE, int(self.immediate))
         if socket.type == zmq.ROUTER:
             socket.set(zmq.ROUTER_MANDATORY, 1)
