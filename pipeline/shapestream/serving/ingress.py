@@ -165,7 +165,7 @@ class Ingress:
         What was refused before, and so did not run, has left no trace: it is a new request.
         """
         sequence, answered = entry.sequence, session.answered
-        record, kept = session.running.get(sequence), answered.replies.get(sequence)
+        record, kept = session.running.get(sequence), answered.find(sequence)
         if record is not None:
             if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1

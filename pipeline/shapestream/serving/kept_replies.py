@@ -7,14 +7,15 @@ to the client's id, not to a connection or session, and ends with the server's p
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 
-from shapestream.serving.fingerprint import checksum
+from shapestream.serving.kept_reply import KeptReply, Packed, pack
 from shapestream.serving.spans import Spans
 from shapestream.wire.messages import Failure, Result
-from shapestream_engine.layout import Layout, Tensors
+from shapestream_engine.layout import Tensors
 
-__all__ = ["Answered", "KeptReplies", "KeptReply"]
+__all__ = ["Answered", "KeptReplies"]
 
 OVERHEAD_NBYTES = 512
 """Counted for each reply beside its tensors: what the objects around them take."""
@@ -22,39 +23,51 @@ MAX_ABSENT = 4096
 """Clients without a session that are remembered; beyond it the one that left first is forgotten."""
 
 
-class KeptReply:
-    """One request's terminal reply, and what the request is known by."""
-
-    __slots__ = ("_checksum", "_layout", "_model", "at", "nbytes", "reply")
-
-    def __init__(self, model: int, tensors: Tensors, reply: Result | Failure, nbytes: int, at: float) -> None:
-        self._model = model
-        self._layout: Layout = tensors.layout
-        self._checksum = checksum(tensors)
-        self.reply = reply
-        self.nbytes = nbytes
-        self.at = at
-
-    def answers(self, model: int, tensors: Tensors) -> bool:
-        """Whether this is the reply to such a request, as far as the checksum can tell."""
-        return self._model == model and self._layout == tensors.layout and self._checksum == checksum(tensors)
-
-
 class Answered:
     """The requests of one client that are finished."""
 
-    __slots__ = ("client", "gone", "highest", "nbytes", "order", "replies")
+    __slots__ = ("_replies", "client", "gone", "highest", "nbytes", "order")
 
     def __init__(self, client: bytes) -> None:
         self.client = client
         self.highest = -1
         """No request with a higher number is finished: for most arrivals this is all that needs a look."""
-        self.replies: dict[int, KeptReply] = {}
+        self._replies: dict[int, Packed] = {}
         self.order: deque[int] = deque()
-        """The numbers in `replies`, oldest first."""
+        """The numbers of those whose replies are kept, oldest first."""
         self.gone = Spans()
         """Numbers whose replies are no longer kept."""
         self.nbytes = 0
+
+    def find(self, sequence: int) -> KeptReply | None:
+        """The reply to this number, if it is kept."""
+        kept = self._replies.get(sequence)
+        return None if kept is None else KeptReply(kept)
+
+    def add(self, sequence: int, kept: Packed) -> None:
+        """One more."""
+        self._replies[sequence] = kept
+        self.order.append(sequence)
+        self.nbytes += kept[0]
+
+    def oldest_at(self) -> float:
+        """When the oldest reply that is kept was given; infinity if there is none."""
+        return self._replies[self.order[0]][1] if self.order else math.inf
+
+    def drop_oldest(self) -> int:
+        """Keeps only the number of the oldest; returns the bytes that this frees."""
+        sequence = self.order.popleft()
+        nbytes = self._replies.pop(sequence)[0]
+        self.nbytes -= nbytes
+        self.gone.add(sequence)
+        return nbytes
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the books do not balance; for tests."""
+        assert sorted(self.order) == sorted(self._replies)
+        assert self.nbytes == sum(nbytes for nbytes, *_ in self._replies.values())
+        assert all(sequence <= self.highest for sequence in self._replies)
+        assert not any(sequence in self.gone for sequence in self._replies)
 
     def __repr__(self) -> str:
         return f"<answered {self.client.hex()[:12]}: {len(self.order)} kept, {self.nbytes} bytes; gone: {self.gone}>"
@@ -110,9 +123,7 @@ class KeptReplies:
             answered.gone.add(sequence)
             return
         self._holders[answered] = None
-        answered.replies[sequence] = KeptReply(model, tensors, reply, nbytes, self._now)
-        answered.order.append(sequence)
-        answered.nbytes += nbytes
+        answered.add(sequence, pack(model, tensors, reply, nbytes, self._now))
         self.nbytes += nbytes
         if len(answered.order) > self._max_replies:
             self._drop_oldest(answered)
@@ -129,7 +140,7 @@ class KeptReplies:
         self._now = now
         oldest = now - self._max_age_s
         for answered in list(self._holders):
-            while answered.order and answered.replies[answered.order[0]].at <= oldest:
+            while answered.oldest_at() <= oldest:
                 self._drop_oldest(answered)
         for client in [client for client in self._absent if self._by_client[client].highest < 0]:
             self._forget(client)
@@ -142,11 +153,7 @@ class KeptReplies:
                 self._drop_oldest(holder)
 
     def _drop_oldest(self, answered: Answered) -> None:
-        sequence = answered.order.popleft()
-        nbytes = answered.replies.pop(sequence).nbytes
-        answered.nbytes -= nbytes
-        self.nbytes -= nbytes
-        answered.gone.add(sequence)
+        self.nbytes -= answered.drop_oldest()
         if not answered.order:
             del self._holders[answered]
 
@@ -161,11 +168,8 @@ class KeptReplies:
         assert self._absent.keys() <= self._by_client.keys()
         assert self.nbytes == sum(answered.nbytes for answered in everybody) <= self._max_bytes
         for answered in everybody:
-            assert sorted(answered.order) == sorted(answered.replies)
-            assert answered.nbytes == sum(kept.nbytes for kept in answered.replies.values())
+            answered.check_invariants()
             assert len(answered.order) <= self._max_replies
-            assert all(sequence <= answered.highest for sequence in answered.replies)
-            assert not any(sequence in answered.gone for sequence in answered.replies)
 
 
 def _level(sizes: list[int], total: int) -> int:
