@@ -44,7 +44,8 @@ class Limits:
     """Senders start a new message when the raw frames would pass this, so that control entries overtake."""
 
 
-CLIENT_LIMITS = Limits()
-"""Between clients and the server: nobody is trusted."""
+CLIENT_LIMITS = Limits(preferred_message_bytes=1024 * 1024)
+"""Between clients and the server: nobody is trusted. Messages are smaller here, since libzmq counts what it holds for a client
+that does not read in messages, not in bytes."""
 WORKER_LIMITS = Limits(max_frames=65_536, max_header_bytes=64 * 1024 * 1024, max_members=16_384)
 """Between the server and its workers, where one entry holds a whole batch."""
