@@ -33,6 +33,9 @@ __all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "WatchedSocket", "fra
 NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+# More than a message may have on any port (wire/limits.py, which this layer does not know): an object per frame costs
+# more memory than the frame.
+MOST_FRAMES = 65_536 + 2
 
 T = TypeVar("T")
 
@@ -97,12 +100,18 @@ class WatchedSocket:
 
 
 def receive_frames(receive: Callable[..., Any]) -> Message:
-    """The frames of a message of which at least one is there (libzmq hands over whole messages only)."""
+    """The frames of a message of which at least one is there (libzmq hands over whole messages only).
+
+    No more than `MOST_FRAMES` of them: a longer message is nobody's, and is refused for those that it has.
+    """
     frame = receive(NOBLOCK, False)
     frames = [frame.bytes if len(frame) < COPY_BELOW_BYTES else frame]
     while frame.more:
         frame = receive(NOBLOCK, False)
         frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame)
+        if len(frames) == MOST_FRAMES:
+            while frame.more:
+                frame = receive(NOBLOCK, False)
     return frames
 
 
