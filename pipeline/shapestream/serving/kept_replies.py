@@ -17,8 +17,6 @@ from shapestream_engine.layout import Tensors
 
 __all__ = ["Answered", "KeptReplies"]
 
-OVERHEAD_NBYTES = 512
-"""Counted for each reply beside its tensors: what the objects around them take."""
 MAX_ABSENT = 4096
 """Clients without a session that are remembered; beyond it the one that left first is forgotten."""
 
@@ -115,15 +113,13 @@ class KeptReplies:
         """A request of this client has been answered."""
         if sequence > answered.highest:
             answered.highest = sequence
-        nbytes = OVERHEAD_NBYTES
-        if type(reply) is Result:
-            for buffer in reply.tensors.buffers:
-                nbytes += memoryview(buffer).nbytes
+        packed = pack(model, tensors, reply, self._now)
+        nbytes = packed[0]
         if nbytes > self._max_bytes:
             answered.gone.add(sequence)
             return
         self._holders[answered] = None
-        answered.add(sequence, pack(model, tensors, reply, nbytes, self._now))
+        answered.add(sequence, packed)
         self.nbytes += nbytes
         if len(answered.order) > self._max_replies:
             self._drop_oldest(answered)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shapestream.serving.kept_replies import MAX_ABSENT, OVERHEAD_NBYTES, Answered, KeptReplies, _level
+from shapestream.serving.kept_replies import MAX_ABSENT, Answered, KeptReplies, _level
+from shapestream.serving.kept_reply import OVERHEAD_NBYTES
 from shapestream.serving.spans import MAX_SPANS, Spans
 from shapestream.wire.messages import Failure, Result, Timings
 from shapestream_engine.layout import Tensors
