@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 from typing import Any
 
+import psutil
 import pytest
-from tests.e2e.conftest import until
+from tests.e2e.conftest import COMMAND, PYTHONPATH, until
 from tests.e2e.test_memory_limit import HOARDER, Load, fewest_workers, nobody_noticed
 from tests.e2e.test_survival import GATED, Asking, answer, rows
 
@@ -101,6 +103,34 @@ def test_sighup_replaces_every_worker_under_load_and_nobody_notices(workplace: A
     assert [0, 0] == ends
     served.send(signal.SIGTERM)
     assert 0 == served.wait()
+
+
+def test_a_closed_terminal_stops_the_server_in_order(workplace: Any) -> None:
+    """SIGHUP then is no wish for new workers: it drains, and nothing stays behind."""
+    config = workplace.write(GATED + "    workers: [{count: 1, slots: 1, threads: 1}]\n")
+    terminal, side = os.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "serve", str(config)],
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "E2E_FOLDER": str(workplace.folder)},
+        start_new_session=True,
+    )
+    try:
+        os.close(side)
+        seen = b""
+        while b"workers ready" not in seen:
+            seen += os.read(terminal, 4096)
+        workers = psutil.Process(process.pid).children()
+        assert 1 == len(workers)
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        assert 0 == process.wait(60)
+        assert [] == [worker for worker in workers if worker.is_running()]
+    finally:
+        process.kill()
+        process.wait(60)
 
 
 APART = """\

@@ -7,6 +7,7 @@ again, and every worker is replaced by a fresh process, one after the other.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -165,6 +166,12 @@ def _worker_address(settings: Settings) -> Iterator[str | None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def has_terminal() -> bool:
+    """Whether somebody sees what is logged. When a terminal is closed its foreground processes get a SIGHUP, too: then it
+    means what Ctrl-C does, or a server would stay behind that nobody sees."""
+    return os.isatty(2)
+
+
 class _Serving:
     """One run of `serve`: the server, its workers, and the signals that end both."""
 
@@ -176,6 +183,7 @@ class _Serving:
         self._workers: WorkerProcesses | None = None
         self._status = EXIT_OK
         self._stop_asked = False
+        self._had_terminal = has_terminal()
 
     async def run(self) -> int:
         """Returns the exit status."""
@@ -247,7 +255,7 @@ class _Serving:
         if self._workers is None or self._stop_asked:
             log.info(
                 "no worker is restarted",
-                why="the server stops" if self._stop_asked else "it has started none",
+                why="the server stops" if self._stop_asked else "there is none that was started here",
             )
             return
         log.info("workers are restarted", how="one after the other")
@@ -268,7 +276,7 @@ class _Serving:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for number in signals:
                 name = signal.Signals(number).name
-                if number == signal.SIGHUP:
+                if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
                     self._reread_keys(server)
                     self._restart_workers()
                     continue
