@@ -42,9 +42,9 @@ CONFIG = """\
         calibration_s: 0
     workers: [{{count: 2, slots: 1, threads: 1}}]
 """
-# What a process may grow by between the end of the warm-up and the end of the run, however long that is: the allocator meets
-# its worst moment late (2.3 MB were seen in a run of 45 s, and less in longer ones). A leak passes it, sooner or later: in an
-# hour, one of 2.4 KB a second, some five bytes per request.
+# What a process may grow by between the end of the warm-up and the end of the run, however long that is: the allocator
+# meets its worst moment late (2.3 MB were seen in a run of 45 s, and less in longer ones). A leak passes it, sooner or
+# later: in an hour, one of 2.4 KB a second, some five bytes per request.
 MOST_GROWTH_MB = 5.0
 MOST_GROWTH_FDS = 2.0
 SIZES = (1, 7, 64, 500, 5_000, 20_000)
