@@ -214,16 +214,16 @@ class Watch:
         """Whether it has by now."""
         return counter in await self._moves()
 
-    async def assert_only(self, *, bad: bool | None) -> None:
+    async def assert_only(self, *, bad: bool | None, port: str = "clients") -> None:
         """The honest client is served; one message was bad, none was, or perhaps one was (None).
 
         Handshakes that failed come late, also those of a case before this one.
         """
         await assert_served(self._honest, 1_001)
         moved = await self._moves()
-        refused = moved.pop("bad_messages.clients", 0)
+        refused = moved.pop(f"bad_messages.{port}", 0)
         assert refused in ((0, 1) if bad is None else (int(bad),)), refused
-        assert set(moved) <= {"failed_handshakes.clients"}, moved
+        assert set(moved) <= {"failed_handshakes.clients", "failed_handshakes.workers"}, moved
         assert self._server.process.poll() is None
 
     async def _moves(self) -> dict[str, int]:

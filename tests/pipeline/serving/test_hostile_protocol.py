@@ -12,6 +12,7 @@ import trio
 from tests.pipeline.serving.harness import RawPeer
 from tests.pipeline.serving.hostile import (
     INLINE,
+    INVERTED,
     LAYOUT,
     PATIENCE_S,
     Frames,
@@ -198,6 +199,33 @@ def test_credit_that_is_overdrawn_is_refused(excess: int, server: Hostile) -> No
                 for _ in range(WINDOW_REQUESTS):
                     await greedy.hear(Result)
                 await watch.done("failures.overloaded", excess)
+
+    trio.run(main)
+
+
+def test_bytes_that_are_overdrawn_are_refused(server: Hostile) -> None:
+    """Five requests of 300,000 bytes in one message, where 1 MiB may be unanswered: three are served."""
+
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_S):
+            async with client(server.ipc) as honest, client(server.ipc) as greedy:
+                watch = await Watch.begin(server, honest)
+                layout = ((0, "boolean", (1, 300_000)),)
+                entries = [
+                    entry(frames=1, sequence=n, model=INVERTED, layout=layout, inline=(None,))
+                    for n in range(5)
+                ]
+                greedy.connection.send_nowait(message(*entries, frames=(bytes(300_000),) * 5))
+                for sequence in (3, 4):
+                    failure = await greedy.hear(Failure)
+                    assert (sequence, "overloaded", True) == (
+                        failure.sequence,
+                        failure.code,
+                        failure.retryable,
+                    )
+                for _ in range(3):
+                    await greedy.hear(Result)
+                await watch.done("failures.overloaded", 2)
 
     trio.run(main)
 

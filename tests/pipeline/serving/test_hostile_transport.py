@@ -207,20 +207,28 @@ def test_a_bare_connection_harms_nobody(name: str, server: Hostile) -> None:
     trio.run(main)
 
 
+async def bare_connection(server: Hostile, port: str) -> trio.SocketStream:
+    """To the clients' port over tcp, or to the workers' over ipc."""
+    if port == "clients":
+        return await trio.open_tcp_stream(*endpoint(server))
+    return await trio.open_unix_socket(server.workers.removeprefix("ipc://"))
+
+
+@pytest.mark.parametrize("port", ["clients", "workers"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_protocol_harms_nobody(name: str, server: Hostile) -> None:
+def test_another_protocol_harms_nobody(name: str, port: str, server: Hostile) -> None:
     """Whatever becomes of it: a message that is bad, a handshake that failed, or nothing."""
 
     async def main() -> None:
         with trio.fail_after(PATIENCE_S):
             async with client(server.tcp) as honest:
                 watch = await Watch.begin(server, honest)
-                async with await trio.open_tcp_stream(*endpoint(server)) as bare:
+                async with await bare_connection(server, port) as bare:
                     with contextlib.suppress(trio.BrokenResourceError):
                         await bare.send_all(OTHERS[name])
                     async with client(server.tcp) as newcomer:
                         await assert_served(newcomer, 1)
-                await watch.assert_only(bad=None)
+                await watch.assert_only(bad=None, port=port)
 
     trio.run(main)
 
