@@ -22,7 +22,7 @@ from shapestream.wire.messages import Entry, Result
 from shapestream_workers import cli
 
 EVERY = 20
-"""Of so many results, or batches, one is harmed."""
+"""Of so many results one is harmed."""
 HELD_BACK_S = 1.2
 """Longer than some deadlines and the ledger's slack, shorter than anybody's patience with the server."""
 
@@ -61,7 +61,7 @@ class Defective:
                 defective._say(outgoing, link, entry)
 
         def start_nowait(executor: RemoteExecutor, batch: Batch) -> None:
-            if batch.start_within_s is not None and defective._is_due("start-one-late"):
+            if _is_urgent(batch) and mark(defective._folder, "start-one-late").exists():
                 time.sleep(HELD_BACK_S)
                 batch = replace(batch, start_within_s=None)
             defective._start(executor, batch)
@@ -87,6 +87,11 @@ class Defective:
 
     def _is_due(self, defect: str) -> bool:
         return mark(self._folder, defect).exists() and next(self._turns) % EVERY == 0
+
+
+def _is_urgent(batch: Batch) -> bool:
+    """Whether holding it back makes a member start so late that the ledger's slack does not excuse it."""
+    return any(within_s is not None and within_s < HELD_BACK_S / 2 for within_s in batch.start_within_s or ())
 
 
 if __name__ == "__main__":

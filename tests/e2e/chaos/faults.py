@@ -129,7 +129,7 @@ class Faults:
         mark = self._stage.folder / f"slow-{pid}"
         at = time.monotonic()
         mark.touch()
-        time.sleep(1.5)
+        time.sleep(1.0)
         self._lie_in_wait("run", pid=pid)
         mark.unlink()
         return at, self._ask("runs_of", pid=pid, since=at)
@@ -198,7 +198,7 @@ class Faults:
     def _stop_client(self, moment: str) -> tuple[float, int]:
         number = self._random.choice(list(self._stage.clients))
         self._lie_in_wait(moment, client=number)
-        at = self._pause(self._stage.clients[number].pid, (0.3, 1.0, 5.0))
+        at = self._pause(self._stage.clients[number].pid, (0.3, 1.0, 5.0) if moment == "run" else (0.3, 1.0))
         return at, self._ask("in_flight" if moment == "run" else "in_reply", at=at, client=number)
 
     def _start_client(self) -> None:

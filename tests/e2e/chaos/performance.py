@@ -174,7 +174,7 @@ def _inject_all(
             if injection.hit or not missing[kind]:
                 del missing[kind]
         _recover(stage, injection)
-        time.sleep(chance.uniform(0.1, 0.6))
+        time.sleep(chance.uniform(0.05, 0.3))
 
 
 def _recover(stage: Stage, injection: Injection) -> None:
