@@ -169,7 +169,10 @@ class Server:
         """
         if self._worker_port is None or self._ended:
             return LastState()
-        return await self._worker_port.ends.process_ended(worker, pid, died=died)
+        try:
+            return await self._worker_port.ends.process_ended(worker, pid, died=died)
+        except trio.ClosedResourceError:
+            return LastState()  # the server has ended meanwhile: nothing is left to be run again
 
     def model_given_up(self, name: str, why: str) -> None:
         """No worker will be started for this model any more: its requests end as `unavailable`, unless one dials in."""
