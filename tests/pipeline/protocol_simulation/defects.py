@@ -9,6 +9,7 @@ import pytest
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
 from shapestream.client.session import Session
+from shapestream.scheduling.actions import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving.egress import Egress
 from shapestream.serving.executors import RemoteExecutor
@@ -99,11 +100,11 @@ def runs_twice(patch: pytest.MonkeyPatch) -> None:
 
 def blames_the_innocent(patch: pytest.MonkeyPatch) -> None:
     """All that ran in a process that died is taken to be poison at once."""
-    died = Recovery.died
 
-    def hasty(self: Recovery, batch: Any, *rest: Any) -> None:
-        batch.alone = True
-        died(self, batch, *rest)
+    def hasty(self: Recovery, batch: Any, reason: str, now: float, actions: list[Action]) -> None:
+        for request in list(batch.members):
+            actions.append(self.ledger.fail(request, "poisoned", reason, now))
+        batch.release_members()
 
     patch.setattr(Recovery, "died", hasty)
 
