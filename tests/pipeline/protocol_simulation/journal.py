@@ -41,6 +41,8 @@ class Run:
     code: str | None = None
     troubles: int = 0
     """How often anything had gone wrong before this run began."""
+    amid_trouble: bool = False
+    """Whether something that lasts was going on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,8 @@ class Journal:
         self.epoch = 0
         """Which server process runs, or ran last."""
         self.troubles = 0
+        self.lasting = 0
+        """Troubles that are not over."""
         self.deaths: Counter[tuple[int, int]] = Counter()
         """Worker processes that died while they ran a request that does harm, by server and request."""
         self._gone: dict[str, float] = {}
@@ -166,7 +170,9 @@ class Journal:
         """A call begins that this request is in."""
         question = self.questions[uid]
         now = trio.current_time()
-        run = Run(uid, worker, self.epoch, now, company, troubles=self.troubles)
+        run = Run(
+            uid, worker, self.epoch, now, company, troubles=self.troubles, amid_trouble=self.lasting > 0
+        )
         question.runs.append(run)
         self.note(f"{worker} begins {uid} in company of {len(company)}: {company}")
         if question.deadline is not None:
@@ -237,7 +243,8 @@ class Journal:
             if others > MAX_ATTEMPTS * (1 + self._client_troubles[question.client]):
                 self.accuse(f"request {question.uid} ran {others} times at server {epoch}")
             for run, next_run in pairwise(runs):
-                untroubled = run.code is None and next_run.troubles == run.troubles
+                troubled = next_run.troubles > run.troubles or next_run.amid_trouble
+                untroubled = run.code is None and not troubled
                 if untroubled and not self._lost_with_its_process(run) and not self._beside_harm(run):
                     self.accuse(
                         f"request {question.uid} ran again at server {epoch}, and nothing had gone wrong"

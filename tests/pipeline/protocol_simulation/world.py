@@ -229,6 +229,7 @@ class World:
 
     def _go_wrong(self, fault: Fault) -> None:
         excuses = self._excuses(fault)
+        self.journal.lasting += excuses
         self.journal.trouble(f"{fault.kind.value}: {fault.target}, {fault.lasting_s} s", excuses=excuses)
         if "CLIENT" in fault.kind.name:
             client = self.clients[fault.target % len(self.clients)]
@@ -242,8 +243,11 @@ class World:
             self._end_server(fault)
         else:
             self._trouble_worker(fault)
-        over = partial(self.journal.trouble, f"over: {fault.kind.value}", excuses=excuses)
-        self.agenda.after(fault.lasting_s, over)
+        self.agenda.after(fault.lasting_s, partial(self._is_over, fault, excuses))
+
+    def _is_over(self, fault: Fault, excuses: bool) -> None:
+        self.journal.lasting -= excuses
+        self.journal.trouble(f"over: {fault.kind.value}", excuses=excuses)
 
     def _excuses(self, fault: Fault) -> bool:
         """Whether requests may run again for it: not where a client's connection breaks, its session goes on."""
