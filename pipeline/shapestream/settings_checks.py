@@ -47,6 +47,7 @@ def cross_check(values: Any) -> Iterator[Finding]:
         yield from _model(("models", index), _mapping(model))
     yield from _workers(top, names)
     yield from _server(_mapping(top.get("server")))
+    yield from _hangs(_mapping(top.get("server")), _sequence(top.get("models")))
 
 
 def _models(models: Sequence[Any]) -> Iterator[Finding]:
@@ -220,6 +221,37 @@ def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
             where = ("server", key if key in server else "heartbeat_s")
             yield where, f"{key} ({silence}) must be at least twice heartbeat_s ({beat})"
     yield from _security(server)
+
+
+def _hangs(server: Mapping[str, Any], models: Sequence[Any]) -> Iterator[Finding]:
+    """Where a network may break, a silent worker must count as lost before what it runs counts as hanging."""
+    if server.get("worker_listen") is None:
+        return
+    beat, silence = server.get("heartbeat_s", 1.0), server.get("worker_silence_s", 3.0)
+    if not (_is_number(beat) and _is_number(silence)):
+        return
+    limits: list[tuple[Location, Any]] = [
+        (
+            ("models", index, "batching", "hang_after_s"),
+            _mapping(_mapping(model).get("batching")).get("hang_after_s"),
+        )
+        for index, model in enumerate(models)
+    ]
+    limits.append(
+        (
+            ("server", "hang_min_s" if "hang_min_s" in server else "worker_silence_s"),
+            server.get("hang_min_s", 10.0),
+        )
+    )
+    for where, limit in limits:
+        if _is_number(limit) and limit <= silence + beat:
+            yield (
+                where,
+                (
+                    f"a batch hangs after {limit:g} s, which must be more than worker_silence_s + heartbeat_s "
+                    f"({silence + beat:g}) where workers dial in: else a broken connection passes for a request that hangs"
+                ),
+            )
 
 
 def _security(server: Mapping[str, Any]) -> Iterator[Finding]:

@@ -51,6 +51,20 @@ def test_a_limit_for_hangs_that_makes_no_sense_is_refused(tmp_path: Path, text: 
         options_of(tmp_path, f"models: [{{name: m, path: m.xml, batching: {{hang_after_s: {text}}}}}]\n")
 
 
+@pytest.mark.parametrize(
+    ("server", "batching"),
+    [("hang_min_s: 4", "{}"), ("worker_silence_s: 9", "{}"), ("", "{hang_after_s: 2}")],
+)
+def test_where_workers_dial_in_they_are_lost_before_they_hang(
+    tmp_path: Path, server: str, batching: str
+) -> None:
+    """Their connection may break; over the private socket of the server's own workers it does not."""
+    models = f"models: [{{name: m, path: m.xml, batching: {batching}}}]\n"
+    options_of(tmp_path, f"server: {{{server}}}\n" + models)
+    with pytest.raises(ConfigurationError, match="else a broken connection passes for a request that hangs"):
+        options_of(tmp_path, f"server: {{worker_listen: tcp://127.0.0.1:0, {server}}}\n" + models)
+
+
 def test_hangs_and_quarantine_arrive_at_the_server(tmp_path: Path) -> None:
     """`server.hang_*` and `server.quarantine_*`."""
     said = "{hang_min_s: 20, hang_grace_s: 2, quarantine_requests: 3, quarantine_s: 4}"

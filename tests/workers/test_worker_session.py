@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from shapestream.serving.batches import Batch, BatchReport
 from shapestream.wire.messages import (
     BatchDone,
@@ -343,6 +345,19 @@ def test_a_draining_worker_finishes_what_waits_for_its_slot() -> None:
     session.reported([ran(executor.started[0])], 4.0)
     session.reported([ran(executor.started[1])], 5.0)
     assert [1] == [entry.batch for entry in session.outgoing if isinstance(entry, BatchDone)]
+
+
+def test_a_greeting_that_waited_for_the_server_tells_nothing_of_the_way() -> None:
+    """The worker was started first: the way counts from when its greeting left."""
+    executor = RecordingExecutor()
+    session = WorkerSession("w-1", 42, executor)
+    session.greet(0.0)
+    session.sent(60.0)
+    session.accept(WorkerWelcome(epoch=b"e" * 16, heartbeat_ms=1000), 60.002)
+    session.sent(70.0)
+    session.accept(execute(1, remaining_ms=20), 80.0)
+    (batch,) = executor.started
+    assert (pytest.approx(0.019),) == batch.start_within_s
 
 
 def test_a_worker_whose_welcome_is_on_its_way_drains_as_any_other() -> None:

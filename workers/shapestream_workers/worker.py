@@ -203,6 +203,7 @@ class Worker:
             while self._backlog:
                 await connection.send(self._backlog[0])
                 self._backlog.popleft()
+                self._session.sent(trio.current_time())
             if self._session.ended is not None:
                 return
             self._wake_writer = trio.Event()

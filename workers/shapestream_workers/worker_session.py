@@ -116,6 +116,12 @@ class WorkerSession:
             self.greeting_waits, self._greeted_at = False, now
             self.outgoing.append(self._hello)
 
+    def sent(self, now: float) -> None:
+        """Something that had to wait for the connection has left. If it was the greeting, its way begins only now: the
+        server may just have been started."""
+        if self.welcome is None:
+            self._greeted_at = now
+
     def accept(self, entry: Entry, now: float) -> None:
         """Takes one entry from the server."""
         match entry:

@@ -45,7 +45,7 @@ class Limits:
 
 
 CLIENT_LIMITS = Limits(preferred_message_bytes=1024 * 1024)
-"""Between clients and the server: nobody is trusted. Messages are smaller here, since libzmq counts what it holds for a client
-that does not read in messages, not in bytes."""
+"""Between clients and the server: nobody is trusted. Messages are smaller here, since libzmq counts what it holds for a
+client that does not read in messages, not in bytes."""
 WORKER_LIMITS = Limits(max_frames=65_536, max_header_bytes=64 * 1024 * 1024, max_members=16_384)
 """Between the server and its workers, where one entry holds a whole batch."""
