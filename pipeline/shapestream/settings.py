@@ -163,8 +163,8 @@ class ServerSettings(_Model):
     """A worker that was silent for so long is lost; what it ran is run elsewhere."""
     model_root: Annotated[str, BeforeValidator(read_model_root)] | None = None
     """Model files must lie in this folder, symbolic links followed. Default: anywhere."""
-    hang_min_s: float = Field(default=10.0, gt=0, le=86400, allow_inf_nan=False)
-    """No batch is taken to hang before it has run so long. See the models' `batching.hang_after_s`."""
+    hang_min_s: float | None = Field(default=None, gt=0, le=86400, allow_inf_nan=False)
+    """No batch is taken to hang before it has run so long. Default: 10, and `worker_silence_s` twice if that is more."""
     hang_grace_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
     """A batch that hangs is cancelled; if it has not ended after so long, its worker is killed."""
     quarantine_requests: int = Field(default=1024, ge=0, le=65536)

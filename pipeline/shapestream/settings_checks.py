@@ -237,18 +237,13 @@ def _hangs(server: Mapping[str, Any], models: Sequence[Any]) -> Iterator[Finding
         )
         for index, model in enumerate(models)
     ]
-    limits.append(
-        (
-            ("server", "hang_min_s" if "hang_min_s" in server else "worker_silence_s"),
-            server.get("hang_min_s", 10.0),
-        )
-    )
+    limits.append((("server", "hang_min_s"), server.get("hang_min_s")))
     for where, limit in limits:
-        if _is_number(limit) and limit <= silence + beat:
+        if _is_number(limit) and limit < silence + beat:
             yield (
                 where,
                 (
-                    f"a batch hangs after {limit:g} s, which must be more than worker_silence_s + heartbeat_s "
+                    f"a batch hangs after {limit:g} s, which must not be less than worker_silence_s + heartbeat_s "
                     f"({silence + beat:g}) where workers dial in: else a broken connection passes for a request that hangs"
                 ),
             )

@@ -51,10 +51,7 @@ def test_a_limit_for_hangs_that_makes_no_sense_is_refused(tmp_path: Path, text: 
         options_of(tmp_path, f"models: [{{name: m, path: m.xml, batching: {{hang_after_s: {text}}}}}]\n")
 
 
-@pytest.mark.parametrize(
-    ("server", "batching"),
-    [("hang_min_s: 4", "{}"), ("worker_silence_s: 9", "{}"), ("", "{hang_after_s: 2}")],
-)
+@pytest.mark.parametrize(("server", "batching"), [("hang_min_s: 3", "{}"), ("", "{hang_after_s: 2}")])
 def test_where_workers_dial_in_they_are_lost_before_they_hang(
     tmp_path: Path, server: str, batching: str
 ) -> None:
@@ -63,6 +60,12 @@ def test_where_workers_dial_in_they_are_lost_before_they_hang(
     options_of(tmp_path, f"server: {{{server}}}\n" + models)
     with pytest.raises(ConfigurationError, match="else a broken connection passes for a request that hangs"):
         options_of(tmp_path, f"server: {{worker_listen: tcp://127.0.0.1:0, {server}}}\n" + models)
+
+
+def test_the_default_for_hangs_leaves_room_for_silence(tmp_path: Path) -> None:
+    """Ten seconds, or twice the silence after which a worker counts as lost."""
+    assert 10.0 == options_of(tmp_path, MODELS).hang_min_s
+    assert 40.0 == options_of(tmp_path, "server: {worker_silence_s: 20}\n" + MODELS).hang_min_s
 
 
 def test_hangs_and_quarantine_arrive_at_the_server(tmp_path: Path) -> None:

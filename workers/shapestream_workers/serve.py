@@ -82,7 +82,7 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
         heartbeat_s=server.heartbeat_s,
         client_silence_s=server.client_silence_s,
         worker_silence_s=server.worker_silence_s,
-        hang_min_s=server.hang_min_s,
+        hang_min_s=server.hang_min_s or max(10.0, 2 * server.worker_silence_s),
         hang_grace_s=server.hang_grace_s,
         quarantine_requests=server.quarantine_requests,
         quarantine_s=server.quarantine_s,
