@@ -12,12 +12,23 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from shapestream.settings_values import (
+from shapestream.settings_addresses import (
     check_address,
+    read_key_list,
+    read_secret_path,
+    read_security_mode,
+)
+from shapestream.settings_file_values import (
     check_digest,
+    check_function,
+    read_model_path,
+    read_model_root,
+    read_output_path,
+    read_samples_path,
+)
+from shapestream.settings_values import (
     check_element_type,
     check_engine,
-    check_function,
     check_pad_value,
     check_shape,
     engine_of_path,
@@ -25,16 +36,9 @@ from shapestream.settings_values import (
     read_bytes,
     read_hang_limit,
     read_invariant,
-    read_key_list,
     read_memory_limit,
-    read_model_path,
-    read_model_root,
-    read_output_path,
     read_property,
     read_rule_argument,
-    read_samples_path,
-    read_secret_path,
-    read_security_mode,
     read_sizes,
 )
 

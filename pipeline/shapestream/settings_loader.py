@@ -18,7 +18,7 @@ from shapestream.settings import Settings
 from shapestream.settings_checks import cross_check
 from shapestream.settings_messages import explain
 from shapestream.settings_paths import outside_model_root
-from shapestream.settings_values import describe
+from shapestream.settings_words import describe
 from shapestream.yaml_source import Location, Place, YamlSource, read_yaml
 
 __all__ = ["EffectiveValue", "LoadedSettings", "load_settings", "spell_location"]

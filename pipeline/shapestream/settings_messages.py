@@ -9,8 +9,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from shapestream.settings import Settings
-from shapestream.settings_values import describe
-from shapestream.settings_words import closest
+from shapestream.settings_words import closest, describe
 from shapestream.yaml_source import Location
 
 __all__ = ["explain", "json_schema"]

@@ -1,11 +1,15 @@
-"""What a mistyped word was probably meant to be."""
+"""Words for what is wrong with a setting: what was found, and what a mistyped word was probably meant to be."""
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["closest", "did_you_mean"]
+from pydantic_core import PydanticCustomError
+
+__all__ = ["closest", "describe", "did_you_mean", "wrong"]
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:
@@ -19,3 +23,21 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     if (close := closest(word, known)) is not None:
         return f'(did you mean "{close}"?)'
     return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"
+
+
+def describe(value: Any) -> str:
+    """A value as the user wrote it, short: `"8"`, `true`, `a list`, `nothing`."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def wrong(message: str) -> PydanticCustomError:
+    """The error to raise for a value; `message` is "what is wrong (what to do)"."""
+    # The text is a template for pydantic; braces of ours are not fields of it.
+    return PydanticCustomError("setting", "{message}", {"message": message})

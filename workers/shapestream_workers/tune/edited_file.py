@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shapestream.errors import ConfigurationError
+from shapestream.settings_addresses import is_public_key
 from shapestream.settings_loader import load_settings
-from shapestream.settings_values import is_public_key
 from shapestream.yaml_source import Location
 
 __all__ = ["apply_edits", "edited_text", "relocated", "write_tuned"]
