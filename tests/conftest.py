@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,17 @@ def _any_function() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(model_trust.ENVIRONMENT, "1")
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> Iterator[None]:
+    """A shell lets what it starts in the background ignore Ctrl-C, and that is inherited; tests press it."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True)
