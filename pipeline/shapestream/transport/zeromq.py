@@ -130,14 +130,17 @@ class RouterSocket(WatchedSocket):
             if self._is_full(outbox):
                 raise OutboxFull(f"peer {peer.hex()} does not read: {outbox!r}")
             outbox = self._outboxes.get(peer)
-        if outbox is not None:
-            outbox.put(ready)
-        elif not self._try_send(peer, ready):
-            outbox = self._outboxes[peer] = Outbox()
-            outbox.put(ready)
-            self._blocked.set()
-        if self._receivers:
-            self._look()
+        try:
+            if outbox is not None:
+                outbox.put(ready)
+            elif not self._try_send(peer, ready):
+                outbox = self._outboxes[peer] = Outbox()
+                outbox.put(ready)
+                self._blocked.set()
+        finally:
+            # Also a send to a peer that is gone may have swallowed the news of others' messages.
+            if self._receivers:
+                self._look()
 
     def forget(self, peer: bytes) -> None:
         """Drops what still waits for this peer here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from select import select
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,42 @@ def test_the_announcement_is_never_missed(tmp_path: Path, address: str) -> None:
                     nursery.start_soon(push, dealer, name)
                 await collect(dealer)
                 nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("address", ["ipc://{}/s", "tcp://127.0.0.1:*"])
+def test_a_send_to_a_peer_that_is_gone_swallows_nobodys_news(tmp_path: Path, address: str) -> None:
+    """The router would be deaf until something else happened: a heartbeat to a client that had just left did that."""
+
+    async def main() -> None:
+        async with opened(address.format(tmp_path), 2) as (router, (leaving, staying)):
+            gone, _ = await introduce(router, (leaving, staying))
+            leaving.close()
+            with trio.fail_after(60):
+                while True:  # until the router has heard of it
+                    try:
+                        router.send_nowait(gone, [b"still here?"])
+                    except PeerGone:
+                        break
+                    await trio.lowlevel.checkpoint()
+            for number in range(100):
+                heard = trio.Event()
+
+                async def listen(heard: trio.Event) -> None:
+                    assert [[b"news"]] == [frames for _, frames in await router.receive()]
+                    heard.set()
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(listen, heard)
+                    await trio.testing.wait_all_tasks_blocked()
+                    staying.send_nowait([b"news"])
+                    # Blocks this thread until the news are there, and nobody but the send can take them.
+                    assert select([router._fd], [], [], 30) == ([router._fd], [], [])
+                    with pytest.raises(PeerGone):
+                        router.send_nowait(gone, [b"%d" % number])
+                    with trio.fail_after(10):
+                        await heard.wait()
 
     trio.run(main)
 
