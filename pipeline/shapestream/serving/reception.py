@@ -68,6 +68,8 @@ class Reception:
         if session is not None and session is not known:
             self.end(session, "another client on its connection", now)
         if known is None:
+            if self.sessions.full and (absent := self.sessions.longest_absent()) is not None:
+                self.end(absent, "makes room for another", now)
             known = self.sessions.open(client, peer, hello.software, now)
             if known is None:
                 self.turn_away(peer, f"more than {self._options.max_sessions} sessions", now)

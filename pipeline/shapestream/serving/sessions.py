@@ -110,13 +110,23 @@ class Sessions:
         """The session of this client id, on whichever connection."""
         return self._by_client.get(client)
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another."""
+        return len(self._by_client) >= self._max_sessions
+
     def open(self, client: bytes, peer: bytes, software: str, now: float) -> Session | None:
         """A new session; None when there are too many, which the caller must say to the peer."""
-        if len(self._by_client) >= self._max_sessions:
+        if self.full:
             return None
         session = Session(next(self._numbers), self._kept.of(client), peer, software, now)
         self._by_client[client] = self.by_peer[peer] = session
         return session
+
+    def longest_absent(self) -> Session | None:
+        """The session without a connection that was heard longest ago. Looks at all of them: for when there are too many."""
+        absent = [session for session in self._by_client.values() if session.peer is None]
+        return min(absent, key=lambda session: session.heard_at, default=None)
 
     def move(self, session: Session, peer: bytes) -> None:
         """The client came back on another connection; the old one means nothing from now on."""

@@ -73,3 +73,19 @@ def test_a_client_that_does_not_come_back_ends_as_silent() -> None:
             slots.finish(second)
 
     run(main)
+
+
+def test_one_whose_connection_is_gone_makes_room_for_another() -> None:
+    """Where there may be no more clients, those that are here come first."""
+
+    async def main() -> None:
+        async with memory_serving(ScriptedSlots(), max_sessions=1, client_silence_s=60.0) as running:
+            first = running.client()
+            await first.open_session(CLIENT)
+            first.connection.close()
+            await trio.sleep(5.0)
+            assert 1 == running.server.statistics()["clients"]
+            await running.client().open_session(bytes(16))
+            assert 1 == running.server.statistics()["clients"]
+
+    run(main)
