@@ -185,7 +185,7 @@ class WorkerSession:
         while waiting and self._at_slot[slot] < _MOST_AT_SLOT:
             held = waiting.popleft()
             try:
-                batch = self._batch(held.execute, now - held.sent_at + self._transit_s)
+                batch = self._batch(held.execute, held.sent_at - self._transit_s)
             except (EngineError, LookupError) as error:
                 self._refuse(held.execute, str(error))
                 continue
@@ -197,12 +197,12 @@ class WorkerSession:
         message = f"the server asked for what this worker cannot do: {why}"
         self.outgoing.append(BatchFailed(batch=execute.batch, code="internal", message=message))
 
-    def _batch(self, execute: Execute, elapsed_s: float) -> Batch:
+    def _batch(self, execute: Execute, sent_at: float) -> Batch:
         """The batch as slots take it; deadlines count from when the server sent it."""
         signature = self._executor.models[execute.model]
-        within_s = tuple(
+        start_before = tuple(
             [
-                None if member.remaining_ms is None else member.remaining_ms / 1000 - elapsed_s
+                None if member.remaining_ms is None else sent_at + member.remaining_ms / 1000
                 for member in execute.members
             ]
         )
@@ -213,7 +213,7 @@ class WorkerSession:
             sizes=execute.sizes,
             members=tuple([member.tensors for member in execute.members]),
             shapes=tuple([signature.resolve(member.tensors.layout) for member in execute.members]),
-            start_within_s=None if within_s.count(None) == len(within_s) else within_s,
+            start_before=None if start_before.count(None) == len(start_before) else start_before,
         )
 
     def _take_back(self, batch: int, code: str, ask: Callable[[int], None]) -> None:

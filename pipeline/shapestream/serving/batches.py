@@ -31,8 +31,9 @@ class Batch:
     members: tuple[Tensors, ...]
     shapes: tuple[RequestShape, ...]
     """Parallel to `members`."""
-    start_within_s: tuple[float | None, ...] | None
-    """Parallel to `members`: seconds from now after which it may not start; None if none has a deadline."""
+    start_before: tuple[float | None, ...] | None
+    """Parallel to `members`: time of the run's clock (`trio.current_time`) from which on it may not start any more; None if
+    none has a deadline. Never as time that is left: a process may be stopped between two looks at a clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -281,9 +281,7 @@ class Dispatcher:
                 record.started = True
         slot = self.slots[action.slot]
         deadlines = [record.deadline for record in records]
-        start_within_s = None
-        if deadlines.count(None) != len(deadlines):
-            start_within_s = tuple([None if at is None else at - now for at in deadlines])
+        start_before = None if deadlines.count(None) == len(deadlines) else tuple(deadlines)
         running = self._batches[action.batch] = RunningBatch(
             action,
             slot,
@@ -291,7 +289,7 @@ class Dispatcher:
             rows=action.sizes[0] if records[0].model.profile.has_batch else 1,
             member_rows=sum([record.shape.rows for record in records]),
             elements=[record.shape.elements for record in records],
-            has_deadlines=start_within_s is not None,
+            has_deadlines=start_before is not None,
         )
         if action.behind is not None:
             slot.behind = running
@@ -304,7 +302,7 @@ class Dispatcher:
                 sizes=action.sizes,
                 members=tuple([record.tensors for record in records]),
                 shapes=tuple([record.shape for record in records]),
-                start_within_s=start_within_s,
+                start_before=start_before,
             )
         )
 

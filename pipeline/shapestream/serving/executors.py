@@ -107,11 +107,11 @@ class LocalExecutor:
         """Hands the batch to its slot's thread, which may still run the one before."""
         slot = self._slots[batch.slot]
         self._running[batch.batch] = slot
-        within_s = batch.start_within_s
-        start_before = None
-        if within_s is not None:
-            now = monotonic()
-            start_before = tuple([None if seconds is None else now + seconds for seconds in within_s])
+        start_before = batch.start_before
+        if start_before is not None:
+            # The slots' threads cannot ask trio for the time. In this order, who is stopped in between starts nothing late.
+            ahead_s = monotonic() - trio.current_time()
+            start_before = tuple([None if at is None else at + ahead_s for at in start_before])
         work = Work(
             batch=batch.batch,
             model=batch.model,
@@ -263,17 +263,17 @@ class RemoteExecutor(Link):
     def start_nowait(self, batch: Batch) -> None:
         """Relays the members as they came; deadlines travel as the time that remains."""
         self.running[batch.batch] = batch
-        self.sent_at[batch.batch] = self._clock()
+        now = self.sent_at[batch.batch] = self._clock()
         if self.first_batch is None:
             self.first_batch = batch.batch
-        if batch.start_within_s is not None:
-            self._outgoing.say(self, Clock(sent_us=round(self._clock() * 1e6)))
-        within_s = batch.start_within_s or (None,) * len(batch.members)
+        if batch.start_before is not None:
+            self._outgoing.say(self, Clock(sent_us=round(now * 1e6)))
+        start_before = batch.start_before or (None,) * len(batch.members)
         members = [
             ExecuteMember(
-                remaining_ms=None if seconds is None else max(0, int(seconds * 1000)), tensors=tensors
+                remaining_ms=None if at is None else max(0, int((at - now) * 1000)), tensors=tensors
             )
-            for tensors, seconds in zip(batch.members, within_s, strict=True)
+            for tensors, at in zip(batch.members, start_before, strict=True)
         ]
         self._outgoing.say(
             self,

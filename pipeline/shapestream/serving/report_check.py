@@ -64,10 +64,10 @@ class ReportCheck:
         self._check_calls(batch, calls, reallocations, preparations)
         if len(outputs) != len(batch.members):
             raise ReportRefused(f"{len(outputs)} results for {len(batch.members)} requests")
-        within_s = batch.start_within_s
+        start_before = batch.start_before
         for index, tensors in enumerate(outputs):
             if tensors is None:
-                if within_s is None or within_s[index] is None:
+                if start_before is None or start_before[index] is None:
                     raise ReportRefused(
                         f"member {index} has no result, and no deadline that could have passed"
                     )

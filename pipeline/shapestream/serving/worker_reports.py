@@ -35,9 +35,9 @@ def report_of_done(worker: RemoteExecutor, done: BatchDone, now: float) -> Batch
     busy_s, run_s = done.busy_us * 1e-6, done.run_us * 1e-6
     if max(busy_s, run_s) > TIME_SHARE * elapsed_s + TIME_SLACK_S:
         raise ReportRefused(f"it took {max(busy_s, run_s):.3f} s, though sent {elapsed_s:.3f} s ago")
-    for within_s, outputs in zip(batch.start_within_s or (), done.outputs, strict=False):
-        if outputs is None and within_s is not None and elapsed_s < within_s - EXPIRY_SLACK_S:
-            raise ReportRefused(f"a member was left out {within_s - elapsed_s:.3f} s before its deadline")
+    for start_before, outputs in zip(batch.start_before or (), done.outputs, strict=False):
+        if outputs is None and start_before is not None and now < start_before - EXPIRY_SLACK_S:
+            raise ReportRefused(f"a member was left out {start_before - now:.3f} s before its deadline")
     worker.answered(done.batch)
     worker.answered_at = now
     return BatchReport(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
 from shapestream.serving.batches import Batch
@@ -63,7 +64,7 @@ class Defective:
         def start_nowait(executor: RemoteExecutor, batch: Batch) -> None:
             if _is_urgent(batch) and mark(defective._folder, "start-one-late").exists():
                 time.sleep(HELD_BACK_S)
-                batch = replace(batch, start_within_s=None)
+                batch = replace(batch, start_before=None)
             defective._start(executor, batch)
 
         Outgoing.say = say  # type: ignore[method-assign, assignment]
@@ -91,7 +92,8 @@ class Defective:
 
 def _is_urgent(batch: Batch) -> bool:
     """Whether holding it back makes a member start so late that the ledger's slack does not excuse it."""
-    return any(within_s is not None and within_s < HELD_BACK_S / 2 for within_s in batch.start_within_s or ())
+    soon = trio.current_time() + HELD_BACK_S / 2
+    return any(start_before is not None and start_before < soon for start_before in batch.start_before or ())
 
 
 if __name__ == "__main__":

@@ -125,6 +125,8 @@ class Journal:
         """How often each of these requests was run."""
         return Counter(number for number, _, _ in self.starts(outcomes))
 
-    def late_s(self, outcomes: Outcomes) -> list[float]:
-        """Seconds after its deadline at which a request was started, where that happened."""
-        return [start - deadline for _, start, deadline in self.starts(outcomes) if 0 < deadline < start]
+    def late_s(self, outcomes: Outcomes) -> dict[float, float]:
+        """By the time of a call that started after a member's deadline: how many seconds after it."""
+        return {
+            start: start - deadline for _, start, deadline in self.starts(outcomes) if 0 < deadline < start
+        }

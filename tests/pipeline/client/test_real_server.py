@@ -153,7 +153,7 @@ def test_slots_that_end_start_nothing_new() -> None:
                 sizes=shape.sizes,
                 members=(tensors,),
                 shapes=(shape,),
-                start_within_s=None,
+                start_before=None,
             )
         )
         async with trio.open_nursery() as nursery:

@@ -76,8 +76,8 @@ def starts_late(patch: pytest.MonkeyPatch) -> None:
     """The worker takes deadlines to be a second later, and does not hear that nobody waits any more."""
     batch, accept = WorkerSession._batch, WorkerSession.accept
 
-    def patient(self: WorkerSession, execute: Execute, elapsed_s: float) -> Any:
-        return batch(self, execute, elapsed_s - 1.0)
+    def patient(self: WorkerSession, execute: Execute, sent_at: float) -> Any:
+        return batch(self, execute, sent_at + 1.0)
 
     def deaf(self: WorkerSession, entry: Entry, now: float) -> None:
         if not isinstance(entry, CancelBatch):

@@ -89,7 +89,7 @@ class SimulatedSlots(SlotSource):
         self._crash = crash
         self._report: Reports = lambda reports: None
         self._running: list[_Begun | None] = [None] * slots
-        self._waiting: list[deque[tuple[Batch, float]]] = [deque() for _ in range(slots)]
+        self._waiting: list[deque[Batch]] = [deque() for _ in range(slots)]
         self.dead = False
 
     def start(self, report: Reports) -> SimulatedSlots:
@@ -101,7 +101,7 @@ class SimulatedSlots(SlotSource):
         """Begins, or waits behind what runs."""
         waiting = self._waiting[batch.slot]
         assert len(waiting) + (self._running[batch.slot] is not None) <= MAX_WAITING, "more than a slot takes"
-        waiting.append((batch, trio.current_time()))
+        waiting.append(batch)
         # Not at once: the real slot's thread has to wake up, and meanwhile the event loop goes on.
         self._agenda.after(0.0, lambda: self._begin(batch.slot))
 
@@ -128,19 +128,19 @@ class SimulatedSlots(SlotSource):
     def _take_back(self, batch: int, code: str) -> bool:
         for waiting in self._waiting:
             for held in waiting:
-                if held[0].batch == batch:
+                if held.batch == batch:
                     waiting.remove(held)
-                    self._say(_report(held[0], code=code, message="taken back before it began"))
+                    self._say(_report(held, code=code, message="taken back before it began"))
                     return True
         return False
 
     def _begin(self, slot: int) -> None:
         if self.dead or self._running[slot] is not None or not self._waiting[slot]:
             return
-        batch, given_at = self._waiting[slot].popleft()
+        batch = self._waiting[slot].popleft()
         now = trio.current_time()
-        within_s = batch.start_within_s or (None,) * len(batch.members)
-        in_time = [seconds is None or given_at + seconds > now for seconds in within_s]
+        start_before = batch.start_before or (None,) * len(batch.members)
+        in_time = [at is None or at > now for at in start_before]
         living = [uid_of(member) for member, may in zip(batch.members, in_time, strict=True) if may]
         runs = [
             self._journal.run_began(uid_of(member), self.name, tuple(living)) if may else None

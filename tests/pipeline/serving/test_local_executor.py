@@ -51,7 +51,9 @@ def batch_of(
         sizes=(len(values),),
         members=members,
         shapes=tuple(model.signature.resolve(layout) for _ in values),
-        start_within_s=None if within_s is None else (within_s, *[None] * (len(values) - 1)),
+        start_before=None
+        if within_s is None
+        else (trio.current_time() + within_s, *[None] * (len(values) - 1)),
     )
 
 

@@ -49,7 +49,7 @@ def check(shapes: dict[str, tuple[int, ...]]) -> None:
         sizes=(2, 9),
         members=(request,),
         shapes=(shape,),
-        start_within_s=None,
+        start_before=None,
     )
     layout: Layout = tuple(
         (number, port.element_type, shapes[port.name]) for number, port in enumerate(SIGNATURE.outputs)
