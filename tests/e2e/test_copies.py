@@ -17,7 +17,8 @@ import pytest
 import trio
 
 import shapestream
-from shapestream.serving.executors import LocalExecutor, LocalSlots, Reports
+from shapestream.serving.batches import Reports
+from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
 from shapestream.transport.zeromq import DealerSocket, RouterSocket

@@ -14,7 +14,7 @@ from openvino import opset13 as op
 from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.errors import ConfigurationError
-from shapestream.serving.executors import LocalSlots
+from shapestream.serving.local_executor import LocalSlots
 from shapestream.settings_loader import load_settings
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine import CompiledModel, Padded

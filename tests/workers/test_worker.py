@@ -8,8 +8,7 @@ from typing import TypeVar
 import trio
 import trio.testing
 
-from shapestream.serving.batches import Batch, BatchReport
-from shapestream.serving.executors import Reports
+from shapestream.serving.batches import Batch, BatchReport, Reports
 from shapestream.transport.interface import Connection
 from shapestream.transport.memory import MemoryEndpoint, MemoryServer
 from shapestream.wire.codec import Role, decode, encode

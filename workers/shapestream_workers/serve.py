@@ -23,7 +23,7 @@ import trio
 from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.serving.executors import LocalSlots
+from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve

@@ -20,8 +20,7 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError, RequestError
-from shapestream.serving.batches import BatchReport
-from shapestream.serving.executors import SlotSource
+from shapestream.serving.batches import BatchReport, SlotSource
 from shapestream.telemetry.logging import debug_enabled
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import Role, decode, pack_messages

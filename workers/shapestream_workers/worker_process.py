@@ -17,7 +17,7 @@ import trio
 from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.serving.executors import LocalSlots
+from shapestream.serving.local_executor import LocalSlots
 from shapestream.settings import WorkerGroupSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.transport.curve import CallerKeys, ProtectedDealer

@@ -5,7 +5,7 @@ The dispatcher knows executors only by this: the same words serve slots in this 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -13,7 +13,7 @@ from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = ["Batch", "BatchReport", "Executor", "ReportCode"]
+__all__ = ["Batch", "BatchReport", "Executor", "InProcessExecutor", "ReportCode", "Reports", "SlotSource"]
 
 ReportCode: TypeAlias = Literal["model_error", "unavailable", "cancelled", "recalled", "internal"]
 
@@ -91,3 +91,20 @@ class Executor(Protocol):
 
     def kill_nowait(self, reason: str) -> None:
         """One of its slots hangs: ends its process, where it has one of its own. Its leaving is seen as any other."""
+
+
+Reports: TypeAlias = Callable[[Sequence[BatchReport]], None]
+
+
+class InProcessExecutor(Executor, Protocol):
+    """An executor that the server itself starts and ends."""
+
+    async def aclose(self) -> None:
+        """Ends it; takes a bounded time, also when cancelled."""
+
+
+class SlotSource(Protocol):
+    """What a server makes its own slots from. Tests have one without threads."""
+
+    def start(self, report: Reports) -> InProcessExecutor:
+        """Called inside trio; `report` is to be called in the event loop."""

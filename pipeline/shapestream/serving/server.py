@@ -25,10 +25,9 @@ from shapestream.errors import ConfigurationError
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.availability import Availability
-from shapestream.serving.batches import BatchReport
+from shapestream.serving.batches import BatchReport, InProcessExecutor, SlotSource
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.executors import InProcessExecutor, SlotSource
 from shapestream.serving.ingress import Ingress
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies

@@ -11,8 +11,8 @@ import structlog
 import trio
 
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.executors import RemoteExecutor
 from shapestream.serving.process_owner import LastState, ProcessOwner
+from shapestream.serving.remote_executor import RemoteExecutor
 
 __all__ = ["WorkerEnds"]
 

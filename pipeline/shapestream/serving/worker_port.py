@@ -14,10 +14,10 @@ import structlog
 from shapestream.errors import ConfigurationError, ProtocolError
 from shapestream.serving.batches import BatchReport
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.executors import RemoteExecutor
 from shapestream.serving.links import Link, Outgoing
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
+from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.worker_ends import WorkerEnds
 from shapestream.serving.worker_reports import report_of_done, report_of_failed

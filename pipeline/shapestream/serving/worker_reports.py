@@ -7,7 +7,7 @@ says can be believed: it is cut off, and its work is done again by others.
 from __future__ import annotations
 
 from shapestream.serving.batches import BatchReport
-from shapestream.serving.executors import RemoteExecutor
+from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.serving.report_check import ReportRefused, check_numbers
 from shapestream.wire.messages import BatchDone, BatchFailed
 

@@ -17,8 +17,8 @@ import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
 from shapestream.serving.batches import Batch
-from shapestream.serving.executors import RemoteExecutor
 from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import Entry, Result
 from shapestream_workers import cli
 

@@ -16,7 +16,7 @@ import trio.testing
 from shapestream.client.inputs import InputEncoder
 from shapestream.errors import InvalidRequest, ModelError
 from shapestream.serving.batches import Batch
-from shapestream.serving.executors import LocalExecutor, LocalSlots
+from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model

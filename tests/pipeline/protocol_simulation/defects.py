@@ -12,8 +12,8 @@ from shapestream.client.session import Session
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving.egress import Egress
-from shapestream.serving.executors import RemoteExecutor
 from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
 from shapestream_workers.worker_session import WorkerSession
 

@@ -17,8 +17,8 @@ from tests.pipeline.protocol_simulation.agenda import Agenda
 from tests.pipeline.protocol_simulation.journal import Journal, Run
 from tests.pipeline.protocol_simulation.plan import Kind
 
-from shapestream.serving.batches import Batch, BatchReport
-from shapestream.serving.executors import REMOTE_PREFETCH_S, Reports, SlotSource
+from shapestream.serving.batches import Batch, BatchReport, Reports, SlotSource
+from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
 from shapestream.wire.tensor_frames import from_array, to_array
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import trio
 
-from shapestream.serving.batches import Batch, BatchReport
-from shapestream.serving.executors import Reports, SlotSource
+from shapestream.serving.batches import Batch, BatchReport, Reports, SlotSource
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.transport.interface import Connection

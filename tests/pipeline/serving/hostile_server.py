@@ -16,7 +16,7 @@ import trio
 
 from shapestream.serving import ingress, links
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.serving.executors import LocalSlots
+from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.telemetry.logging import RateLimit, configure

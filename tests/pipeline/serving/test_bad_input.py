@@ -19,7 +19,7 @@ import pytest
 import trio
 from tests.pipeline.serving.harness import RawPeer
 
-from shapestream.serving.executors import LocalSlots
+from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.transport.zeromq import DealerSocket

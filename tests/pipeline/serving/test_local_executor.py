@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from shapestream.serving.batches import Batch, BatchReport
-from shapestream.serving.executors import LocalExecutor
+from shapestream.serving.local_executor import LocalExecutor
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 

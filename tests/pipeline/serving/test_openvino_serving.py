@@ -11,7 +11,7 @@ import openvino.opset13 as ops
 import trio
 from tests.pipeline.serving.harness import RawPeer
 
-from shapestream.serving.executors import LocalSlots
+from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.transport.zeromq import DealerSocket

@@ -16,7 +16,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import shapestream.serving.server
 from shapestream.scheduling import events
-from shapestream.serving.executors import LOCAL_PREFETCH_S, REMOTE_PREFETCH_S, LocalSlots
+from shapestream.serving.local_executor import LOCAL_PREFETCH_S, LocalSlots
+from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,

@@ -8,8 +8,8 @@ from typing import Any
 from tests.pipeline.serving.harness import SIGNATURE, echo_tensors
 
 from shapestream.serving.batches import Batch
-from shapestream.serving.executors import RemoteExecutor
 from shapestream.serving.links import Link
+from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import Clock, Entry, Execute
 
 

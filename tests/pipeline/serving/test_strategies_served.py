@@ -12,7 +12,7 @@ import pytest
 import trio
 from tests.pipeline.serving.harness import memory_serving
 
-from shapestream.serving.executors import LocalSlots
+from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.models import ModelOptions
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine import Bucketed, InputSpec, ModelSpec, Native, Partitioned, Strategy, compile_model

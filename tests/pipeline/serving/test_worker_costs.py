@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.serving.executors import LocalSlots
+from shapestream.serving.local_executor import LocalSlots
 from shapestream.wire.messages import Goodbye, WorkerHello, WorkerWelcome
 from shapestream_engine.cost_table import CostPoint, CostTable
 
