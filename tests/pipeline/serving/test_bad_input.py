@@ -17,6 +17,7 @@ import msgpack
 import numpy as np
 import pytest
 import trio
+from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.harness import RawPeer
 
 from shapestream.serving.local_executor import LocalSlots
@@ -31,8 +32,6 @@ from shapestream.wire.messages import (
     OpenModel,
     Request,
     Result,
-    Statistics,
-    StatisticsRequest,
     Unknown,
 )
 from shapestream_engine.layout import Buffer, Tensors
@@ -250,103 +249,84 @@ async def assert_served(peer: RawPeer, sequence: int) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_bad_request_gets_its_code_and_harms_nobody(name: str, address: str) -> None:
+@real_time
+async def test_a_bad_request_gets_its_code_and_harms_nobody(name: str, address: str) -> None:
     """The answer has the request's id; the same client, and one beside it, are served on."""
     case = REFUSED[name]
-
-    async def main() -> None:
-        async with (
-            real_server(address) as server,
-            real_peer(address, b"b" * 16) as bad,
-            real_peer(address, b"h" * 16) as honest,
-        ):
-            bad.connection.send_nowait(case.frames)
-            failure = await bad.hear(Failure)
-            assert (7, case.code) == (failure.sequence, failure.code)
-            assert case.word in failure.message
-            assert not failure.retryable
-            await assert_served(bad, 8)
-            await assert_served(honest, 7)
-            assert {case.code: 1} == server.statistics()["failures"]
-
-    trio.run(main)
+    async with (
+        real_server(address) as server,
+        real_peer(address, b"b" * 16) as bad,
+        real_peer(address, b"h" * 16) as honest,
+    ):
+        bad.connection.send_nowait(case.frames)
+        failure = await bad.hear(Failure)
+        assert (7, case.code) == (failure.sequence, failure.code)
+        assert case.word in failure.message
+        assert not failure.retryable
+        await assert_served(bad, 8)
+        await assert_served(honest, 7)
+        assert {case.code: 1} == server.statistics()["failures"]
 
 
 @pytest.mark.parametrize("name", ENDED)
-def test_an_unreadable_message_ends_its_own_connection_only(name: str, address: str) -> None:
+@real_time
+async def test_an_unreadable_message_ends_its_own_connection_only(name: str, address: str) -> None:
     """The sender hears Goodbye and can start again on a new connection; one beside it is served on."""
-
-    async def main() -> None:
-        async with (
-            real_server(address) as server,
-            real_peer(address, b"b" * 16) as bad,
-            real_peer(address, b"h" * 16) as honest,
-        ):
-            bad.connection.send_nowait(ENDED[name])
-            await bad.hear(Goodbye)
-            await assert_served(honest, 1)
-            assert {"clients": 1} == server.statistics()["bad_messages"]
-            assert 1 == server.statistics()["clients"]
-            async with real_peer(address, b"b" * 16) as again:
-                await assert_served(again, 1)
-
-    trio.run(main)
+    async with (
+        real_server(address) as server,
+        real_peer(address, b"b" * 16) as bad,
+        real_peer(address, b"h" * 16) as honest,
+    ):
+        bad.connection.send_nowait(ENDED[name])
+        await bad.hear(Goodbye)
+        await assert_served(honest, 1)
+        assert {"clients": 1} == server.statistics()["bad_messages"]
+        assert 1 == server.statistics()["clients"]
+        async with real_peer(address, b"b" * 16) as again:
+            await assert_served(again, 1)
 
 
-def test_the_good_message_of_the_table_is_good(address: str) -> None:
+@real_time
+async def test_the_good_message_of_the_table_is_good(address: str) -> None:
     """Otherwise the cases above would fail for another reason than the one that they name."""
-
-    async def main() -> None:
-        async with real_server(address), real_peer(address, b"g" * 16) as peer:
-            peer.connection.send_nowait(GOOD)
-            assert 7 == (await peer.hear(Result)).sequence
-
-    trio.run(main)
+    async with real_server(address), real_peer(address, b"g" * 16) as peer:
+        peer.connection.send_nowait(GOOD)
+        assert 7 == (await peer.hear(Result)).sequence
 
 
-def test_a_bad_entry_fails_alone_among_good_ones(address: str) -> None:
+@real_time
+async def test_a_bad_entry_fails_alone_among_good_ones(address: str) -> None:
     """Three requests in one message, the second one bad."""
-
-    async def main() -> None:
-        async with real_server(address), real_peer(address, b"g" * 16) as peer:
-            peer.connection.send_nowait(
-                message(entry(sequence=1), entry(sequence=2, priority=None), entry(sequence=3))
-            )
-            assert 2 == (await peer.hear(Failure)).sequence
-            assert [1, 3] == [(await peer.hear(Result)).sequence for _ in range(2)]
-
-    trio.run(main)
+    async with real_server(address), real_peer(address, b"g" * 16) as peer:
+        peer.connection.send_nowait(
+            message(entry(sequence=1), entry(sequence=2, priority=None), entry(sequence=3))
+        )
+        assert 2 == (await peer.hear(Failure)).sequence
+        assert [1, 3] == [(await peer.hear(Result)).sequence for _ in range(2)]
 
 
-def test_an_unknown_model_name_and_a_worker_entry_are_refused(address: str) -> None:
+@real_time
+async def test_an_unknown_model_name_and_a_worker_entry_are_refused(address: str) -> None:
     """Neither ends the session."""
-
-    async def main() -> None:
-        async with real_server(address) as server, real_peer(address, b"g" * 16) as peer:
-            peer.say(OpenModel(name="no such"))
-            assert "invalid" == (await peer.hear(ModelRefused)).code
-            peer.connection.send_nowait(message([40, 0, "w", 1, 1, {}]))
-            peer.say(StatisticsRequest())
-            assert {"clients": 1} == (await peer.hear(Statistics)).values["bad_messages"]
-            await assert_served(peer, 1)
-            assert 1 == server.statistics()["clients"]
-
-    trio.run(main)
+    async with real_server(address) as server, real_peer(address, b"g" * 16) as peer:
+        peer.say(OpenModel(name="no such"))
+        assert "invalid" == (await peer.hear(ModelRefused)).code
+        peer.connection.send_nowait(message([40, 0, "w", 1, 1, {}]))
+        assert {"clients": 1} == (await peer.statistics())["bad_messages"]
+        await assert_served(peer, 1)
+        assert 1 == server.statistics()["clients"]
 
 
-def test_a_request_before_the_greeting_is_told_so(address: str) -> None:
+@real_time
+async def test_a_request_before_the_greeting_is_told_so(address: str) -> None:
     """There is no session that it could belong to."""
-
-    async def main() -> None:
-        async with real_server(address), trio.open_nursery() as nursery, DealerSocket() as socket:
-            socket.connect(address)
-            await nursery.start(socket.run)
-            peer = RawPeer(socket)
-            socket.send_nowait(GOOD)
-            await peer.hear(Unknown)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with real_server(address), trio.open_nursery() as nursery, DealerSocket() as socket:
+        socket.connect(address)
+        await nursery.start(socket.run)
+        peer = RawPeer(socket)
+        socket.send_nowait(GOOD)
+        await peer.hear(Unknown)
+        nursery.cancel_scope.cancel()
 
 
 def test_a_full_queue_and_a_spent_deadline_behind_a_busy_slot(address: str) -> None:
@@ -383,7 +363,8 @@ def test_a_full_queue_and_a_spent_deadline_behind_a_busy_slot(address: str) -> N
         release.set()
 
 
-def test_a_model_that_raises_fails_its_request_and_serves_the_next(address: str) -> None:
+@real_time
+async def test_a_model_that_raises_fails_its_request_and_serves_the_next(address: str) -> None:
     """The engine's words arrive; the slot's thread goes on."""
 
     def picky(x: np.ndarray[Any, Any], scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -391,13 +372,10 @@ def test_a_model_that_raises_fails_its_request_and_serves_the_next(address: str)
             raise ValueError("no thirteens")
         return scaled(x, scale)
 
-    async def main() -> None:
-        async with real_server(address, compiled(picky)), real_peer(address, b"g" * 16) as peer:
-            thirteen = np.array([13.0, 1.0], np.float32).tobytes()
-            peer.connection.send_nowait(message(entry(inline=(INLINE[0], thirteen))))
-            failure = await peer.hear(Failure)
-            assert (7, "model_error") == (failure.sequence, failure.code)
-            assert "no thirteens" in failure.message
-            await assert_served(peer, 8)
-
-    trio.run(main)
+    async with real_server(address, compiled(picky)), real_peer(address, b"g" * 16) as peer:
+        thirteen = np.array([13.0, 1.0], np.float32).tobytes()
+        peer.connection.send_nowait(message(entry(inline=(INLINE[0], thirteen))))
+        failure = await peer.hear(Failure)
+        assert (7, "model_error") == (failure.sequence, failure.code)
+        assert "no thirteens" in failure.message
+        await assert_served(peer, 8)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
-from tests.pipeline.serving.harness import RawPeer, ScriptedSlots, echo_tensors, memory_serving, request
-from trio.testing import MockClock, wait_all_tasks_blocked
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.harness import (
+    RawPeer,
+    ScriptedSlots,
+    echo_tensors,
+    ending,
+    memory_serving,
+    request,
+    scripted_client,
+)
+from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.models import ModelOptions
 from shapestream.wire.messages import (
@@ -17,22 +25,10 @@ from shapestream.wire.messages import (
     ModelOpened,
     OpenModel,
     Result,
-    Statistics,
-    StatisticsRequest,
 )
 
 ONCE = {"echo": ModelOptions(idempotent=False)}
 OTHER = echo_tensors(value=2.0)
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Runs a test's main function on a clock that jumps."""
-
-    async def in_time() -> None:
-        with trio.fail_after(600):  # of the jumping clock: what never comes is an error, not a hang
-            await main()
-
-    trio.run(in_time, clock=MockClock(autojump_threshold=0))
 
 
 async def answered(client: RawPeer, slots: ScriptedSlots, sequence: int, **fields: Any) -> Result:
@@ -42,310 +38,217 @@ async def answered(client: RawPeer, slots: ScriptedSlots, sequence: int, **field
     return await client.hear(Result)
 
 
-async def statistics(client: RawPeer) -> dict[str, Any]:
-    """The server's counters."""
-    client.say(StatisticsRequest())
-    return (await client.hear(Statistics)).values
-
-
-def ending(failure: Failure) -> tuple[int, str]:
-    """Of which request, and why."""
-    return failure.sequence, failure.code
-
-
-def test_another_payload_under_a_running_number_is_a_conflict_and_the_running_one_is_unharmed() -> None:
+@virtual_time
+async def test_another_payload_under_a_running_number_is_a_conflict_and_the_running_one_is_unharmed() -> None:
     """The first to come has the number; the second is told so, and does not run."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            batch = await slots.next_batch()
-            client.say(request(1, OTHER))
-            assert (1, "conflict") == ending(await client.hear(Failure))
-            slots.finish(batch)
-            result = await client.hear(Result)
-            assert echo_tensors().buffers[0] == result.tensors.buffers[0]
-            assert [] == slots.started
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1))
+        batch = await slots.next_batch()
+        client.say(request(1, OTHER))
+        assert (1, "conflict") == ending(await client.hear(Failure))
+        slots.finish(batch)
+        result = await client.hear(Result)
+        assert echo_tensors().buffers[0] == result.tensors.buffers[0]
+        assert [] == slots.started
 
 
-def test_another_model_under_a_running_number_is_a_conflict() -> None:
+@virtual_time
+async def test_another_model_under_a_running_number_is_a_conflict() -> None:
     """The payload alone does not make the request; a model that does not exist is no exception."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            batch = await slots.next_batch()
-            client.say(request(1, model=5))
-            assert (1, "conflict") == ending(await client.hear(Failure))
-            slots.finish(batch)
-            assert 1 == (await client.hear(Result)).sequence
-            values = await statistics(client)
-            assert values["requests"] == values["results"] + sum(values["failures"].values()) == 2
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1))
+        batch = await slots.next_batch()
+        client.say(request(1, model=5))
+        assert (1, "conflict") == ending(await client.hear(Failure))
+        slots.finish(batch)
+        assert 1 == (await client.hear(Result)).sequence
+        values = await client.statistics()
+        assert values["requests"] == values["results"] + sum(values["failures"].values()) == 2
 
 
-def test_an_answered_request_that_comes_again_gets_the_kept_reply_and_does_not_run() -> None:
+@virtual_time
+async def test_an_answered_request_that_comes_again_gets_the_kept_reply_and_does_not_run() -> None:
     """The same bytes, the same timings; other deadlines and priorities do not make it another request."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            first = await answered(client, slots, 1)
-            client.say(request(1, remaining_ms=50, priority=3))
-            assert first == await client.hear(Result)
-            assert [] == slots.started
-            values = await statistics(client)
-            assert (1, 1, 1) == (values["repeated"], values["results"], values["requests"])
-            assert 1 == values["kept_replies"]
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        first = await answered(client, slots, 1)
+        client.say(request(1, remaining_ms=50, priority=3))
+        assert first == await client.hear(Result)
+        assert [] == slots.started
+        values = await client.statistics()
+        assert (1, 1, 1) == (values["repeated"], values["results"], values["requests"])
+        assert 1 == values["kept_replies"]
 
 
-def test_another_payload_under_an_answered_number_is_a_conflict() -> None:
+@virtual_time
+async def test_another_payload_under_an_answered_number_is_a_conflict() -> None:
     """Its reply is not that of the first, and is not made either."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            await answered(client, slots, 1)
-            client.say(request(1, OTHER))
-            assert (1, "conflict") == ending(await client.hear(Failure))
-            assert [] == slots.started
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        await answered(client, slots, 1)
+        client.say(request(1, OTHER))
+        assert (1, "conflict") == ending(await client.hear(Failure))
+        assert [] == slots.started
 
 
-def test_replies_that_were_lost_with_a_connection_are_given_on_the_next_one() -> None:
+@virtual_time
+async def test_replies_that_were_lost_with_a_connection_are_given_on_the_next_one() -> None:
     """Whether the session lived on, or ended since nothing was heard of the client."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            first, second, third = running.client(), running.client(), running.client()
-            await first.open_session()
-            result = await answered(first, slots, 1)
-            await second.open_session()
-            second.say(request(1))
-            assert result == await second.hear(Result)
-            await trio.sleep(15.0)
-            assert 0 == running.server.statistics()["clients"]
-            await third.open_session()
-            third.say(request(1))
-            assert result == await third.hear(Result)
-            assert [] == slots.started
-
-    run(main)
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        first, second, third = running.client(), running.client(), running.client()
+        await first.open_session()
+        result = await answered(first, slots, 1)
+        await second.open_session()
+        second.say(request(1))
+        assert result == await second.hear(Result)
+        await trio.sleep(15.0)
+        assert 0 == running.server.statistics()["clients"]
+        await third.open_session()
+        third.say(request(1))
+        assert result == await third.hear(Result)
+        assert [] == slots.started
 
 
-def test_replies_belong_to_the_client_that_asked() -> None:
+@virtual_time
+async def test_replies_belong_to_the_client_that_asked() -> None:
     """Another client's request with the same number is another request."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            one, other = running.client(), running.client()
-            await one.open_session(b"1" * 16)
-            await other.open_session(b"2" * 16)
-            await answered(one, slots, 1)
-            result = await answered(other, slots, 1, tensors=OTHER)
-            assert OTHER.buffers[0] == result.tensors.buffers[0]
-
-    run(main)
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        one, other = running.client(), running.client()
+        await one.open_session(b"1" * 16)
+        await other.open_session(b"2" * 16)
+        await answered(one, slots, 1)
+        result = await answered(other, slots, 1, tensors=OTHER)
+        assert OTHER.buffers[0] == result.tensors.buffers[0]
 
 
-def test_a_failure_is_kept_like_a_result() -> None:
+@virtual_time
+async def test_a_failure_is_kept_like_a_result() -> None:
     """`model_error`, `cancelled` and `deadline_exceeded` are terminal replies; none of these requests runs again."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            slots.fail(await slots.next_batch(), message="no")
-            failure = await client.hear(Failure)
-            client.say(request(1))
-            assert failure == await client.hear(Failure)
-            client.say(request(2))
-            batch = await slots.next_batch()
-            client.say(request(3), Cancel(sequence=3), request(4, remaining_ms=20))
-            assert (3, "cancelled") == ending(await client.hear(Failure))
-            assert (4, "deadline_exceeded") == ending(await client.hear(Failure))
-            client.say(request(3), request(4))
-            assert (3, "cancelled") == ending(await client.hear(Failure))
-            assert (4, "deadline_exceeded") == ending(await client.hear(Failure))
-            slots.finish(batch)
-            assert [] == slots.started
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1))
+        slots.fail(await slots.next_batch(), message="no")
+        failure = await client.hear(Failure)
+        client.say(request(1))
+        assert failure == await client.hear(Failure)
+        client.say(request(2))
+        batch = await slots.next_batch()
+        client.say(request(3), Cancel(sequence=3), request(4, remaining_ms=20))
+        assert (3, "cancelled") == ending(await client.hear(Failure))
+        assert (4, "deadline_exceeded") == ending(await client.hear(Failure))
+        client.say(request(3), request(4))
+        assert (3, "cancelled") == ending(await client.hear(Failure))
+        assert (4, "deadline_exceeded") == ending(await client.hear(Failure))
+        slots.finish(batch)
+        assert [] == slots.started
 
 
-def test_a_refusal_leaves_the_number_unused() -> None:
+@virtual_time
+async def test_a_refusal_leaves_the_number_unused() -> None:
     """What was refused for want of room did not run, so the same request may be sent again under its number."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots, window_requests=1) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1), request(2))
-            assert (2, "overloaded") == ending(await client.hear(Failure))
-            slots.finish(await slots.next_batch())
-            await client.hear(Result)
-            assert 2 == (await answered(client, slots, 2)).sequence
-
-    run(main)
+    async with scripted_client(window_requests=1) as (client, slots):
+        client.say(request(1), request(2))
+        assert (2, "overloaded") == ending(await client.hear(Failure))
+        slots.finish(await slots.next_batch())
+        await client.hear(Result)
+        assert 2 == (await answered(client, slots, 2)).sequence
 
 
-def test_a_reply_that_is_no_longer_kept_is_not_made_again() -> None:
+@virtual_time
+async def test_a_reply_that_is_no_longer_kept_is_not_made_again() -> None:
     """After its time the number alone is known: `answered`, whatever the payload."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots, kept_s=5.0, client_silence_s=1000.0) as running:
-            client = running.client()
-            await client.open_session()
-            await answered(client, slots, 1)
-            await trio.sleep(7.0)
-            client.say(request(1))
-            failure = await client.hear(Failure)
-            assert (1, "answered", False) == (*ending(failure), failure.retryable)
-            assert 0 == (await statistics(client))["kept_replies"]
-            assert 2 == (await answered(client, slots, 2)).sequence
-
-    run(main)
+    async with scripted_client(kept_s=5.0, client_silence_s=1000.0) as (client, slots):
+        await answered(client, slots, 1)
+        await trio.sleep(7.0)
+        client.say(request(1))
+        failure = await client.hear(Failure)
+        assert (1, "answered", False) == (*ending(failure), failure.retryable)
+        assert 0 == (await client.statistics())["kept_replies"]
+        assert 2 == (await answered(client, slots, 2)).sequence
 
 
-def test_a_result_beyond_the_bytes_that_are_kept_is_answered_by_its_number() -> None:
+@virtual_time
+async def test_a_result_beyond_the_bytes_that_are_kept_is_answered_by_its_number() -> None:
     """The bound holds also for a single reply."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots, kept_bytes=2048) as running:
-            client = running.client()
-            await client.open_session()
-            await answered(client, slots, 1, tensors=echo_tensors(n=1000))
-            client.say(request(1, echo_tensors(n=1000)))
-            assert (1, "answered") == ending(await client.hear(Failure))
-
-    run(main)
+    async with scripted_client(kept_bytes=2048) as (client, slots):
+        await answered(client, slots, 1, tensors=echo_tensors(n=1000))
+        client.say(request(1, echo_tensors(n=1000)))
+        assert (1, "answered") == ending(await client.hear(Failure))
 
 
-def test_numbers_that_were_never_used_are_free_whatever_their_order() -> None:
+@virtual_time
+async def test_numbers_that_were_never_used_are_free_whatever_their_order() -> None:
     """Only what was answered is known."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            for sequence in (9, 3, 5):
-                assert sequence == (await answered(client, slots, sequence)).sequence
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        for sequence in (9, 3, 5):
+            assert sequence == (await answered(client, slots, sequence)).sequence
 
 
-def test_a_model_whose_requests_may_not_run_twice_says_so() -> None:
+@virtual_time
+async def test_a_model_whose_requests_may_not_run_twice_says_so() -> None:
     """The client must know it, since after a restart the server does not know what ran."""
-
-    async def main() -> None:
-        async with memory_serving(ScriptedSlots(), models=ONCE) as running:
-            client = running.client()
-            await client.open_session(model=None)
-            client.say(OpenModel(name="echo"))
-            assert (await client.hear(ModelOpened)).signature["idempotent"] is False
-
-    run(main)
+    async with memory_serving(ScriptedSlots(), models=ONCE) as running:
+        client = running.client()
+        await client.open_session(model=None)
+        client.say(OpenModel(name="echo"))
+        assert (await client.hear(ModelOpened)).signature["idempotent"] is False
 
 
-def test_requests_that_may_not_run_twice_run_alone() -> None:
+@virtual_time
+async def test_requests_that_may_not_run_twice_run_alone() -> None:
     """Two that wait together, the second of several rows, take two calls."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots, models=ONCE) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1), request(2, echo_tensors(rows=3)), request(3))
-            for rows in (1, 3, 1):
-                batch = await slots.next_batch()
-                assert [rows] == [shape.rows for shape in batch.shapes]
-                await wait_all_tasks_blocked()
-                assert [] == slots.started
-                slots.finish(batch)
-            assert [1, 2, 3] == [(await client.hear(Result)).sequence for _ in range(3)]
-
-    run(main)
-
-
-def test_what_may_not_run_twice_and_was_lost_is_answered_so_and_never_runs_again() -> None:
-    """Neither by a retry of the server, nor when the client sends it again."""
-
-    async def main() -> None:
-        async with memory_serving(models=ONCE) as running:
-            first, second = running.worker(), running.worker()
-            await first.join_as_worker("first")
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            await wait_all_tasks_blocked()
-            await second.join_as_worker("second")
-            first.say(Goodbye())
-            assert (1, "worker_lost") == ending(await client.hear(Failure))
-            client.say(request(1))
-            assert (1, "worker_lost") == ending(await client.hear(Failure))
-            await wait_all_tasks_blocked()
-            assert 0 == (await statistics(client))["batches"]
-
-    run(main)
-
-
-def test_what_may_not_run_twice_and_ran_for_a_client_that_left_does_not_run_again() -> None:
-    """Nobody heard the answer, so it cannot be given; what was still queued is free to run."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots, models=ONCE) as running:
-            client, again = running.client(), running.client()
-            await client.open_session()
-            client.say(request(1), request(2))
+    async with scripted_client(models=ONCE) as (client, slots):
+        client.say(request(1), request(2, echo_tensors(rows=3)), request(3))
+        for rows in (1, 3, 1):
             batch = await slots.next_batch()
-            client.say(Goodbye())
-            await again.open_session()
-            again.say(request(1))
-            assert (1, "worker_lost") == ending(await again.hear(Failure))
-            slots.fail(batch, "cancelled")
-            assert 2 == (await answered(again, slots, 2)).sequence
-
-    run(main)
+            assert [rows] == [shape.rows for shape in batch.shapes]
+            await wait_all_tasks_blocked()
+            assert [] == slots.started
+            slots.finish(batch)
+        assert [1, 2, 3] == [(await client.hear(Result)).sequence for _ in range(3)]
 
 
-def test_what_may_not_run_twice_is_not_handed_back_as_draining_once_it_was_started() -> None:
+@virtual_time
+async def test_what_may_not_run_twice_and_was_lost_is_answered_so_and_never_runs_again() -> None:
+    """Neither by a retry of the server, nor when the client sends it again."""
+    async with memory_serving(models=ONCE) as running:
+        first, second = running.worker(), running.worker()
+        await first.join_as_worker("first")
+        client = await running.greeted()
+        client.say(request(1))
+        await wait_all_tasks_blocked()
+        await second.join_as_worker("second")
+        first.say(Goodbye())
+        assert (1, "worker_lost") == ending(await client.hear(Failure))
+        client.say(request(1))
+        assert (1, "worker_lost") == ending(await client.hear(Failure))
+        await wait_all_tasks_blocked()
+        assert 0 == (await client.statistics())["batches"]
+
+
+@virtual_time
+async def test_what_may_not_run_twice_and_ran_for_a_client_that_left_does_not_run_again() -> None:
+    """Nobody heard the answer, so it cannot be given; what was still queued is free to run."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots, models=ONCE) as running:
+        client, again = running.client(), running.client()
+        await client.open_session()
+        client.say(request(1), request(2))
+        batch = await slots.next_batch()
+        client.say(Goodbye())
+        await again.open_session()
+        again.say(request(1))
+        assert (1, "worker_lost") == ending(await again.hear(Failure))
+        slots.fail(batch, "cancelled")
+        assert 2 == (await answered(again, slots, 2)).sequence
+
+
+@virtual_time
+async def test_what_may_not_run_twice_is_not_handed_back_as_draining_once_it_was_started() -> None:
     """A client would send it to the next server."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots, models=ONCE, grace_s=1.0) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1), request(2))
-            await slots.next_batch()
-            running.server.drain()
-            assert {(1, "worker_lost"), (2, "draining")} == {
-                ending(await client.hear(Failure)) for _ in range(2)
-            }
-
-    run(main)
+    slots = ScriptedSlots()
+    async with memory_serving(slots, models=ONCE, grace_s=1.0) as running:
+        client = await running.greeted()
+        client.say(request(1), request(2))
+        await slots.next_batch()
+        running.server.drain()
+        assert {(1, "worker_lost"), (2, "draining")} == {ending(await client.hear(Failure)) for _ in range(2)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgpack
 import pytest
 import trio
+from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.hostile import (
     INLINE,
     INVERTED,
@@ -191,24 +192,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_hostile_request_is_refused_by_its_number(
+@real_time
+async def test_a_hostile_request_is_refused_by_its_number(
     name: str, server: Hostile, resident_at_first: int
 ) -> None:
     """A typed error; the sender's next request, and those of an honest client beside it, are served."""
     case = REFUSED[name]
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as bad, client(server.ipc) as honest:
-                watch = await Watch.begin(server, honest)
-                bad.connection.send_nowait(case.frames)
-                failure = await bad.hear(Failure)
-                assert (7, case.code, False) == (failure.sequence, failure.code, failure.retryable)
-                assert case.word in failure.message
-                await assert_served(bad, 8)
-                await watch.done(f"failures.{case.code}")
-
-    trio.run(main)
+    async with client(server.ipc) as bad, client(server.ipc) as honest:
+        watch = await Watch.begin(server, honest)
+        bad.connection.send_nowait(case.frames)
+        failure = await bad.hear(Failure)
+        assert (7, case.code, False) == (failure.sequence, failure.code, failure.retryable)
+        assert case.word in failure.message
+        await assert_served(bad, 8)
+        await watch.done(f"failures.{case.code}")
 
 
 # ---------------------------------------------------------------- dropped
@@ -257,21 +254,19 @@ DROPPED: dict[str, Frames] = {
 
 
 @pytest.mark.parametrize("name", DROPPED)
-def test_an_entry_that_has_no_number_is_dropped(name: str, server: Hostile, resident_at_first: int) -> None:
+@real_time
+async def test_an_entry_that_has_no_number_is_dropped(
+    name: str, server: Hostile, resident_at_first: int
+) -> None:
     """It is counted; the same message's good entry is served, and so are the sender and an honest client afterwards."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as bad, client(server.ipc) as honest:
-                watch = await Watch.begin(server, honest)
-                header, *frames = DROPPED[name]
-                version, entries = msgpack.unpackb(header)
-                bad.connection.send_nowait([packed([version, [*entries, entry(sequence=6)]]), *frames])
-                assert 6 == (await bad.hear(Result)).sequence
-                await assert_served(bad, 8)
-                await watch.done("bad_messages.clients")
-
-    trio.run(main)
+    async with client(server.ipc) as bad, client(server.ipc) as honest:
+        watch = await Watch.begin(server, honest)
+        header, *frames = DROPPED[name]
+        version, entries = msgpack.unpackb(header)
+        bad.connection.send_nowait([packed([version, [*entries, entry(sequence=6)]]), *frames])
+        assert 6 == (await bad.hear(Result)).sequence
+        await assert_served(bad, 8)
+        await watch.done("bad_messages.clients")
 
 
 # ---------------------------------------------------------------- the end of the connection
@@ -337,24 +332,20 @@ ENDED: dict[str, Frames] = {
 
 
 @pytest.mark.parametrize("name", ENDED)
-def test_an_unreadable_message_ends_its_connection(
+@real_time
+async def test_an_unreadable_message_ends_its_connection(
     name: str, server: Hostile, resident_at_first: int
 ) -> None:
     """Goodbye; what the sender says behind it is not heard; it may begin again on another connection."""
     number = some_client()
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc, number) as bad, client(server.ipc) as honest:
-                watch = await Watch.begin(server, honest)
-                bad.connection.send_nowait(ENDED[name])
-                bad.connection.send_nowait(ENDED[name])
-                await bad.hear(Goodbye)
-                async with client(server.ipc, number) as again:
-                    await assert_served(again, 1)
-                await watch.done("bad_messages.clients")
-
-    trio.run(main)
+    async with client(server.ipc, number) as bad, client(server.ipc) as honest:
+        watch = await Watch.begin(server, honest)
+        bad.connection.send_nowait(ENDED[name])
+        bad.connection.send_nowait(ENDED[name])
+        await bad.hear(Goodbye)
+        async with client(server.ipc, number) as again:
+            await assert_served(again, 1)
+        await watch.done("bad_messages.clients")
 
 
 # ---------------------------------------------------------------- odd, and right
@@ -412,47 +403,39 @@ UNKNOWN_KINDS = {"beside entries of kinds that come later": 2}
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_what_is_odd_but_right_is_served(name: str, server: Hostile, resident_at_first: int) -> None:
+@real_time
+async def test_what_is_odd_but_right_is_served(name: str, server: Hostile, resident_at_first: int) -> None:
     """Otherwise the cases above could be refused for the wrong reason."""
     frames, expected = SERVED[name]
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as odd, client(server.ipc) as honest:
-                watch = await Watch.begin(server, honest)
-                odd.connection.send_nowait(frames)
-                result = await odd.hear(Result)
-                assert 7 == result.sequence
-                assert expected == bytes(result.tensors.buffers[0])
-                times = UNKNOWN_KINDS.get(name, 0)
-                await watch.done("bad_messages.clients" if times else None, times)
-
-    trio.run(main)
+    async with client(server.ipc) as odd, client(server.ipc) as honest:
+        watch = await Watch.begin(server, honest)
+        odd.connection.send_nowait(frames)
+        result = await odd.hear(Result)
+        assert 7 == result.sequence
+        assert expected == bytes(result.tensors.buffers[0])
+        times = UNKNOWN_KINDS.get(name, 0)
+        await watch.done("bad_messages.clients" if times else None, times)
 
 
-def test_a_thousand_requests_without_rows_share_calls_within_bounds(server: Hostile) -> None:
+@real_time
+async def test_a_thousand_requests_without_rows_share_calls_within_bounds(server: Hostile) -> None:
     """Rows alone would not bound a batch of them: a call has as many requests as it may have rows, at most."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as bad, client(server.ipc) as honest:
-                watch = await Watch.begin(server, honest)
-                for first in range(0, 1_000, 50):
-                    empty = [
-                        entry(
-                            sequence=first + n,
-                            model=INVERTED,
-                            layout=((0, "boolean", (0, 4)),),
-                            inline=(b"",),
-                        )
-                        for n in range(50)
-                    ]
-                    bad.connection.send_nowait(message(*empty))
-                    for _ in range(50):
-                        assert (await bad.hear(Result)).timings.batch_requests <= 8
-                await watch.done(None)
-
-    trio.run(main)
+    async with client(server.ipc) as bad, client(server.ipc) as honest:
+        watch = await Watch.begin(server, honest)
+        for first in range(0, 1_000, 50):
+            empty = [
+                entry(
+                    sequence=first + n,
+                    model=INVERTED,
+                    layout=((0, "boolean", (0, 4)),),
+                    inline=(b"",),
+                )
+                for n in range(50)
+            ]
+            bad.connection.send_nowait(message(*empty))
+            for _ in range(50):
+                assert (await bad.hear(Result)).timings.batch_requests <= 8
+        await watch.done(None)
 
 
 def test_none_of_this_stays_in_memory(server: Hostile, resident_at_first: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import trio
-from tests.pipeline.serving.harness import RawPeer
+from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.serving.harness import RawPeer, ending
 from tests.pipeline.serving.hostile import (
     INLINE,
     INVERTED,
@@ -92,142 +93,111 @@ BEFORE_HELLO: dict[str, Frames] = {
 
 
 @pytest.mark.parametrize("name", BEFORE_HELLO)
-def test_nothing_comes_before_the_greeting(name: str, server: Hostile) -> None:
+@real_time
+async def test_nothing_comes_before_the_greeting(name: str, server: Hostile) -> None:
     """The sender learns that it is unknown, and may greet on the same connection."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, peer(server.ipc) as stranger:
-                watch = await Watch.begin(server, honest)
-                stranger.connection.send_nowait(BEFORE_HELLO[name])
-                await stranger.hear(Unknown)
-                await stranger.open_session(some_client(), "scaled")
-                await assert_served(stranger, 1)
-                await watch.done("strangers.clients")
-
-    trio.run(main)
+    async with client(server.ipc) as honest, peer(server.ipc) as stranger:
+        watch = await Watch.begin(server, honest)
+        stranger.connection.send_nowait(BEFORE_HELLO[name])
+        await stranger.hear(Unknown)
+        await stranger.open_session(some_client(), "scaled")
+        await assert_served(stranger, 1)
+        await watch.done("strangers.clients")
 
 
-def test_a_request_behind_a_farewell_is_of_a_stranger(server: Hostile) -> None:
+@real_time
+async def test_a_request_behind_a_farewell_is_of_a_stranger(server: Hostile) -> None:
     """Entries are carried out in their order; what had not ended is dropped."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, client(server.ipc) as odd:
-                watch = await Watch.begin(server, honest)
-                odd.connection.send_nowait(message([1, 0], entry()))
-                await odd.hear(Unknown)
-                await watch.done("strangers.clients")
-
-    trio.run(main)
+    async with client(server.ipc) as honest, client(server.ipc) as odd:
+        watch = await Watch.begin(server, honest)
+        odd.connection.send_nowait(message([1, 0], entry()))
+        await odd.hear(Unknown)
+        await watch.done("strangers.clients")
 
 
-def test_greetings_without_end_open_one_session(server: Hostile) -> None:
+@real_time
+async def test_greetings_without_end_open_one_session(server: Hostile) -> None:
     """A connection has one session at most, however many ids it invents."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, peer(server.ipc) as odd:
-                watch = await Watch.begin(server, honest)
-                honest.say(StatisticsRequest())
-                before = (await honest.hear(Statistics)).values["clients"]
-                for _ in range(20):
-                    odd.connection.send_nowait(message(*[[10, 0, some_client(), "x"] for _ in range(50)]))
-                odd.say(StatisticsRequest())
-                await odd.hear(Statistics)
-                honest.say(StatisticsRequest())
-                assert before + 1 == (await honest.hear(Statistics)).values["clients"]
-                await watch.done(None)
-
-    trio.run(main)
+    async with client(server.ipc) as honest, peer(server.ipc) as odd:
+        watch = await Watch.begin(server, honest)
+        before = (await honest.statistics())["clients"]
+        for _ in range(20):
+            odd.connection.send_nowait(message(*[[10, 0, some_client(), "x"] for _ in range(50)]))
+        odd.say(StatisticsRequest())
+        await odd.hear(Statistics)
+        assert before + 1 == (await honest.statistics())["clients"]
+        await watch.done(None)
 
 
-def test_a_replayed_identity_moves_the_session_and_its_owner_takes_it_back(server: Hostile) -> None:
+@real_time
+async def test_a_replayed_identity_moves_the_session_and_its_owner_takes_it_back(server: Hostile) -> None:
     """Without keys an id is all that a client has; see docs/security.md. Nobody else is touched."""
     number = some_client()
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with (
-                client(server.ipc) as honest,
-                client(server.ipc, number) as owner,
-                peer(server.ipc) as thief,
-            ):
-                watch = await Watch.begin(server, honest)
-                thief.say(Hello(client=number, software="thief"))
-                await thief.hear(Welcome)
-                owner.say(Heartbeat())
-                await owner.hear(Unknown)
-                owner.say(Hello(client=number, software="owner"))
-                await owner.hear(Welcome)
-                await assert_served(owner, 1)
-                await watch.done("strangers.clients")
-
-    trio.run(main)
+    async with (
+        client(server.ipc) as honest,
+        client(server.ipc, number) as owner,
+        peer(server.ipc) as thief,
+    ):
+        watch = await Watch.begin(server, honest)
+        thief.say(Hello(client=number, software="thief"))
+        await thief.hear(Welcome)
+        owner.say(Heartbeat())
+        await owner.hear(Unknown)
+        owner.say(Hello(client=number, software="owner"))
+        await owner.hear(Welcome)
+        await assert_served(owner, 1)
+        await watch.done("strangers.clients")
 
 
-def test_one_client_cannot_cancel_what_another_waits_for(server: Hostile) -> None:
+@real_time
+async def test_one_client_cannot_cancel_what_another_waits_for(server: Hostile) -> None:
     """Numbers belong to their client: cancelling all of the small ones touches nobody else's."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, client(server.ipc) as odd:
-                watch = await Watch.begin(server, honest)
-                honest.connection.send_nowait(message(*[entry(sequence=n) for n in range(50)]))
-                for _ in range(4):
-                    odd.say(*[Cancel(sequence=n) for n in range(200)])
-                assert list(range(50)) == sorted([(await honest.hear(Result)).sequence for _ in range(50)])
-                await assert_served(odd, 1)
-                await watch.done(None)
-
-    trio.run(main)
+    async with client(server.ipc) as honest, client(server.ipc) as odd:
+        watch = await Watch.begin(server, honest)
+        honest.connection.send_nowait(message(*[entry(sequence=n) for n in range(50)]))
+        for _ in range(4):
+            odd.say(*[Cancel(sequence=n) for n in range(200)])
+        assert list(range(50)) == sorted([(await honest.hear(Result)).sequence for _ in range(50)])
+        await assert_served(odd, 1)
+        await watch.done(None)
 
 
 @pytest.mark.parametrize("excess", [1, 36, 192])
-def test_credit_that_is_overdrawn_is_refused(excess: int, server: Hostile) -> None:
+@real_time
+async def test_credit_that_is_overdrawn_is_refused(excess: int, server: Hostile) -> None:
     """In one message: as many as the window has room for are served, each of the others is told so."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, client(server.ipc) as greedy:
-                watch = await Watch.begin(server, honest)
-                entries = [entry(sequence=n) for n in range(WINDOW_REQUESTS + excess)]
-                greedy.connection.send_nowait(message(*entries))
-                for _ in range(excess):
-                    failure = await greedy.hear(Failure)
-                    assert ("overloaded", True) == (failure.code, failure.retryable)
-                for _ in range(WINDOW_REQUESTS):
-                    await greedy.hear(Result)
-                await watch.done("failures.overloaded", excess)
-
-    trio.run(main)
+    async with client(server.ipc) as honest, client(server.ipc) as greedy:
+        watch = await Watch.begin(server, honest)
+        entries = [entry(sequence=n) for n in range(WINDOW_REQUESTS + excess)]
+        greedy.connection.send_nowait(message(*entries))
+        for _ in range(excess):
+            failure = await greedy.hear(Failure)
+            assert ("overloaded", True) == (failure.code, failure.retryable)
+        for _ in range(WINDOW_REQUESTS):
+            await greedy.hear(Result)
+        await watch.done("failures.overloaded", excess)
 
 
-def test_bytes_that_are_overdrawn_are_refused(server: Hostile) -> None:
+@real_time
+async def test_bytes_that_are_overdrawn_are_refused(server: Hostile) -> None:
     """Five requests of 300,000 bytes in one message, where 1 MiB may be unanswered: three are served."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, client(server.ipc) as greedy:
-                watch = await Watch.begin(server, honest)
-                layout = ((0, "boolean", (1, 300_000)),)
-                entries = [
-                    entry(frames=1, sequence=n, model=INVERTED, layout=layout, inline=(None,))
-                    for n in range(5)
-                ]
-                greedy.connection.send_nowait(message(*entries, frames=(bytes(300_000),) * 5))
-                for sequence in (3, 4):
-                    failure = await greedy.hear(Failure)
-                    assert (sequence, "overloaded", True) == (
-                        failure.sequence,
-                        failure.code,
-                        failure.retryable,
-                    )
-                for _ in range(3):
-                    await greedy.hear(Result)
-                await watch.done("failures.overloaded", 2)
-
-    trio.run(main)
+    async with client(server.ipc) as honest, client(server.ipc) as greedy:
+        watch = await Watch.begin(server, honest)
+        layout = ((0, "boolean", (1, 300_000)),)
+        entries = [
+            entry(frames=1, sequence=n, model=INVERTED, layout=layout, inline=(None,)) for n in range(5)
+        ]
+        greedy.connection.send_nowait(message(*entries, frames=(bytes(300_000),) * 5))
+        for sequence in (3, 4):
+            failure = await greedy.hear(Failure)
+            assert (sequence, "overloaded", True) == (
+                failure.sequence,
+                failure.code,
+                failure.retryable,
+            )
+        for _ in range(3):
+            await greedy.hear(Result)
+        await watch.done("failures.overloaded", 2)
 
 
 NAMES = {
@@ -243,62 +213,48 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_stays_a_name(name: str, server: Hostile) -> None:
+@real_time
+async def test_a_name_stays_a_name(name: str, server: Hostile) -> None:
     """As software and as a model: it is answered, the log stays one JSON object per line, and no counter is named so."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, peer(server.ipc) as odd:
-                watch = await Watch.begin(server, honest)
-                odd.say(Hello(client=some_client(), software=NAMES[name]))
-                await odd.hear(Welcome)
-                odd.say(OpenModel(name=NAMES[name]))
-                refused = await odd.hear(ModelRefused)
-                assert ("invalid", NAMES[name]) == (refused.code, refused.name)
-                odd.say(Goodbye())
-                await watch.done(None)
-                joined = [line for line in server.lines() if line["event"] == "client joined"]
-                assert NAMES[name] in {line["software"] for line in joined}
-                assert not [line for line in server.lines() if line["event"] == "server stopped"]
-
-    trio.run(main)
+    async with client(server.ipc) as honest, peer(server.ipc) as odd:
+        watch = await Watch.begin(server, honest)
+        odd.say(Hello(client=some_client(), software=NAMES[name]))
+        await odd.hear(Welcome)
+        odd.say(OpenModel(name=NAMES[name]))
+        refused = await odd.hear(ModelRefused)
+        assert ("invalid", NAMES[name]) == (refused.code, refused.name)
+        odd.say(Goodbye())
+        await watch.done(None)
+        joined = [line for line in server.lines() if line["event"] == "client joined"]
+        assert NAMES[name] in {line["software"] for line in joined}
+        assert not [line for line in server.lines() if line["event"] == "server stopped"]
 
 
-def test_labels_do_not_multiply(server: Hostile) -> None:
+@real_time
+async def test_labels_do_not_multiply(server: Hostile) -> None:
     """5,000 names of software and models, and no counter more."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, client(server.ipc) as odd:
-                watch = await Watch.begin(server, honest)
-                odd.say(StatisticsRequest())
-                before = len(repr((await odd.hear(Statistics)).values))
-                for first in range(0, 5_000, 100):
-                    odd.say(*[OpenModel(name=f"model-{first + n}") for n in range(100)])
-                    for _ in range(100):
-                        await odd.hear(ModelRefused)
-                odd.say(StatisticsRequest())
-                assert len(repr((await odd.hear(Statistics)).values)) < before + 200
-                await watch.done(None)
-
-    trio.run(main)
+    async with client(server.ipc) as honest, client(server.ipc) as odd:
+        watch = await Watch.begin(server, honest)
+        before = len(repr(await odd.statistics()))
+        for first in range(0, 5_000, 100):
+            odd.say(*[OpenModel(name=f"model-{first + n}") for n in range(100)])
+            for _ in range(100):
+                await odd.hear(ModelRefused)
+        assert len(repr(await odd.statistics())) < before + 200
+        await watch.done(None)
 
 
-def test_a_flood_of_bad_messages_costs_a_count_each(server: Hostile) -> None:
+@real_time
+async def test_a_flood_of_bad_messages_costs_a_count_each(server: Hostile) -> None:
     """10,000 bad entries: the honest client beside is served in between."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, client(server.ipc) as flooding:
-                watch = await Watch.begin(server, honest)
-                for turn in range(40):
-                    flooding.connection.send_nowait(message(*[[9_999, 0]] * 250))
-                    await assert_served(honest, turn)
-                flooding.say(StatisticsRequest())
-                await flooding.hear(Statistics)
-                await watch.done("bad_messages.clients", 10_000)
-
-    trio.run(main)
+    async with client(server.ipc) as honest, client(server.ipc) as flooding:
+        watch = await Watch.begin(server, honest)
+        for turn in range(40):
+            flooding.connection.send_nowait(message(*[[9_999, 0]] * 250))
+            await assert_served(honest, turn)
+        flooding.say(StatisticsRequest())
+        await flooding.hear(Statistics)
+        await watch.done("bad_messages.clients", 10_000)
 
 
 # ---------------------------------------------------------------- workers
@@ -430,26 +386,21 @@ FORGED: dict[str, Frames] = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_worker_is_cut_off(name: str, server: Hostile) -> None:
+@real_time
+async def test_a_forged_worker_is_cut_off(name: str, server: Hostile) -> None:
     """Goodbye, before it was given anything to do; a good one joins afterwards, and the model is as it was."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, peer(server.workers, Role.WORKER) as forged:
-                watch = await Watch.begin(server, honest)
-                forged.connection.send_nowait(FORGED[name])
-                await forged.hear(Goodbye)
-                await serve_remote(server, honest)
-                await watch.done("bad_messages.workers")
-
-    trio.run(main)
+    async with client(server.ipc) as honest, peer(server.workers, Role.WORKER) as forged:
+        watch = await Watch.begin(server, honest)
+        forged.connection.send_nowait(FORGED[name])
+        await forged.hear(Goodbye)
+        await serve_remote(server, honest)
+        await watch.done("bad_messages.workers")
 
 
 async def gone(honest: RawPeer, name: str) -> None:
     """Returns when the server has no such worker any more."""
     while True:
-        honest.say(StatisticsRequest())
-        if f"{name}/0" not in (await honest.hear(Statistics)).values["slots"]:
+        if f"{name}/0" not in (await honest.statistics())["slots"]:
             return
 
 
@@ -541,84 +492,67 @@ LIES: dict[str, Callable[[Execute], Frames]] = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_worker_that_lies_is_cut_off_and_its_work_is_done_again(name: str, server: Hostile) -> None:
+@real_time
+async def test_a_worker_that_lies_is_cut_off_and_its_work_is_done_again(name: str, server: Hostile) -> None:
     """The client gets the answer of another worker, and never learns of the lie."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, peer(server.workers, Role.WORKER) as liar:
-                await liar.join_as_worker(worker_name(), signature=REMOTE)
-                watch = await Watch.begin(server, honest)
-                await ask_remote(honest, 500)
-                liar.connection.send_nowait(LIES[name](await liar.hear(Execute)))
-                await liar.hear(Goodbye)
-                async with worker(server, honest) as good:
-                    await answer(good, honest, 500)
-                await watch.done("bad_messages.workers")
-
-    trio.run(main)
+    async with client(server.ipc) as honest, peer(server.workers, Role.WORKER) as liar:
+        await liar.join_as_worker(worker_name(), signature=REMOTE)
+        watch = await Watch.begin(server, honest)
+        await ask_remote(honest, 500)
+        liar.connection.send_nowait(LIES[name](await liar.hear(Execute)))
+        await liar.hear(Goodbye)
+        async with worker(server, honest) as good:
+            await answer(good, honest, 500)
+        await watch.done("bad_messages.workers")
 
 
-def test_a_stale_report_answers_nobody(server: Hostile) -> None:
+@real_time
+async def test_a_stale_report_answers_nobody(server: Hostile) -> None:
     """A worker that was replaced by one of its name reports its batch on the old connection: it is a stranger there."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, peer(server.workers, Role.WORKER) as former:
-                name = worker_name()
-                await former.join_as_worker(name, signature=REMOTE)
-                watch = await Watch.begin(server, honest)
-                await ask_remote(honest, 500)
-                order = await former.hear(Execute)
-                async with peer(server.workers, Role.WORKER) as latter:
-                    await latter.join_as_worker(name, signature=REMOTE)
-                    former.connection.send_nowait(
-                        message(done(order, outputs=output((0, "f32", (2, 3)), inline=(bytes(24),))))
-                    )
-                    await former.hear(Unknown)
-                    await answer(latter, honest, 500)
-                    latter.say(Goodbye())
-                    await gone(honest, name)
-                await watch.done("strangers.workers")
-
-    trio.run(main)
+    async with client(server.ipc) as honest, peer(server.workers, Role.WORKER) as former:
+        name = worker_name()
+        await former.join_as_worker(name, signature=REMOTE)
+        watch = await Watch.begin(server, honest)
+        await ask_remote(honest, 500)
+        order = await former.hear(Execute)
+        async with peer(server.workers, Role.WORKER) as latter:
+            await latter.join_as_worker(name, signature=REMOTE)
+            former.connection.send_nowait(
+                message(done(order, outputs=output((0, "f32", (2, 3)), inline=(bytes(24),))))
+            )
+            await former.hear(Unknown)
+            await answer(latter, honest, 500)
+            latter.say(Goodbye())
+            await gone(honest, name)
+        await watch.done("strangers.workers")
 
 
-def test_a_report_that_comes_twice_answers_once(server: Hostile) -> None:
+@real_time
+async def test_a_report_that_comes_twice_answers_once(server: Hostile) -> None:
     """Nobody honest says so twice: the second report ends the worker, after the first one was delivered."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, peer(server.workers, Role.WORKER) as joined:
-                await joined.join_as_worker(worker_name(), signature=REMOTE)
-                watch = await Watch.begin(server, honest)
-                await ask_remote(honest, 500)
-                order = await joined.hear(Execute)
-                joined.connection.send_nowait(message(done(order), done(order)))
-                await joined.hear(Goodbye)
-                assert 500 == (await honest.hear(Result)).sequence
-                await watch.done("bad_messages.workers")
-                assert [] == [entry for entry in honest.heard if isinstance(entry, Result)]
-
-    trio.run(main)
+    async with client(server.ipc) as honest, peer(server.workers, Role.WORKER) as joined:
+        await joined.join_as_worker(worker_name(), signature=REMOTE)
+        watch = await Watch.begin(server, honest)
+        await ask_remote(honest, 500)
+        order = await joined.hear(Execute)
+        joined.connection.send_nowait(message(done(order), done(order)))
+        await joined.hear(Goodbye)
+        assert 500 == (await honest.hear(Result)).sequence
+        await watch.done("bad_messages.workers")
+        assert [] == [entry for entry in honest.heard if isinstance(entry, Result)]
 
 
 @pytest.mark.parametrize("code", ["poisoned", "overloaded", "recalled", "", "\x1b[2J", "ok"])
-def test_a_worker_cannot_choose_every_code(code: str, server: Hostile) -> None:
+@real_time
+async def test_a_worker_cannot_choose_every_code(code: str, server: Hostile) -> None:
     """What it may not say is `internal`: it cannot have a request quarantined, retried for ever, or counted anew."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.ipc) as honest, worker(server, honest) as joined:
-                watch = await Watch.begin(server, honest)
-                await ask_remote(honest, 500)
-                order = await joined.hear(Execute)
-                joined.connection.send_nowait(message([42, 0, order.batch, code, "words\n" * 50]))
-                failure = await honest.hear(Failure)
-                assert (500, "internal") == (failure.sequence, failure.code)
-                await watch.moved("failures.internal")
-
-    trio.run(main)
+    async with client(server.ipc) as honest, worker(server, honest) as joined:
+        watch = await Watch.begin(server, honest)
+        await ask_remote(honest, 500)
+        order = await joined.hear(Execute)
+        joined.connection.send_nowait(message([42, 0, order.batch, code, "words\n" * 50]))
+        assert (500, "internal") == ending(await honest.hear(Failure))
+        await watch.moved("failures.internal")
 
 
 def test_none_of_this_stays_in_memory(server: Hostile, resident_at_first: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 import trio
+from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.hostile import (
     PATIENCE_S,
     Hostile,
@@ -183,28 +184,24 @@ async def join(stream: trio.SocketStream) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_bare_connection_harms_nobody(name: str, server: Hostile) -> None:
+@real_time
+async def test_a_bare_connection_harms_nobody(name: str, server: Hostile) -> None:
     """It is ended, or it hangs there alone: whoever was connected, and whoever comes, is served."""
     case = CASES[name]
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.tcp) as honest:
-                watch = await Watch.begin(server, honest)
-                async with await trio.open_tcp_stream(*endpoint(server)) as bare:
-                    if case.joined:
-                        await join(bare)
-                    await bare.send_all(case.data)
-                    if case.ends:
-                        await is_ended(bare)
-                    async with client(server.tcp) as newcomer:
-                        await assert_served(newcomer, 1)
-                    # libzmq's news are read with the server's heartbeat.
-                    while case.counter is not None and not await watch.has_moved(case.counter):
-                        await trio.lowlevel.checkpoint()
-                await watch.assert_only(bad=case.counter == UNREADABLE)
-
-    trio.run(main)
+    async with client(server.tcp) as honest:
+        watch = await Watch.begin(server, honest)
+        async with await trio.open_tcp_stream(*endpoint(server)) as bare:
+            if case.joined:
+                await join(bare)
+            await bare.send_all(case.data)
+            if case.ends:
+                await is_ended(bare)
+            async with client(server.tcp) as newcomer:
+                await assert_served(newcomer, 1)
+            # libzmq's news are read with the server's heartbeat.
+            while case.counter is not None and not await watch.has_moved(case.counter):
+                await trio.lowlevel.checkpoint()
+        await watch.assert_only(bad=case.counter == UNREADABLE)
 
 
 async def bare_connection(server: Hostile, port: str) -> trio.SocketStream:
@@ -216,46 +213,36 @@ async def bare_connection(server: Hostile, port: str) -> trio.SocketStream:
 
 @pytest.mark.parametrize("port", ["clients", "workers"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_protocol_harms_nobody(name: str, port: str, server: Hostile) -> None:
+@real_time
+async def test_another_protocol_harms_nobody(name: str, port: str, server: Hostile) -> None:
     """Whatever becomes of it: a message that is bad, a handshake that failed, or nothing."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.tcp) as honest:
-                watch = await Watch.begin(server, honest)
-                async with await bare_connection(server, port) as bare:
-                    with contextlib.suppress(trio.BrokenResourceError):
-                        await bare.send_all(OTHERS[name])
-                    async with client(server.tcp) as newcomer:
-                        await assert_served(newcomer, 1)
-                await watch.assert_only(bad=None, port=port)
-
-    trio.run(main)
+    async with client(server.tcp) as honest:
+        watch = await Watch.begin(server, honest)
+        async with await bare_connection(server, port) as bare:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await bare.send_all(OTHERS[name])
+            async with client(server.tcp) as newcomer:
+                await assert_served(newcomer, 1)
+        await watch.assert_only(bad=None, port=port)
 
 
-def test_a_hundred_connections_that_hang_there_keep_nobody_out(server: Hostile) -> None:
+@real_time
+async def test_a_hundred_connections_that_hang_there_keep_nobody_out(server: Hostile) -> None:
     """Some without a word, some in the middle of a greeting, some reset; the server then forgets them."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.tcp) as honest:
-                watch = await Watch.begin(server, honest)
-                hanging = []
-                for n in range(100):
-                    stream = await trio.open_tcp_stream(*endpoint(server))
-                    await stream.send_all(
-                        (b"", greeting()[:20], JOINED, JOINED + frame(b"x", more=True))[n % 4]
-                    )
-                    hanging.append(stream)
-                async with client(server.tcp) as newcomer:
-                    await assert_served(newcomer, 1)
-                for stream in hanging:
-                    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1" + bytes(7))
-                    await stream.aclose()
-                await assert_served(honest, 1)
-                await watch.assert_only(bad=False)
-
-    trio.run(main)
+    async with client(server.tcp) as honest:
+        watch = await Watch.begin(server, honest)
+        hanging = []
+        for n in range(100):
+            stream = await trio.open_tcp_stream(*endpoint(server))
+            await stream.send_all((b"", greeting()[:20], JOINED, JOINED + frame(b"x", more=True))[n % 4])
+            hanging.append(stream)
+        async with client(server.tcp) as newcomer:
+            await assert_served(newcomer, 1)
+        for stream in hanging:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1" + bytes(7))
+            await stream.aclose()
+        await assert_served(honest, 1)
+        await watch.assert_only(bad=False)
 
 
 def test_none_of_this_stays_in_memory(server: Hostile, resident_at_first: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.harness import SIGNATURE, RawPeer, ScriptedSlots, echo_tensors, request
 
 from shapestream.errors import ConfigurationError
@@ -26,8 +27,6 @@ from shapestream.wire.messages import (
     Goodbye,
     Hello,
     Result,
-    Statistics,
-    StatisticsRequest,
     WorkerHello,
 )
 
@@ -88,105 +87,89 @@ def bad(place: Place, port: str) -> int:
     return found.get(port, 0)
 
 
-def test_a_client_id_belongs_to_the_key_that_used_it_first() -> None:
+@real_time
+async def test_a_client_id_belongs_to_the_key_that_used_it_first() -> None:
     """Bob presents the id of Alice's session: his connection ends, hers goes on, and one counter has moved."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with serving(slots) as place:
-            alice, bob = await place.peer(ALICE), await place.peer(BOB)
-            await alice.open_session(ID)
-            alice.say(request(1))
-            batch = await slots.next_batch()
-            bob.say(Hello(client=ID, software="bob"), request(1))
-            await bob.hear(Goodbye)
-            assert 1 == bad(place, "clients")
-            slots.finish(batch)
-            assert 1 == (await alice.hear(Result)).sequence
-            assert 1 == place.server.statistics()["clients"]
-
-    trio.run(main)
+    slots = ScriptedSlots()
+    async with serving(slots) as place:
+        alice, bob = await place.peer(ALICE), await place.peer(BOB)
+        await alice.open_session(ID)
+        alice.say(request(1))
+        batch = await slots.next_batch()
+        bob.say(Hello(client=ID, software="bob"), request(1))
+        await bob.hear(Goodbye)
+        assert 1 == bad(place, "clients")
+        slots.finish(batch)
+        assert 1 == (await alice.hear(Result)).sequence
+        assert 1 == place.server.statistics()["clients"]
 
 
-def test_a_kept_reply_goes_to_nobody_else() -> None:
+@real_time
+async def test_a_kept_reply_goes_to_nobody_else() -> None:
     """Alice's connection is gone, her reply is kept; Bob asks for it under her id and number, and gets nothing."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with serving(slots) as place:
-            alice, bob = await place.peer(ALICE), await place.peer(BOB)
-            await alice.open_session(ID)
-            alice.say(request(1))
-            slots.finish(await slots.next_batch())
-            first = await alice.hear(Result)
-            place.sockets[0].close()
-            bob.say(Hello(client=ID, software="bob"), request(1))
-            await bob.hear(Goodbye)
-            assert not any(isinstance(entry, Result) for entry in bob.heard)
-            again = await place.peer(ALICE)
-            await again.open_session(ID)
-            again.say(request(1))
-            assert first.tensors.layout == (await again.hear(Result)).tensors.layout
-            assert [] == slots.started
-
-    trio.run(main)
+    slots = ScriptedSlots()
+    async with serving(slots) as place:
+        alice, bob = await place.peer(ALICE), await place.peer(BOB)
+        await alice.open_session(ID)
+        alice.say(request(1))
+        slots.finish(await slots.next_batch())
+        first = await alice.hear(Result)
+        place.sockets[0].close()
+        bob.say(Hello(client=ID, software="bob"), request(1))
+        await bob.hear(Goodbye)
+        assert not any(isinstance(entry, Result) for entry in bob.heard)
+        again = await place.peer(ALICE)
+        await again.open_session(ID)
+        again.say(request(1))
+        assert first.tensors.layout == (await again.hear(Result)).tensors.layout
+        assert [] == slots.started
 
 
-def test_a_client_comes_back_on_another_connection_with_its_key() -> None:
+@real_time
+async def test_a_client_comes_back_on_another_connection_with_its_key() -> None:
     """It is the same client: its running request is answered there, and runs once."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with serving(slots) as place:
-            before = await place.peer(ALICE)
-            await before.open_session(ID)
-            before.say(request(1))
-            batch = await slots.next_batch()
-            after = await place.peer(ALICE)
-            await after.open_session(ID)
-            after.say(request(1))
-            slots.finish(batch)
-            assert 1 == (await after.hear(Result)).sequence
-            assert [] == slots.started
-
-    trio.run(main)
+    slots = ScriptedSlots()
+    async with serving(slots) as place:
+        before = await place.peer(ALICE)
+        await before.open_session(ID)
+        before.say(request(1))
+        batch = await slots.next_batch()
+        after = await place.peer(ALICE)
+        await after.open_session(ID)
+        after.say(request(1))
+        slots.finish(batch)
+        assert 1 == (await after.hear(Result)).sequence
+        assert [] == slots.started
 
 
-def test_counters_are_for_admins() -> None:
+@real_time
+async def test_counters_are_for_admins() -> None:
     """A client's key gets the models' names, and why it gets no more."""
-
-    async def main() -> None:
-        async with serving(ScriptedSlots()) as place:
-            seen = []
-            for pair in (ALICE, ADMIN):
-                peer = await place.peer(pair)
-                await peer.open_session(pair.public.encode()[:16])
-                peer.say(StatisticsRequest())
-                seen.append((await peer.hear(Statistics)).values)
-            client, admin = seen
-            assert {"models", "unavailable", "forbidden"} == set(client)
-            assert client["models"] == admin["models"]
-            assert {"clients": {}} == admin["peers_refused"]
-
-    trio.run(main)
+    async with serving(ScriptedSlots()) as place:
+        seen = []
+        for pair in (ALICE, ADMIN):
+            peer = await place.peer(pair)
+            await peer.open_session(pair.public.encode()[:16])
+            seen.append(await peer.statistics())
+        client, admin = seen
+        assert {"models", "unavailable", "forbidden"} == set(client)
+        assert client["models"] == admin["models"]
+        assert {"clients": {}} == admin["peers_refused"]
 
 
-def test_a_workers_name_belongs_to_its_key() -> None:
+@real_time
+async def test_a_workers_name_belongs_to_its_key() -> None:
     """Another listed worker's key cannot push the first out by taking its name; the first is still given work."""
-
-    async def main() -> None:
-        async with serving() as place:
-            box, other = await place.peer(BOX, Role.WORKER), await place.peer(OTHER_BOX, Role.WORKER)
-            await box.join_as_worker("box")
-            other.say(WorkerHello(worker="box", pid=2, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
-            await other.hear(Goodbye)
-            assert 1 == bad(place, "workers")
-            alice = await place.peer(ALICE)
-            await alice.open_session(ID)
-            alice.say(request(1, echo_tensors()))
-            assert 1 == len((await box.hear(Execute)).members)
-
-    trio.run(main)
+    async with serving() as place:
+        box, other = await place.peer(BOX, Role.WORKER), await place.peer(OTHER_BOX, Role.WORKER)
+        await box.join_as_worker("box")
+        other.say(WorkerHello(worker="box", pid=2, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
+        await other.hear(Goodbye)
+        assert 1 == bad(place, "workers")
+        alice = await place.peer(ALICE)
+        await alice.open_session(ID)
+        alice.say(request(1, echo_tensors()))
+        assert 1 == len((await box.hear(Execute)).members)
 
 
 class Owner:
@@ -204,36 +187,30 @@ class Owner:
         self.killed.append(worker)
 
 
-def test_a_dialled_in_worker_cannot_pass_for_one_of_the_servers_own() -> None:
+@real_time
+async def test_a_dialled_in_worker_cannot_pass_for_one_of_the_servers_own() -> None:
     """What it did would be laid at that process's door: it could have it killed."""
-
-    async def main() -> None:
-        async with serving() as place:
-            owner = Owner()
-            place.server.own_processes(owner)
-            box = await place.peer(BOX, Role.WORKER)
-            box.say(WorkerHello(worker="w0-7", pid=7, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
-            await box.hear(Goodbye)
-            assert (1, []) == (bad(place, "workers"), owner.killed)
-
-    trio.run(main)
+    async with serving() as place:
+        owner = Owner()
+        place.server.own_processes(owner)
+        box = await place.peer(BOX, Role.WORKER)
+        box.say(WorkerHello(worker="w0-7", pid=7, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
+        await box.hear(Goodbye)
+        assert (1, []) == (bad(place, "workers"), owner.killed)
 
 
-def test_a_client_cannot_speak_as_a_worker() -> None:
+@real_time
+async def test_a_client_cannot_speak_as_a_worker() -> None:
     """What belongs to the other port is refused at this one, whatever the key may do elsewhere."""
-
-    async def main() -> None:
-        async with serving(ScriptedSlots()) as place:
-            alice = await place.peer(ALICE)
-            await alice.open_session(ID)
-            alice.say(WorkerHello(worker="w", pid=1, slots=1, models={}))
-            alice.say(request(1, echo_tensors(), model=7))
-            assert "invalid" == (await alice.hear(Failure)).code
-            assert [] == [
-                label for label in place.server.statistics()["slots"] if not label.startswith("scripted")
-            ]
-
-    trio.run(main)
+    async with serving(ScriptedSlots()) as place:
+        alice = await place.peer(ALICE)
+        await alice.open_session(ID)
+        alice.say(WorkerHello(worker="w", pid=1, slots=1, models={}))
+        alice.say(request(1, echo_tensors(), model=7))
+        assert "invalid" == (await alice.hear(Failure)).code
+        assert [] == [
+            label for label in place.server.statistics()["slots"] if not label.startswith("scripted")
+        ]
 
 
 @pytest.mark.parametrize(

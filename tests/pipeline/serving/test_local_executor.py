@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from tests.pipeline.serving.clocks import real_time
 
 from shapestream.serving.batches import Batch, BatchReport
 from shapestream.serving.local_executor import LocalExecutor
@@ -88,155 +89,139 @@ def values_of(report: BatchReport) -> list[int | None]:
     ]
 
 
-def test_every_slot_reports_each_of_its_batches_once() -> None:
+@real_time
+async def test_every_slot_reports_each_of_its_batches_once() -> None:
     """Two slots, several batches each, a failing one among them; the slot that failed goes on."""
-
-    async def main() -> None:
-        model, desk = doubling(), Desk()
-        executor = LocalExecutor({"double": model}, 2, desk.take)
-        try:
-            executor.start_nowait(batch_of(model, 1, 0, 1, 2, 3))
-            executor.start_nowait(batch_of(model, 2, 1, 4, 13))
-            await desk.wait_for(1, 2)
-            executor.start_nowait(batch_of(model, 3, 1, 5))
-            await desk.wait_for(3)
-        finally:
-            await executor.aclose()
-        assert [2, 4, 6] == values_of(desk.reports[1])
-        assert ("model_error", None) == (desk.reports[2].code, desk.reports[2].outputs)
-        assert "no thirteens" in desk.reports[2].message
-        assert [10] == values_of(desk.reports[3])
-
-    trio.run(main)
+    model, desk = doubling(), Desk()
+    executor = LocalExecutor({"double": model}, 2, desk.take)
+    try:
+        executor.start_nowait(batch_of(model, 1, 0, 1, 2, 3))
+        executor.start_nowait(batch_of(model, 2, 1, 4, 13))
+        await desk.wait_for(1, 2)
+        executor.start_nowait(batch_of(model, 3, 1, 5))
+        await desk.wait_for(3)
+    finally:
+        await executor.aclose()
+    assert [2, 4, 6] == values_of(desk.reports[1])
+    assert ("model_error", None) == (desk.reports[2].code, desk.reports[2].outputs)
+    assert "no thirteens" in desk.reports[2].message
+    assert [10] == values_of(desk.reports[3])
 
 
-def test_a_member_whose_time_has_passed_is_left_out_of_the_call() -> None:
+@real_time
+async def test_a_member_whose_time_has_passed_is_left_out_of_the_call() -> None:
     """By the slot's own clock, and only that member."""
-
-    async def main() -> None:
-        model, desk = doubling(), Desk()
-        executor = LocalExecutor({"double": model}, 1, desk.take)
-        try:
-            executor.start_nowait(batch_of(model, 1, 0, 1, 2, within_s=-1.0))
-            await desk.wait_for(1)
-            executor.start_nowait(batch_of(model, 2, 0, 1, 2, within_s=60.0))
-            await desk.wait_for(2)
-        finally:
-            await executor.aclose()
-        assert [None, 4] == values_of(desk.reports[1])
-        assert [2, 4] == values_of(desk.reports[2])
-
-    trio.run(main)
+    model, desk = doubling(), Desk()
+    executor = LocalExecutor({"double": model}, 1, desk.take)
+    try:
+        executor.start_nowait(batch_of(model, 1, 0, 1, 2, within_s=-1.0))
+        await desk.wait_for(1)
+        executor.start_nowait(batch_of(model, 2, 0, 1, 2, within_s=60.0))
+        await desk.wait_for(2)
+    finally:
+        await executor.aclose()
+    assert [None, 4] == values_of(desk.reports[1])
+    assert [2, 4] == values_of(desk.reports[2])
 
 
-def test_a_slot_that_cannot_start_reports_that_too() -> None:
+@real_time
+async def test_a_slot_that_cannot_start_reports_that_too() -> None:
     """Nothing is raised at the dispatcher, and nobody waits for ever; the batches that are there are not disturbed."""
     release = threading.Event()
-
-    async def main() -> None:
-        model, desk = doubling(before=lambda: release.wait(20)), Desk()
-        executor = LocalExecutor({"double": model}, 1, desk.take)
-        try:
-            executor.start_nowait(batch_of(model, 1, 0, 1))
-            executor.start_nowait(batch_of(model, 2, 0, 2))
-            executor.start_nowait(batch_of(model, 3, 0, 3))
-            await desk.wait_for(3)
-            assert "unavailable" == desk.reports[3].code
-            release.set()
-            await desk.wait_for(1, 2)
-            assert ([2], [4]) == (values_of(desk.reports[1]), values_of(desk.reports[2]))
-        finally:
-            release.set()
-            await executor.aclose()
-
-    trio.run(main)
+    model, desk = doubling(before=lambda: release.wait(20)), Desk()
+    executor = LocalExecutor({"double": model}, 1, desk.take)
+    try:
+        executor.start_nowait(batch_of(model, 1, 0, 1))
+        executor.start_nowait(batch_of(model, 2, 0, 2))
+        executor.start_nowait(batch_of(model, 3, 0, 3))
+        await desk.wait_for(3)
+        assert "unavailable" == desk.reports[3].code
+        release.set()
+        await desk.wait_for(1, 2)
+        assert ([2], [4]) == (values_of(desk.reports[1]), values_of(desk.reports[2]))
+    finally:
+        release.set()
+        await executor.aclose()
 
 
-def test_a_batch_that_waits_is_taken_up_without_the_event_loop() -> None:
+@real_time
+async def test_a_batch_that_waits_is_taken_up_without_the_event_loop() -> None:
     """The slot runs the second one to its end while the loop does not turn at all."""
     entered = [threading.Event(), threading.Event()]
     seen: list[int] = []
 
-    async def main() -> None:
-        def enter() -> None:
-            entered[len(seen)].set()
-            seen.append(len(seen))
+    def enter() -> None:
+        entered[len(seen)].set()
+        seen.append(len(seen))
 
-        model, desk = doubling(before=enter), Desk()
-        executor = LocalExecutor({"double": model}, 1, desk.take)
-        try:
-            executor.start_nowait(batch_of(model, 1, 0, 1))
-            executor.start_nowait(batch_of(model, 2, 0, 2))
-            assert entered[1].wait(20), "it needed the event loop"
-            assert {} == desk.reports
-            await desk.wait_for(1, 2)
-        finally:
-            await executor.aclose()
-        assert [1, 2] == list(desk.reports), "reported in another order than they ran"
-        assert ([2], [4]) == (values_of(desk.reports[1]), values_of(desk.reports[2]))
-        assert all(report.busy_s >= report.run_s > 0 for report in desk.reports.values())
-
-    trio.run(main)
+    model, desk = doubling(before=enter), Desk()
+    executor = LocalExecutor({"double": model}, 1, desk.take)
+    try:
+        executor.start_nowait(batch_of(model, 1, 0, 1))
+        executor.start_nowait(batch_of(model, 2, 0, 2))
+        assert entered[1].wait(20), "it needed the event loop"
+        assert {} == desk.reports
+        await desk.wait_for(1, 2)
+    finally:
+        await executor.aclose()
+    assert [1, 2] == list(desk.reports), "reported in another order than they ran"
+    assert ([2], [4]) == (values_of(desk.reports[1]), values_of(desk.reports[2]))
+    assert all(report.busy_s >= report.run_s > 0 for report in desk.reports.values())
 
 
 @pytest.mark.parametrize("wanted", ["recalled", "cancelled"])
-def test_a_batch_that_waits_is_taken_back(wanted: str) -> None:
+@real_time
+async def test_a_batch_that_waits_is_taken_back(wanted: str) -> None:
     """Its report comes in the next turn, while the one before it still runs; one that runs is not recalled."""
     release = threading.Event()
     entered = threading.Event()
 
-    async def main() -> None:
-        def wait() -> None:
-            entered.set()
-            release.wait(20)
+    def wait() -> None:
+        entered.set()
+        release.wait(20)
 
-        model, desk = doubling(before=wait), Desk()
-        executor = LocalExecutor({"double": model}, 1, desk.take)
-        take_back = executor.recall_nowait if wanted == "recalled" else executor.cancel_nowait
-        try:
-            executor.start_nowait(batch_of(model, 1, 0, 1))
-            executor.start_nowait(batch_of(model, 2, 0, 2))
-            assert await trio.to_thread.run_sync(entered.wait, 20)
-            executor.recall_nowait(1)
-            take_back(2)
-            take_back(7)
-            assert {} == desk.reports, "reported in the middle of a decision"
-            await desk.wait_for(2)
-            assert (wanted, None) == (desk.reports[2].code, desk.reports[2].outputs)
-            assert {2} == set(desk.reports)
-            executor.start_nowait(batch_of(model, 3, 0, 3))
-            release.set()
-            await desk.wait_for(1, 3)
-            take_back(3)
-        finally:
-            release.set()
-            await executor.aclose()
-        assert ([2], [6]) == (values_of(desk.reports[1]), values_of(desk.reports[3]))
-
-    trio.run(main)
+    model, desk = doubling(before=wait), Desk()
+    executor = LocalExecutor({"double": model}, 1, desk.take)
+    take_back = executor.recall_nowait if wanted == "recalled" else executor.cancel_nowait
+    try:
+        executor.start_nowait(batch_of(model, 1, 0, 1))
+        executor.start_nowait(batch_of(model, 2, 0, 2))
+        assert await trio.to_thread.run_sync(entered.wait, 20)
+        executor.recall_nowait(1)
+        take_back(2)
+        take_back(7)
+        assert {} == desk.reports, "reported in the middle of a decision"
+        await desk.wait_for(2)
+        assert (wanted, None) == (desk.reports[2].code, desk.reports[2].outputs)
+        assert {2} == set(desk.reports)
+        executor.start_nowait(batch_of(model, 3, 0, 3))
+        release.set()
+        await desk.wait_for(1, 3)
+        take_back(3)
+    finally:
+        release.set()
+        await executor.aclose()
+    assert ([2], [6]) == (values_of(desk.reports[1]), values_of(desk.reports[3]))
 
 
-def test_a_member_whose_time_passes_behind_another_batch_is_left_out() -> None:
+@real_time
+async def test_a_member_whose_time_passes_behind_another_batch_is_left_out() -> None:
     """Its seconds count from when the batch was handed over, not from when it begins."""
     release = threading.Event()
-
-    async def main() -> None:
-        model, desk = doubling(before=lambda: release.wait(20)), Desk()
-        executor = LocalExecutor({"double": model}, 1, desk.take)
-        try:
-            executor.start_nowait(batch_of(model, 1, 0, 1))
-            executor.start_nowait(batch_of(model, 2, 0, 2, 3, within_s=0.001))
-            late = monotonic() + 0.002
-            while monotonic() < late:
-                pass
-            release.set()
-            await desk.wait_for(1, 2)
-        finally:
-            release.set()
-            await executor.aclose()
-        assert [None, 6] == values_of(desk.reports[2])
-
-    trio.run(main)
+    model, desk = doubling(before=lambda: release.wait(20)), Desk()
+    executor = LocalExecutor({"double": model}, 1, desk.take)
+    try:
+        executor.start_nowait(batch_of(model, 1, 0, 1))
+        executor.start_nowait(batch_of(model, 2, 0, 2, 3, within_s=0.001))
+        late = monotonic() + 0.002
+        while monotonic() < late:
+            pass
+        release.set()
+        await desk.wait_for(1, 2)
+    finally:
+        release.set()
+        await executor.aclose()
+    assert [None, 6] == values_of(desk.reports[2])
 
 
 def test_a_report_after_the_event_loop_has_ended_is_dropped() -> None:

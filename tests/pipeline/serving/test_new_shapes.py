@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import trio
+from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import (
     SIGNATURE,
     RawPeer,
@@ -14,7 +15,6 @@ from tests.pipeline.serving.harness import (
     memory_serving,
     request,
 )
-from trio.testing import MockClock
 
 from shapestream.wire.messages import Failure, Result
 from shapestream_engine.batching.bucketed import Bucketed
@@ -33,35 +33,27 @@ async def answer(slots: ScriptedSlots, client: RawPeer, sequence: int, n: int) -
 
 
 @pytest.mark.parametrize("strategy", [Native(), Native(max_prepared=4), Bucketed({"batch": (1, 2)})])
-def test_only_shapes_that_were_met_are_served_while_new_ones_are_refused(strategy: Strategy) -> None:
+@virtual_time
+async def test_only_shapes_that_were_met_are_served_while_new_ones_are_refused(strategy: Strategy) -> None:
     """A strategy that leaves one dimension at any size does not help; the refusal ends when it is taken back."""
-
-    async def main() -> None:
-        slots = ScriptedSlots(replace(SIGNATURE, strategy=strategy))
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            assert "result 1" == await answer(slots, client, 1, 4)
-            running.server.refuse_new_shapes("no room")
-            assert "unavailable: no room" == await answer(slots, client, 2, 5)
-            assert "result 3" == await answer(slots, client, 3, 4)
-            running.server.refuse_new_shapes(None)
-            assert "result 4" == await answer(slots, client, 4, 5)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    slots = ScriptedSlots(replace(SIGNATURE, strategy=strategy))
+    async with memory_serving(slots) as running:
+        client = await running.greeted()
+        assert "result 1" == await answer(slots, client, 1, 4)
+        running.server.refuse_new_shapes("no room")
+        assert "unavailable: no room" == await answer(slots, client, 2, 5)
+        assert "result 3" == await answer(slots, client, 3, 4)
+        running.server.refuse_new_shapes(None)
+        assert "result 4" == await answer(slots, client, 4, 5)
 
 
-def test_a_model_that_runs_a_few_shapes_only_takes_all_requests() -> None:
+@virtual_time
+async def test_a_model_that_runs_a_few_shapes_only_takes_all_requests() -> None:
     """A new request shape is no new shape for the engine there."""
-
-    async def main() -> None:
-        sizes = {"batch": (1, 64), "n": (8, 1_000_000)}
-        inputs = tuple(replace(port, pad={"n": 0} if port.name == "x" else {}) for port in SIGNATURE.inputs)
-        slots = ScriptedSlots(replace(SIGNATURE, inputs=inputs, strategy=Bucketed(sizes)))
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            running.server.refuse_new_shapes("no room")
-            assert "result 1" == await answer(slots, client, 1, 5)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    sizes = {"batch": (1, 64), "n": (8, 1_000_000)}
+    inputs = tuple(replace(port, pad={"n": 0} if port.name == "x" else {}) for port in SIGNATURE.inputs)
+    slots = ScriptedSlots(replace(SIGNATURE, inputs=inputs, strategy=Bucketed(sizes)))
+    async with memory_serving(slots) as running:
+        client = await running.greeted()
+        running.server.refuse_new_shapes("no room")
+        assert "result 1" == await answer(slots, client, 1, 5)

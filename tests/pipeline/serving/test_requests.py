@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import trio
+from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import (
     SIGNATURE,
     ScriptedSlots,
     echo_tensors,
     echoed,
+    ending,
     memory_serving,
     request,
+    scripted_client,
 )
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.models import ModelOptions
 from shapestream.wire.codec import Role, decode
@@ -36,452 +37,330 @@ from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Runs a test's main function on a clock that jumps."""
-
-    async def in_time() -> None:
-        with trio.fail_after(600):  # of the jumping clock: what never comes is an error, not a hang
-            await main()
-
-    trio.run(in_time, clock=MockClock(autojump_threshold=0))
-
-
-def test_a_request_is_answered_with_its_own_bytes_and_timings() -> None:
+@virtual_time
+async def test_a_request_is_answered_with_its_own_bytes_and_timings() -> None:
     """The thinnest way through: hello, open, request, batch, result."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(7))
-            slots.finish(await slots.next_batch())
-            result = await client.hear(Result)
-            assert 7 == result.sequence
-            assert ((0, "f32", (1, 4)),) == result.tensors.layout
-            assert echo_tensors().buffers[0] == result.tensors.buffers[0]
-            assert "scripted/0" == result.timings.worker
-            assert 1000 == result.timings.run_us
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(7))
+        slots.finish(await slots.next_batch())
+        result = await client.hear(Result)
+        assert 7 == result.sequence
+        assert ((0, "f32", (1, 4)),) == result.tensors.layout
+        assert echo_tensors().buffers[0] == result.tensors.buffers[0]
+        assert "scripted/0" == result.timings.worker
+        assert 1000 == result.timings.run_us
 
 
-def test_requests_of_one_message_share_batches_and_a_message_back() -> None:
+@virtual_time
+async def test_requests_of_one_message_share_batches_and_a_message_back() -> None:
     """What arrives together runs together, and what is ready together travels together."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(*[request(number) for number in range(5)])
-            batch = await slots.next_batch()
-            assert 5 == len(batch.members)
-            slots.finish(batch)
-            (message,) = await client.connection.receive()
-            results = decode(message, role=Role.CLIENT).entries
-            assert [0, 1, 2, 3, 4] == [entry.sequence for entry in results if isinstance(entry, Result)]
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(*[request(number) for number in range(5)])
+        batch = await slots.next_batch()
+        assert 5 == len(batch.members)
+        slots.finish(batch)
+        (message,) = await client.connection.receive()
+        results = decode(message, role=Role.CLIENT).entries
+        assert [0, 1, 2, 3, 4] == [entry.sequence for entry in results if isinstance(entry, Result)]
 
 
-def test_a_duplicate_of_a_running_request_shares_its_one_reply() -> None:
+@virtual_time
+async def test_a_duplicate_of_a_running_request_shares_its_one_reply() -> None:
     """A client that resends after a reconnect gets one answer, and the model runs once."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            client.say(request(1))
-            batch = await slots.next_batch()
-            slots.finish(batch)
-            assert 1 == (await client.hear(Result)).sequence
-            client.say(StatisticsRequest())
-            values = (await client.hear(Statistics)).values
-            assert 1 == values["duplicates"]
-            assert 1 == values["results"]
-            assert [] == slots.started
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1))
+        client.say(request(1))
+        batch = await slots.next_batch()
+        slots.finish(batch)
+        assert 1 == (await client.hear(Result)).sequence
+        values = await client.statistics()
+        assert 1 == values["duplicates"]
+        assert 1 == values["results"]
+        assert [] == slots.started
 
 
-def test_a_client_that_comes_back_on_another_connection_gets_its_answers_there() -> None:
+@virtual_time
+async def test_a_client_that_comes_back_on_another_connection_gets_its_answers_there() -> None:
     """The session belongs to the client id, not to the connection."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            first, second = running.client(), running.client()
-            await first.open_session()
-            first.say(request(1))
-            batch = await slots.next_batch()
-            await second.open_session()
-            slots.finish(batch)
-            assert 1 == (await second.hear(Result)).sequence
-
-    run(main)
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        first, second = running.client(), running.client()
+        await first.open_session()
+        first.say(request(1))
+        batch = await slots.next_batch()
+        await second.open_session()
+        slots.finish(batch)
+        assert 1 == (await second.hear(Result)).sequence
 
 
-def test_a_peer_without_a_session_is_told_to_greet() -> None:
+@virtual_time
+async def test_a_peer_without_a_session_is_told_to_greet() -> None:
     """After a server's restart the client learns at its first message that it must start again."""
-
-    async def main() -> None:
-        async with memory_serving(ScriptedSlots()) as running:
-            client = running.client()
-            client.say(request(1))
-            await client.hear(Unknown)
-
-    run(main)
+    async with memory_serving(ScriptedSlots()) as running:
+        client = running.client()
+        client.say(request(1))
+        await client.hear(Unknown)
 
 
-def test_an_unknown_model_is_refused_with_the_names_of_the_known() -> None:
+@virtual_time
+async def test_an_unknown_model_is_refused_with_the_names_of_the_known() -> None:
     """The message tells the caller what could be asked for."""
-
-    async def main() -> None:
-        async with memory_serving(ScriptedSlots()) as running:
-            client = running.client()
-            await client.open_session(model=None)
-            client.say(OpenModel(name="ecko"))
-            refused = await client.hear(ModelRefused)
-            assert ("ecko", "invalid") == (refused.name, refused.code)
-            assert "echo" in refused.message
-
-    run(main)
+    async with memory_serving(ScriptedSlots()) as running:
+        client = running.client()
+        await client.open_session(model=None)
+        client.say(OpenModel(name="ecko"))
+        refused = await client.hear(ModelRefused)
+        assert ("ecko", "invalid") == (refused.name, refused.code)
+        assert "echo" in refused.message
 
 
-def test_a_promised_model_is_opened_when_its_worker_comes() -> None:
+@virtual_time
+async def test_a_promised_model_is_opened_when_its_worker_comes() -> None:
     """Clients may connect while workers still compile."""
-
-    async def main() -> None:
-        async with memory_serving(models={"echo": ModelOptions()}) as running:
-            client = running.client()
-            await client.open_session(model=None)
-            client.say(OpenModel(name="echo"), StatisticsRequest())
-            await client.hear(Statistics)
-            assert [] == [entry for entry in client.heard if isinstance(entry, ModelOpened | ModelRefused)]
-            await running.worker().join_as_worker()
-            opened = await client.hear(ModelOpened)
-            assert ModelSignature.from_dict(opened.signature) == SIGNATURE
-
-    run(main)
+    async with memory_serving(models={"echo": ModelOptions()}) as running:
+        client = running.client()
+        await client.open_session(model=None)
+        client.say(OpenModel(name="echo"), StatisticsRequest())
+        await client.hear(Statistics)
+        assert [] == [entry for entry in client.heard if isinstance(entry, ModelOpened | ModelRefused)]
+        await running.worker().join_as_worker()
+        opened = await client.hear(ModelOpened)
+        assert ModelSignature.from_dict(opened.signature) == SIGNATURE
 
 
-def test_a_cancelled_request_that_waits_is_answered_at_once() -> None:
+@virtual_time
+async def test_a_cancelled_request_that_waits_is_answered_at_once() -> None:
     """It never starts."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            running_batch = await slots.next_batch()
-            client.say(request(2))
-            client.say(Cancel(sequence=2))
-            failure = await client.hear(Failure)
-            assert (2, "cancelled") == (failure.sequence, failure.code)
-            slots.finish(running_batch)
-            await client.hear(Result)
-            assert [] == slots.started
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1))
+        running_batch = await slots.next_batch()
+        client.say(request(2))
+        client.say(Cancel(sequence=2))
+        assert (2, "cancelled") == ending(await client.hear(Failure))
+        slots.finish(running_batch)
+        await client.hear(Result)
+        assert [] == slots.started
 
 
-def test_a_running_batch_that_nobody_waits_for_is_cancelled() -> None:
+@virtual_time
+async def test_a_running_batch_that_nobody_waits_for_is_cancelled() -> None:
     """The executor is told, and a late report harms nobody."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            batch = await slots.next_batch()
-            client.say(Cancel(sequence=1))
-            assert "cancelled" == (await client.hear(Failure)).code
-            assert [batch.batch] == slots.cancelled
-            slots.fail(batch, "cancelled")
-            client.say(request(2))
-            slots.finish(await slots.next_batch())
-            assert 2 == (await client.hear(Result)).sequence
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1))
+        batch = await slots.next_batch()
+        client.say(Cancel(sequence=1))
+        assert "cancelled" == (await client.hear(Failure)).code
+        assert [batch.batch] == slots.cancelled
+        slots.fail(batch, "cancelled")
+        client.say(request(2))
+        slots.finish(await slots.next_batch())
+        assert 2 == (await client.hear(Result)).sequence
 
 
-def test_a_failing_batch_fails_the_culprit_alone() -> None:
+@virtual_time
+async def test_a_failing_batch_fails_the_culprit_alone() -> None:
     """Halves are run until the member that the model refuses is alone; the others get their results."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(*[request(n, echo_tensors(value=13.0 if n == 2 else 1.0)) for n in range(4)])
-            bad = echo_tensors(value=13.0).buffers[0]
-            ended = 0
-            while ended < 4:
-                batch = await slots.next_batch()
-                if bad in [member.buffers[0] for member in batch.members]:
-                    slots.fail(batch, message="thirteen")
-                    ended += len(batch.members) == 1
-                else:
-                    slots.finish(batch)
-                    ended += len(batch.members)
-            failure = await client.hear(Failure)
-            assert (2, "model_error", "thirteen", False) == (
-                failure.sequence,
-                failure.code,
-                failure.message,
-                failure.retryable,
-            )
-            assert {0, 1, 3} == {(await client.hear(Result)).sequence for _ in range(3)}
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(*[request(n, echo_tensors(value=13.0 if n == 2 else 1.0)) for n in range(4)])
+        bad = echo_tensors(value=13.0).buffers[0]
+        ended = 0
+        while ended < 4:
+            batch = await slots.next_batch()
+            if bad in [member.buffers[0] for member in batch.members]:
+                slots.fail(batch, message="thirteen")
+                ended += len(batch.members) == 1
+            else:
+                slots.finish(batch)
+                ended += len(batch.members)
+        failure = await client.hear(Failure)
+        assert (2, "model_error", "thirteen", False) == (
+            failure.sequence,
+            failure.code,
+            failure.message,
+            failure.retryable,
+        )
+        assert {0, 1, 3} == {(await client.hear(Result)).sequence for _ in range(3)}
 
 
-def test_a_request_whose_deadline_passes_in_the_queue_is_answered_then() -> None:
+@virtual_time
+async def test_a_request_whose_deadline_passes_in_the_queue_is_answered_then() -> None:
     """Without any other event: the alarm rings."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            batch = await slots.next_batch()
-            asked = trio.current_time()
-            client.say(request(2, remaining_ms=250))
-            failure = await client.hear(Failure)
-            assert (2, "deadline_exceeded") == (failure.sequence, failure.code)
-            assert 0.25 <= trio.current_time() - asked < 0.3
-            slots.finish(batch)
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1))
+        batch = await slots.next_batch()
+        asked = trio.current_time()
+        client.say(request(2, remaining_ms=250))
+        assert (2, "deadline_exceeded") == ending(await client.hear(Failure))
+        assert 0.25 <= trio.current_time() - asked < 0.3
+        slots.finish(batch)
 
 
-def test_a_member_whose_time_passed_before_the_start_is_told_so_and_the_others_get_results() -> None:
+@virtual_time
+async def test_a_member_whose_time_passed_before_the_start_is_told_so_and_the_others_get_results() -> None:
     """The slot leaves it out of the call; its None is no result."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1, remaining_ms=500), request(2))
-            batch = await slots.next_batch()
-            now = trio.current_time()
-            assert batch.start_before is not None
-            assert [0.5, None] == [None if at is None else round(at - now, 2) for at in batch.start_before]
-            slots.finish(batch, [None, echoed(batch.members[1])])
-            assert "deadline_exceeded" == (await client.hear(Failure)).code
-            assert 2 == (await client.hear(Result)).sequence
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1, remaining_ms=500), request(2))
+        batch = await slots.next_batch()
+        now = trio.current_time()
+        assert batch.start_before is not None
+        assert [0.5, None] == [None if at is None else round(at - now, 2) for at in batch.start_before]
+        slots.finish(batch, [None, echoed(batch.members[1])])
+        assert "deadline_exceeded" == (await client.hear(Failure)).code
+        assert 2 == (await client.hear(Result)).sequence
 
 
-def test_a_full_queue_refuses_with_a_hint_when_to_retry() -> None:
+@virtual_time
+async def test_a_full_queue_refuses_with_a_hint_when_to_retry() -> None:
     """Nothing is dropped silently: the refused one gets `overloaded`, the admitted ones their results."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots, max_queued_requests=2) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(0))
-            slots.finish(await slots.next_batch())
-            client.say(request(1))
-            batch = await slots.next_batch()
-            client.say(request(2), request(3), request(4))
-            failure = await client.hear(Failure)
-            assert (4, "overloaded", True) == (failure.sequence, failure.code, failure.retryable)
-            assert failure.retry_after_ms is not None
-            slots.finish(batch)
-            slots.finish(await slots.next_batch())
-            assert [0, 1, 2, 3] == [(await client.hear(Result)).sequence for _ in range(4)]
-
-    run(main)
+    async with scripted_client(max_queued_requests=2) as (client, slots):
+        client.say(request(0))
+        slots.finish(await slots.next_batch())
+        client.say(request(1))
+        batch = await slots.next_batch()
+        client.say(request(2), request(3), request(4))
+        failure = await client.hear(Failure)
+        assert (4, "overloaded", True) == (failure.sequence, failure.code, failure.retryable)
+        assert failure.retry_after_ms is not None
+        slots.finish(batch)
+        slots.finish(await slots.next_batch())
+        assert [0, 1, 2, 3] == [(await client.hear(Result)).sequence for _ in range(4)]
 
 
-def test_requests_beyond_the_sessions_credit_are_refused() -> None:
+@virtual_time
+async def test_requests_beyond_the_sessions_credit_are_refused() -> None:
     """Both kinds of credit: requests and bytes; a single request beyond the bytes can never be served."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots, window_requests=2, window_bytes=1000) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1), request(2), request(3))
-            batch = await slots.next_batch()
-            assert (3, "overloaded") == _ending(await client.hear(Failure))
-            slots.finish(batch)
-            await client.hear(Result)
-            await client.hear(Result)
-            client.say(request(4, echo_tensors(n=200)), request(5, echo_tensors(n=100)))
-            assert (5, "overloaded") == _ending(await client.hear(Failure))
-            slots.finish(await slots.next_batch())
-            assert 4 == (await client.hear(Result)).sequence
-            client.say(request(6, echo_tensors(n=300)))
-            assert (6, "too_large") == _ending(await client.hear(Failure))
-
-    run(main)
+    async with scripted_client(window_requests=2, window_bytes=1000) as (client, slots):
+        client.say(request(1), request(2), request(3))
+        batch = await slots.next_batch()
+        assert (3, "overloaded") == ending(await client.hear(Failure))
+        slots.finish(batch)
+        await client.hear(Result)
+        await client.hear(Result)
+        client.say(request(4, echo_tensors(n=200)), request(5, echo_tensors(n=100)))
+        assert (5, "overloaded") == ending(await client.hear(Failure))
+        slots.finish(await slots.next_batch())
+        assert 4 == (await client.hear(Result)).sequence
+        client.say(request(6, echo_tensors(n=300)))
+        assert (6, "too_large") == ending(await client.hear(Failure))
 
 
-def _ending(failure: Failure) -> tuple[int, str]:
-    return failure.sequence, failure.code
-
-
-def test_a_client_that_says_goodbye_has_its_queued_work_dropped() -> None:
+@virtual_time
+async def test_a_client_that_says_goodbye_has_its_queued_work_dropped() -> None:
     """Its running batch is cancelled, its queued request never starts, others are served."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            leaver, other = running.client(), running.client()
-            await leaver.open_session(b"l" * 16)
-            await other.open_session(b"o" * 16)
-            leaver.say(request(1))
-            batch = await slots.next_batch()
-            leaver.say(request(2, echo_tensors(n=5)))
-            leaver.say(Goodbye())
-            other.say(request(1))
-            await wait_all_tasks_blocked()
-            assert [batch.batch] == slots.cancelled
-            slots.fail(batch, "cancelled")
-            own = await slots.next_batch()
-            assert (1, 4) == own.shapes[0].sizes
-            slots.finish(own)
-            assert 1 == (await other.hear(Result)).sequence
-            assert [] == slots.started
-
-    run(main)
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        leaver, other = running.client(), running.client()
+        await leaver.open_session(b"l" * 16)
+        await other.open_session(b"o" * 16)
+        leaver.say(request(1))
+        batch = await slots.next_batch()
+        leaver.say(request(2, echo_tensors(n=5)))
+        leaver.say(Goodbye())
+        other.say(request(1))
+        await wait_all_tasks_blocked()
+        assert [batch.batch] == slots.cancelled
+        slots.fail(batch, "cancelled")
+        own = await slots.next_batch()
+        assert (1, 4) == own.shapes[0].sizes
+        slots.finish(own)
+        assert 1 == (await other.hear(Result)).sequence
+        assert [] == slots.started
 
 
-def test_a_silent_client_is_given_up_and_an_audible_one_is_kept() -> None:
+@virtual_time
+async def test_a_silent_client_is_given_up_and_an_audible_one_is_kept() -> None:
     """Silence for longer than `client_silence_s` ends a session; a heartbeat is enough to keep it."""
-
-    async def main() -> None:
-        async with memory_serving(ScriptedSlots(), client_silence_s=3.0) as running:
-            silent, audible = running.client(), running.client()
-            await silent.open_session(b"s" * 16)
-            await audible.open_session(b"a" * 16)
-            for _ in range(5):
-                await trio.sleep(1.0)
-                audible.say(Heartbeat())
-            assert 1 == running.server.statistics()["clients"]
-            silent.say(request(1))
-            await silent.hear(Unknown)
-            await audible.hear(Heartbeat)
-
-    run(main)
+    async with memory_serving(ScriptedSlots(), client_silence_s=3.0) as running:
+        silent, audible = running.client(), running.client()
+        await silent.open_session(b"s" * 16)
+        await audible.open_session(b"a" * 16)
+        for _ in range(5):
+            await trio.sleep(1.0)
+            audible.say(Heartbeat())
+        assert 1 == running.server.statistics()["clients"]
+        silent.say(request(1))
+        await silent.hear(Unknown)
+        await audible.hear(Heartbeat)
 
 
-def test_too_many_sessions_are_turned_away() -> None:
+@virtual_time
+async def test_too_many_sessions_are_turned_away() -> None:
     """The table of sessions is bounded; the newcomer hears Goodbye, the others stay."""
-
-    async def main() -> None:
-        async with memory_serving(ScriptedSlots(), max_sessions=1) as running:
-            first, second = running.client(), running.client()
-            await first.open_session(b"1" * 16)
-            second.say(Hello(client=b"2" * 16, software="test"))
-            await second.hear(Goodbye)
-            first.say(Hello(client=b"1" * 16, software="test"))
-            await first.hear(Welcome)
-
-    run(main)
+    async with memory_serving(ScriptedSlots(), max_sessions=1) as running:
+        first, second = running.client(), running.client()
+        await first.open_session(b"1" * 16)
+        second.say(Hello(client=b"2" * 16, software="test"))
+        await second.hear(Goodbye)
+        first.say(Hello(client=b"1" * 16, software="test"))
+        await first.hear(Welcome)
 
 
-def test_a_client_that_does_not_read_is_cut_off_alone() -> None:
+@virtual_time
+async def test_a_client_that_does_not_read_is_cut_off_alone() -> None:
     """Its outbox fills, its session ends; its neighbour is served meanwhile."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            deaf, other = running.client(), running.client()
-            running.clients.endpoint.capacity_messages = 8
-            await deaf.open_session(b"d" * 16)
-            await other.open_session(b"o" * 16)
-            for number in range(9):
-                deaf.say(request(number))
-                slots.finish(await slots.next_batch())
-            assert 1 == running.server.statistics()["clients"]
-            assert {"client: does not read": 1} == running.server.statistics()["peers_lost"]
-            other.say(request(1))
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        deaf, other = running.client(), running.client()
+        running.clients.endpoint.capacity_messages = 8
+        await deaf.open_session(b"d" * 16)
+        await other.open_session(b"o" * 16)
+        for number in range(9):
+            deaf.say(request(number))
             slots.finish(await slots.next_batch())
-            assert 1 == (await other.hear(Result)).sequence
+        assert 1 == running.server.statistics()["clients"]
+        assert {"client: does not read": 1} == running.server.statistics()["peers_lost"]
+        other.say(request(1))
+        slots.finish(await slots.next_batch())
+        assert 1 == (await other.hear(Result)).sequence
 
-    run(main)
 
-
-def test_unreadable_bytes_end_that_connection_and_no_other() -> None:
+@virtual_time
+async def test_unreadable_bytes_end_that_connection_and_no_other() -> None:
     """The sender hears Goodbye; a client beside it is served on."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            vandal, other = running.client(), running.client()
-            await vandal.open_session(b"v" * 16)
-            await other.open_session(b"o" * 16)
-            vandal.connection.send_nowait([b"\xc1 garbage"])
-            await vandal.hear(Goodbye)
-            assert 1 == running.server.statistics()["clients"]
-            assert {"clients": 1} == running.server.statistics()["bad_messages"]
-            other.say(request(1))
-            slots.finish(await slots.next_batch())
-            assert 1 == (await other.hear(Result)).sequence
-
-    run(main)
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        vandal, other = running.client(), running.client()
+        await vandal.open_session(b"v" * 16)
+        await other.open_session(b"o" * 16)
+        vandal.connection.send_nowait([b"\xc1 garbage"])
+        await vandal.hear(Goodbye)
+        assert 1 == running.server.statistics()["clients"]
+        assert {"clients": 1} == running.server.statistics()["bad_messages"]
+        other.say(request(1))
+        slots.finish(await slots.next_batch())
+        assert 1 == (await other.hear(Result)).sequence
 
 
-def test_a_request_of_a_wrong_shape_fails_alone_in_its_message() -> None:
+@virtual_time
+async def test_a_request_of_a_wrong_shape_fails_alone_in_its_message() -> None:
     """Its neighbours in the same message are served."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1), request(2, echo_tensors(rows=65)), request(3))
-            failure = await client.hear(Failure)
-            assert (2, "invalid") == _ending(failure)
-            assert "batch" in failure.message
-            slots.finish(await slots.next_batch())
-            assert [1, 3] == [(await client.hear(Result)).sequence for _ in range(2)]
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1), request(2, echo_tensors(rows=65)), request(3))
+        failure = await client.hear(Failure)
+        assert (2, "invalid") == ending(failure)
+        assert "batch" in failure.message
+        slots.finish(await slots.next_batch())
+        assert [1, 3] == [(await client.hear(Result)).sequence for _ in range(2)]
 
 
-def test_a_result_that_no_message_can_hold_fails_alone() -> None:
+@virtual_time
+async def test_a_result_that_no_message_can_hold_fails_alone() -> None:
     """A model's output may have more dimensions than the protocol; its neighbours in the turn are delivered."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1), request(2))
-            batch = await slots.next_batch()
-            monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
-            slots.finish(batch, [monster, echoed(batch.members[1])])
-            failure = await client.hear(Failure)
-            assert (1, "internal") == _ending(failure)
-            assert "32" in failure.message
-            assert 2 == (await client.hear(Result)).sequence
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1), request(2))
+        batch = await slots.next_batch()
+        monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
+        slots.finish(batch, [monster, echoed(batch.members[1])])
+        failure = await client.hear(Failure)
+        assert (1, "internal") == ending(failure)
+        assert "32" in failure.message
+        assert 2 == (await client.hear(Result)).sequence
 
 
-def test_words_of_an_engine_that_are_no_unicode_still_arrive() -> None:
+@virtual_time
+async def test_words_of_an_engine_that_are_no_unicode_still_arrive() -> None:
     """A file name with a lone surrogate in an error's text must not keep the answer back."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1))
-            slots.fail(await slots.next_batch(), message="cannot read \udcff")
-            assert "cannot read ?" == (await client.hear(Failure)).message
-
-    run(main)
+    async with scripted_client() as (client, slots):
+        client.say(request(1))
+        slots.fail(await slots.next_batch(), message="cannot read \udcff")
+        assert "cannot read ?" == (await client.hear(Failure)).message

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import structlog
 import trio
+from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import ScriptedSlots, echo_tensors, memory_serving, request
 from trio.testing import MockClock
 
@@ -212,8 +213,7 @@ def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info(
     async def main() -> None:
         slots = ScriptedSlots()
         async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
+            client = await running.greeted()
             client.say(request(41))
             slots.finish(await slots.next_batch())
             await client.hear(Result)
@@ -236,7 +236,8 @@ def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info(
     assert "batch" not in quiet.getvalue()
 
 
-def test_deciding_is_timed() -> None:
+@virtual_time
+async def test_deciding_is_timed() -> None:
     """All of it, over the requests that the scheduler was given: it reads no clock itself."""
     statistics = ServerStatistics()
     assert 0.0 == statistics.to_dict()["scheduling_us_per_request"]
@@ -245,38 +246,29 @@ def test_deciding_is_timed() -> None:
         statistics.to_dict()["scheduling_s"],
         statistics.to_dict()["scheduling_us_per_request"],
     )
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            before = running.server.statistics()["scheduling_s"]
-            client = running.client()
-            await client.open_session()
-            client.say(request(1), request(2))
-            slots.finish(await slots.next_batch())
-            await client.hear(Result)
-            after = running.server.statistics()
-            assert after["scheduling_s"] > before
-            assert after["scheduling_us_per_request"] == pytest.approx(after["scheduling_s"] / 2 * 1e6, abs=1)
-            assert 0.002 == after["slots"]["scripted/0"]["busy_s"]
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        before = running.server.statistics()["scheduling_s"]
+        client = await running.greeted()
+        client.say(request(1), request(2))
+        slots.finish(await slots.next_batch())
+        await client.hear(Result)
+        after = running.server.statistics()
+        assert after["scheduling_s"] > before
+        assert after["scheduling_us_per_request"] == pytest.approx(after["scheduling_s"] / 2 * 1e6, abs=1)
+        assert 0.002 == after["slots"]["scripted/0"]["busy_s"]
 
 
-def test_rows_that_fill_a_call_up_are_padding_not_rows() -> None:
+@virtual_time
+async def test_rows_that_fill_a_call_up_are_padding_not_rows() -> None:
     """A call of eight rows for three of requests: three rows were served, five eighths were padding."""
-
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = running.client()
-            await client.open_session()
-            client.say(request(1, echo_tensors(rows=3)))
-            batch = await slots.next_batch()
-            report = slots.ran(batch)
-            slots.report(dataclasses.replace(report, calls=((1, (8, 4)),)))
-            await client.hear(Result)
-            statistics = running.server.statistics()
-            assert (3, 0.625) == (statistics["rows"], statistics["padding_ratio"])
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        client = await running.greeted()
+        client.say(request(1, echo_tensors(rows=3)))
+        batch = await slots.next_batch()
+        report = slots.ran(batch)
+        slots.report(dataclasses.replace(report, calls=((1, (8, 4)),)))
+        await client.hear(Result)
+        statistics = running.server.statistics()
+        assert (3, 0.625) == (statistics["rows"], statistics["padding_ratio"])

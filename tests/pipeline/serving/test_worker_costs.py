@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.harness import SIGNATURE, memory_serving
 from trio.testing import MockClock
 
@@ -61,25 +62,19 @@ def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.M
         {"another": TABLE.to_dict()},
     ],
 )
-def test_a_worker_whose_costs_cannot_be_read_is_cut_off(costs: dict[str, dict[str, Any]]) -> None:
+@virtual_time
+async def test_a_worker_whose_costs_cannot_be_read_is_cut_off(costs: dict[str, dict[str, Any]]) -> None:
     """As with a signature: what a worker sends is read strictly, or not at all."""
-
-    async def main() -> None:
-        async with memory_serving() as running:
-            worker = running.worker()
-            worker.say(hello(costs))
-            await worker.hear(Goodbye)
-            assert {} == running.server.statistics()["slots"]
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    async with memory_serving() as running:
+        worker = running.worker()
+        worker.say(hello(costs))
+        await worker.hear(Goodbye)
+        assert {} == running.server.statistics()["slots"]
 
 
-def test_slots_of_the_servers_own_bring_theirs_as_well() -> None:
+@real_time
+async def test_slots_of_the_servers_own_bring_theirs_as_well() -> None:
     """What the server's process measured of its models is its executor's."""
-
-    async def main() -> None:
-        executor = LocalSlots(models={}, slots=1, costs={SIGNATURE.name: TABLE}).start(lambda reports: None)
-        assert {SIGNATURE.name: TABLE} == executor.costs
-        await executor.aclose()
-
-    trio.run(main)
+    executor = LocalSlots(models={}, slots=1, costs={SIGNATURE.name: TABLE}).start(lambda reports: None)
+    assert {SIGNATURE.name: TABLE} == executor.costs
+    await executor.aclose()

@@ -1,0 +1,95 @@
+"""A peer that speaks raw protocol, for clients and workers that do nothing by themselves."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, TypeVar
+
+from tests.pipeline.serving.echo_model import SIGNATURE, done
+
+from shapestream.transport.interface import Connection
+from shapestream.wire.codec import Role, decode, pack_messages
+from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
+from shapestream.wire.messages import (
+    Entry,
+    Execute,
+    Failure,
+    Hello,
+    ModelOpened,
+    OpenModel,
+    Statistics,
+    StatisticsRequest,
+    Welcome,
+    WorkerHello,
+    WorkerWelcome,
+)
+from shapestream_engine.signature import ModelSignature
+
+E = TypeVar("E")
+
+
+class RawPeer:
+    """A client, or a worker, that says and hears single entries; it does nothing by itself."""
+
+    def __init__(self, connection: Connection, role: Role = Role.CLIENT) -> None:
+        self.connection = connection
+        self.role = role
+        self.limits = WORKER_LIMITS if role is Role.WORKER else CLIENT_LIMITS
+        self.heard: deque[Entry] = deque()
+
+    def say(self, *entries: Entry) -> None:
+        """Sends these entries, in as few messages as they fit."""
+        for frames in pack_messages(entries, limits=self.limits):
+            self.connection.send_nowait(frames)
+
+    async def hear(self, kind: type[E]) -> E:
+        """The next entry of this kind; others that came before it stay for later."""
+        while True:
+            for entry in self.heard:
+                if isinstance(entry, kind):
+                    self.heard.remove(entry)
+                    return entry
+            for frames in await self.connection.receive():
+                envelope = decode(frames, role=self.role, limits=self.limits)
+                assert [] == envelope.bad
+                self.heard.extend(envelope.entries)
+
+    async def hear_each(self, kind: type[E], times: int) -> list[E]:
+        """So many entries of this kind, in their order."""
+        return [await self.hear(kind) for _ in range(times)]
+
+    def has_heard(self, kind: type[Entry]) -> bool:
+        """Whether such an entry came and was not asked for."""
+        return any(isinstance(entry, kind) for entry in self.heard)
+
+    async def statistics(self) -> dict[str, Any]:
+        """The server's counters, as a client gets them; what it said before was carried out."""
+        self.say(StatisticsRequest())
+        return (await self.hear(Statistics)).values
+
+    async def open_session(self, client: bytes = b"c" * 16, model: str | None = "echo") -> None:
+        """Greets, and opens a model if one is named."""
+        self.say(Hello(client=client, software="test"))
+        await self.hear(Welcome)
+        if model is not None:
+            self.say(OpenModel(name=model))
+            await self.hear(ModelOpened)
+
+    async def join_as_worker(
+        self, name: str = "w", slots: int = 1, signature: ModelSignature = SIGNATURE
+    ) -> None:
+        """Registers as a worker that has one model."""
+        models = {signature.name: signature.to_dict()}
+        self.say(WorkerHello(worker=name, pid=1, slots=slots, models=models))
+        await self.hear(WorkerWelcome)
+
+    async def run_next(self, **changes: Any) -> Execute:
+        """A worker runs the next batch that it is given, as the model does; reports `changes` of that, if any."""
+        execute = await self.hear(Execute)
+        self.say(done(execute, **changes))
+        return execute
+
+
+def ending(failure: Failure) -> tuple[int, str]:
+    """Of which request, and why."""
+    return failure.sequence, failure.code
