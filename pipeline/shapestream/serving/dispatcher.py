@@ -8,7 +8,7 @@ events wait in line until the actions before them are done.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import assert_never
@@ -33,7 +33,7 @@ from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
 from shapestream.serving.quarantine import Quarantine
-from shapestream.serving.running import RunningBatch, SlotRecord
+from shapestream.serving.running import RunningBatch, SlotBook, SlotRecord
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream_engine.layout import Tensors
 
@@ -64,10 +64,9 @@ class Dispatcher:
         self._clock = clock
         self._prefetch = prefetch
         self._ids = count(1)
-        self._slot_numbers = count()
         self._records: dict[int, RequestRecord] = {}
-        self._batches: dict[int, RunningBatch] = {}
-        self.slots: dict[int, SlotRecord] = {}
+        self._book = SlotBook()
+        self.slots: Mapping[int, SlotRecord] = self._book.slots
         self._events: deque[events.Event] = deque()
         """Events that arose from actions still being carried out; empty between turns."""
         self._handling = False
@@ -134,12 +133,9 @@ class Dispatcher:
         """Nobody will serve it: what waits for it ends as `unavailable`."""
         self._handle(events.ModelGivenUp(model=name, message=message), now)
 
-    def executor_joined(self, executor: Executor, now: float) -> list[SlotRecord]:
+    def executor_joined(self, executor: Executor, now: float) -> None:
         """Its slots can be used from now on."""
-        joined = [SlotRecord(next(self._slot_numbers), executor, slot) for slot in range(executor.slots)]
         models = frozenset(executor.models)
-        for slot in joined:
-            self.slots[slot.number] = slot
         prefetch_s = executor.prefetch_s if self._prefetch else None
         joining = [
             events.SlotJoined(
@@ -149,14 +145,13 @@ class Dispatcher:
                 costs=executor.costs,
                 prefetch_s=prefetch_s,
             )
-            for slot in joined
+            for slot in self._book.join(executor)
         ]
         self._handle(events.SlotsJoined(slots=tuple(joining)), now)
-        return joined
 
     def executor_closing(self, executor: Executor, now: float) -> None:
         """It is about to leave: its slots finish what they run and get nothing new."""
-        for slot in [slot for slot in self.slots.values() if slot.executor is executor]:
+        for slot in self._book.of(executor):
             self._handle(events.SlotClosing(slot=slot.number), now)
 
     def executor_left(self, executor: Executor, now: float, *, died: bool = False) -> None:
@@ -166,30 +161,22 @@ class Dispatcher:
         """
         # All of them close first, or the scheduler would give those that are left what the others lose.
         self.executor_closing(executor, now)
-        for slot in [slot for slot in self.slots.values() if slot.executor is executor]:
-            for batch in [number for number, running in self._batches.items() if running.slot is slot]:
-                del self._batches[batch]
-            del self.slots[slot.number]
+        for slot in self._book.of(executor):
+            self._book.leave(slot)
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
 
     def batches_reported(self, reports: Iterable[BatchReport]) -> None:
         """Batches that ran, or failed: everything that was reported in one turn."""
         now = self._clock()
         for report in reports:
-            running = self._batches.get(report.batch)
+            running = self._book.reported(report.batch, now)
             if running is None:
-                continue  # its slot was lost, or the server has handed its requests back
-            behind = running.slot.behind
-            if behind is running:
-                running.slot.behind = None
-            elif behind is not None:
-                behind.slot_free = now
-                running.slot.behind = None
+                continue
             if report.code is None and report.outputs is not None:
                 self._batch_ran(running, report, report.outputs, now)
             else:
                 self._batch_failed(running, report, now)
-            self._batches.pop(report.batch, None)
+            self._book.batches.pop(report.batch, None)
 
     def drain(self, now: float) -> None:
         """New requests are refused from now on."""
@@ -197,22 +184,15 @@ class Dispatcher:
 
     def hand_back(self, message: str) -> None:
         """Ends every request that is left as `draining`. For the very end: the scheduler is not told."""
-        self._batches.clear()
+        self._book.batches.clear()
         for request in list(self._records):
             self._fail(FailRequest(id=request, code="draining", message=message))
 
     def _batch_ran(
         self, running: RunningBatch, report: BatchReport, outputs: Sequence[Tensors | None], now: float
     ) -> None:
-        action = running.action
-        running.outputs = outputs
-        running.run_us = round(report.run_s * 1e6)
-        running.ran_for(report.busy_s, now)
-        expired: frozenset[int] = frozenset()
-        if running.has_deadlines and None in outputs:
-            expired = frozenset(
-                request for request, output in zip(action.requests, outputs, strict=True) if output is None
-            )
+        running.ran(report, outputs, now)
+        expired = running.expired()
         self._journal.ran(running, report, expired)
         event = events.BatchFinished(
             batch=report.batch, busy_s=report.busy_s, expired=expired, preparations=report.preparations
@@ -258,11 +238,11 @@ class Dispatcher:
             case ForgetRequest():
                 self._egress.forgotten(self._end(action.id))
             case CancelBatch():
-                running = self._batches.get(action.batch)
+                running = self._book.batches.get(action.batch)
                 if running is not None:
                     running.slot.executor.cancel_nowait(action.batch)
             case RecallBatch():
-                running = self._batches.get(action.batch)
+                running = self._book.batches.get(action.batch)
                 if running is not None:
                     self._journal.recalled(running)
                     running.slot.executor.recall_nowait(action.batch)
@@ -279,39 +259,23 @@ class Dispatcher:
         if not records[0].model.profile.idempotent:
             for record in records:
                 record.started = True
-        slot = self.slots[action.slot]
-        deadlines = [record.deadline for record in records]
-        start_before = None if deadlines.count(None) == len(deadlines) else tuple(deadlines)
-        running = self._batches[action.batch] = RunningBatch(
-            action,
-            slot,
-            now,
-            rows=action.sizes[0] if records[0].model.profile.has_batch else 1,
-            member_rows=sum([record.shape.rows for record in records]),
-            elements=[record.shape.elements for record in records],
-            has_deadlines=start_before is not None,
-        )
-        if action.behind is not None:
-            slot.behind = running
+        running = self._book.start(action, records, now)
         self._journal.started(running)
-        slot.executor.start_nowait(
+        running.slot.executor.start_nowait(
             Batch(
                 batch=action.batch,
-                slot=slot.slot,
+                slot=running.slot.slot,
                 model=action.model,
                 sizes=action.sizes,
                 members=tuple([record.tensors for record in records]),
                 shapes=tuple([record.shape for record in records]),
-                start_before=start_before,
+                start_before=running.start_before,
             )
         )
 
     def _deliver(self, action: DeliverResults, now: float) -> None:
-        running = self._batches[action.batch]
-        outputs: Iterable[Tensors | None] = running.outputs
-        if action.requests != running.action.requests:
-            by_request = dict(zip(running.action.requests, running.outputs, strict=True))
-            outputs = [by_request[request] for request in action.requests]
+        running = self._book.batches[action.batch]
+        outputs = running.outputs_of(action.requests)
         end = self._end
         self._egress.deliver([end(request) for request in action.requests], outputs, running, now)
         self._journal.delivered(action)

@@ -2,14 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 
 from shapestream.scheduling.actions import StartBatch
-from shapestream.serving.batches import Executor
+from shapestream.serving.batches import BatchReport, Executor
+from shapestream.serving.sessions import RequestRecord
 from shapestream.wire.messages import Timings
 from shapestream_engine.layout import Tensors
 
-__all__ = ["RunningBatch", "SlotRecord"]
+__all__ = ["RunningBatch", "SlotBook", "SlotRecord"]
+
+
+class SlotBook:
+    """All slots, by the scheduler's numbers, and the batches that were started on them and not reported yet."""
+
+    __slots__ = ("_numbers", "batches", "slots")
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self.slots: dict[int, SlotRecord] = {}
+        self.batches: dict[int, RunningBatch] = {}
+
+    def join(self, executor: Executor) -> list[SlotRecord]:
+        """Gives each of its slots a number."""
+        joined = [SlotRecord(next(self._numbers), executor, slot) for slot in range(executor.slots)]
+        self.slots.update({slot.number: slot for slot in joined})
+        return joined
+
+    def of(self, executor: Executor) -> list[SlotRecord]:
+        """The slots of this executor that have not left."""
+        return [slot for slot in self.slots.values() if slot.executor is executor]
+
+    def leave(self, slot: SlotRecord) -> None:
+        """Forgets a slot, and what ran there."""
+        for batch in [number for number, running in self.batches.items() if running.slot is slot]:
+            del self.batches[batch]
+        del self.slots[slot.number]
+
+    def start(self, action: StartBatch, records: Sequence[RequestRecord], now: float) -> RunningBatch:
+        """These requests begin on their slot, or wait there for the end of what runs."""
+        slot = self.slots[action.slot]
+        running = self.batches[action.batch] = RunningBatch(action, slot, records, now)
+        if action.behind is not None:
+            slot.behind = running
+        return running
+
+    def reported(self, batch: int, now: float) -> RunningBatch | None:
+        """The batch of a report that has come; what waited behind it runs now. None: its slot was lost, or it is dropped."""
+        running = self.batches.get(batch)
+        if running is not None:
+            slot = running.slot
+            behind, slot.behind = slot.behind, None
+            if behind is not None and behind is not running:
+                behind.slot_free = now
+        return running
 
 
 class SlotRecord:
@@ -39,51 +86,60 @@ class RunningBatch:
     __slots__ = (
         "action",
         "elements",
-        "has_deadlines",
         "member_rows",
         "outputs",
         "rows",
         "run_us",
         "slot",
         "slot_free",
+        "start_before",
         "started",
     )
 
     def __init__(
-        self,
-        action: StartBatch,
-        slot: SlotRecord,
-        started: float,
-        *,
-        rows: int,
-        member_rows: int,
-        elements: Sequence[int],
-        has_deadlines: bool,
+        self, action: StartBatch, slot: SlotRecord, records: Sequence[RequestRecord], now: float
     ) -> None:
         self.action = action
         self.slot = slot
-        self.started = started
+        self.started = now
         """When it was sent to its slot; of one that waited there, once it has run, about when it began."""
         self.slot_free: float | None = None
         """When the batch that it waited for was reported."""
-        self.rows = rows
+        self.rows = action.sizes[0] if records[0].model.profile.has_batch else 1
         """Of the call."""
-        self.member_rows = member_rows
+        self.member_rows = sum([record.shape.rows for record in records])
         """Of the requests: those that fill the call up are not among them."""
-        self.elements = elements
+        self.elements = [record.shape.elements for record in records]
         """Of each member, without any padding."""
-        self.has_deadlines = has_deadlines
+        deadlines = [record.deadline for record in records]
+        self.start_before = None if deadlines.count(None) == len(deadlines) else tuple(deadlines)
+        """Of each member; None if none has a deadline."""
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""
         self.run_us = 0
 
-    def ran_for(self, busy_s: float, now: float) -> None:
-        """Its slot was busy with it for so long, as is reported now. Of one that waited this tells when it began."""
-        if self.action.behind is None:
-            return
-        # It began when the one before it was done, so before that was heard of; and long enough ago.
-        began = now - busy_s if self.slot_free is None else min(self.slot_free, now - busy_s)
-        self.started = max(self.started, began)
+    def ran(self, report: BatchReport, outputs: Sequence[Tensors | None], now: float) -> None:
+        """It has run, as is reported now; of one that had waited this tells when it began."""
+        self.outputs = outputs
+        self.run_us = round(report.run_s * 1e6)
+        if self.action.behind is not None:
+            # It began when the one before it was done, so before that was heard of; and long enough ago.
+            began = now - report.busy_s
+            self.started = max(self.started, began if self.slot_free is None else min(self.slot_free, began))
+
+    def expired(self) -> frozenset[int]:
+        """The members that have no outputs, since their deadline had passed before it began."""
+        if self.start_before is None or None not in self.outputs:
+            return frozenset()
+        members = zip(self.action.requests, self.outputs, strict=True)
+        return frozenset(request for request, outputs in members if outputs is None)
+
+    def outputs_of(self, requests: Sequence[int]) -> Iterable[Tensors | None]:
+        """Parallel to `requests`, which are members."""
+        if requests == self.action.requests:
+            return self.outputs
+        by_request = dict(zip(self.action.requests, self.outputs, strict=True))
+        return [by_request[request] for request in requests]
 
     def timings(self, arrived: float, now: float) -> Timings:
         """The timings of a member that arrived then and is answered now."""
