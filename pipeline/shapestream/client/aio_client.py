@@ -7,30 +7,27 @@ The core runs in a thread of its own, under trio. What it finishes in one turn c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from shapestream.client.async_face import AsyncClient
 from shapestream.client.background import BackgroundCore
 from shapestream.client.connector import Address, connector_for
 from shapestream.client.core import Core, Withdraw
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import OpenedModel, OpenModels
-from shapestream.client.outcomes import answer_of, check, counters_of, handle_of, software
+from shapestream.client.outcomes import check, software
 from shapestream.client.producing import ThreadPermits, pull_async, start_pulling
-from shapestream.client.results import Result
-from shapestream.client.streaming import Item, Nothing, OnError, StreamOptions, StreamState
+from shapestream.client.streaming import Item, Nothing, StreamOptions, StreamState
+from shapestream.client.terms import deadline_at
 from shapestream.client.tickets import (
     AnyTicket,
-    OpenTicket,
     Question,
-    StatisticsTicket,
     WelcomeTicket,
     hand_back,
 )
-from shapestream_engine.signature import ModelSignature
 
 __all__ = ["Client", "Stream", "connect"]
 
@@ -64,73 +61,26 @@ async def connect(
     )
     background.start()
     try:
-        call = _Call(background.core)
-        check(await call.ask(WelcomeTicket(call, timeout_s=connect_timeout)))
-        yield Client(background.core)
+        core = background.core
+        call = _Call(core)
+        check(await call.ask(WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))))
+        yield Client(core)
     finally:
         background.stop()
         await ended.wait()
         background.check()
 
 
-class Client:
+class Client(AsyncClient["Stream"]):
     """A connected client, for any number of tasks of one event loop. Made by `connect`."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
-        self._models = OpenModels()
+        super().__init__(core, _Call)
 
-    async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        deadline: float | None = None,
-        priority: int = 0,
-    ) -> Result:
-        """Run `model` on these inputs; as `shapestream.Client.infer`."""
-        give_up_at = None if deadline is None else self._core.clock() + deadline
-        opened = self._models.get(model) or await self._open(model, deadline)
-        if give_up_at is not None:
-            deadline = give_up_at - self._core.clock()
-        call = _Call(self._core)
-        ticket = opened.request(call, inputs, timeout_s=deadline, priority=priority)
-        return Result(None, answer_of(await call.ask(ticket)), opened.outputs)
-
-    def stream(
-        self,
-        model: str,
-        source: Iterable[Any] | AsyncIterable[Any],
-        *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
-        on_error: OnError = "raise",
-        deadline: float | None = None,
-        priority: int = 0,
+    def _stream(
+        self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
     ) -> Stream:
-        """Run `model` on everything that `source` gives; as `shapestream.Client.stream`."""
-        options = StreamOptions(
-            max_in_flight=max_in_flight,
-            ordered=ordered,
-            on_error=on_error,
-            deadline=deadline,
-            priority=priority,
-        )
         return Stream(self, model, source, options)
-
-    async def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        """What `model` takes and gives; asked for once, and then remembered."""
-        opened = self._models.get(model) or await self._open(model, deadline)
-        return opened.signature
-
-    async def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        """The server's counters."""
-        call = _Call(self._core)
-        return counters_of(await call.ask(StatisticsTicket(call, timeout_s=deadline)))
-
-    async def _open(self, name: str, deadline: float | None) -> OpenedModel:
-        call = _Call(self._core)
-        return self._models.add(handle_of(await call.ask(OpenTicket(call, timeout_s=deadline, name=name))))
 
 
 class _Call:
@@ -169,8 +119,6 @@ class Stream:
         source: Iterable[Any] | AsyncIterable[Any],
         options: StreamOptions,
     ) -> None:
-        if not isinstance(source, Iterable | AsyncIterable):
-            raise TypeError(f"a stream's source is an iterable or an async one, not {type(source).__name__}")
         self._client = client
         self._model = model
         self._source = source
@@ -179,16 +127,17 @@ class Stream:
         self._producer: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Stream:
-        client, post = self._client, self._client._core.post_from_thread
+        client, core = self._client, self._client._core
+        post = core.post_from_thread
         opened = client._models.get(self._model) or await client._open(self._model, None)
         if isinstance(self._source, AsyncIterable):
             permits = _Permits()
-            self._state = _State(opened, self._options, permits, post)
+            self._state = _State(opened, self._options, permits, post, core.clock)
             self._state.begin()
             self._producer = asyncio.create_task(pull_async(self._source, self._state, permits, post))
         else:
             thread_permits = ThreadPermits()
-            self._state = _State(opened, self._options, thread_permits, post)
+            self._state = _State(opened, self._options, thread_permits, post, core.clock)
             self._state.begin()
             start_pulling(self._source, self._state, thread_permits, post)
         return self

@@ -22,6 +22,7 @@ from shapestream.client.outcomes import answer_of, check, counters_of, handle_of
 from shapestream.client.producing import ThreadPermits, start_pulling
 from shapestream.client.results import Result
 from shapestream.client.streaming import Item, Nothing, OnError, StreamOptions, StreamState
+from shapestream.client.terms import checked_priority, deadline_at
 from shapestream.client.tickets import (
     AnyTicket,
     OpenTicket,
@@ -63,8 +64,9 @@ def connect(
     welcomed = False
     try:
         background.start()
-        call = _Call(background.core)
-        check(call.ask(WelcomeTicket(call, timeout_s=connect_timeout)))
+        core = background.core
+        call = _Call(core)
+        check(call.ask(WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))))
         welcomed = True
     finally:
         if not welcomed:
@@ -89,12 +91,11 @@ class Client:
         priority: int = 0,
     ) -> Result:
         """Run `model` on these inputs; as `shapestream.Client.infer`."""
-        give_up_at = None if deadline is None else self._core.clock() + deadline
-        opened = self._models.get(model) or self._open(model, deadline)
-        if give_up_at is not None:
-            deadline = give_up_at - self._core.clock()
+        priority = checked_priority(priority)
+        due = deadline_at(self._core.clock, deadline)
+        opened = self._models.get(model) or self._open(model, due)
         call = _Call(self._core)
-        ticket = opened.request(call, inputs, timeout_s=deadline, priority=priority)
+        ticket = opened.request(call, inputs, deadline=due, priority=priority)
         return Result(None, answer_of(call.ask(ticket)), opened.outputs)
 
     def stream(
@@ -120,13 +121,15 @@ class Client:
 
     def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
         """What `model` takes and gives; asked for once, and then remembered."""
-        opened = self._models.get(model) or self._open(model, deadline)
+        due = deadline_at(self._core.clock, deadline)
+        opened = self._models.get(model) or self._open(model, due)
         return opened.signature
 
     def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
         """The server's counters."""
         call = _Call(self._core)
-        return counters_of(call.ask(StatisticsTicket(call, timeout_s=deadline)))
+        ticket = StatisticsTicket(call, deadline=deadline_at(self._core.clock, deadline))
+        return counters_of(call.ask(ticket))
 
     def close(self) -> None:
         """End what is unfinished, here and at the server; other threads that wait for it get `Cancelled`."""
@@ -142,9 +145,9 @@ class Client:
     ) -> None:
         self.close()
 
-    def _open(self, name: str, deadline: float | None) -> OpenedModel:
+    def _open(self, name: str, due: float | None) -> OpenedModel:
         call = _Call(self._core)
-        return self._models.add(handle_of(call.ask(OpenTicket(call, timeout_s=deadline, name=name))))
+        return self._models.add(handle_of(call.ask(OpenTicket(call, deadline=due, name=name))))
 
 
 class _Call:
@@ -187,12 +190,13 @@ class Stream:
         self._state: _State | None = None
 
     def __enter__(self) -> Stream:
-        client, post = self._client, self._client._core.post_from_thread
+        client, core = self._client, self._client._core
+        post = core.post_from_thread
         opened = client._models.get(self._model) or client._open(self._model, None)
         permits = ThreadPermits()
         entered = False
         try:
-            self._state = _State(opened, self._options, permits, post)
+            self._state = _State(opened, self._options, permits, post, core.clock)
             self._state.begin()
             start_pulling(self._source, self._state, permits, post)
             entered = True

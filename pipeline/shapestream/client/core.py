@@ -191,7 +191,7 @@ class Core:
 
     def _turn(self) -> None:
         now = self.clock()
-        finished = self._take_inbox(now)
+        finished = self._take_inbox()
         turn = self._session.turn(now, may_send=not self._unsent)
         if turn.entries:
             self._send(turn.entries)
@@ -203,7 +203,7 @@ class Core:
         if self._session.next_wakeup() < self._asleep_until:
             self._wakeup.set()
 
-    def _take_inbox(self, now: float) -> list[AnyTicket]:
+    def _take_inbox(self) -> list[AnyTicket]:
         """Submit what was posted; returns what needs no server, since it was refused before it came here."""
         self._awake = False
         answered: list[AnyTicket] = []
@@ -212,7 +212,7 @@ class Core:
             match item:
                 case RequestTicket() if item.outcome is None:
                     if not item.owner.closed:
-                        self._session.submit(item, now)
+                        self._session.submit(item)
                 case RequestTicket() | EndTicket():
                     answered.append(item)
                 case Withdraw():
@@ -223,7 +223,7 @@ class Core:
                     self._streams.pop(id(item.owner), None)
                     self._session.cancel_owner(item.owner)
                 case _:
-                    self._session.submit(item, now)
+                    self._session.submit(item)
         return answered
 
     def _send(self, entries: list[Entry]) -> None:
@@ -260,7 +260,7 @@ class Core:
     # ------------------------------------------------------------ the end
 
     def _finish(self) -> None:
-        finished = self._take_inbox(self.clock())
+        finished = self._take_inbox()
         turn = self._session.close()
         if self._connection is not None:
             with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):

@@ -37,7 +37,7 @@ class OpenedModel:
         *,
         key: Any = None,
         place: int = 0,
-        timeout_s: float | None = None,
+        deadline: float | None = None,
         priority: int = 0,
     ) -> RequestTicket:
         """A ticket for these inputs; raises `InvalidRequest` where the model does not take them."""
@@ -46,7 +46,7 @@ class OpenedModel:
             owner,
             key,
             place,
-            timeout_s,
+            deadline,
             model=self.handle,
             tensors=tensors,
             nbytes=nbytes,

@@ -97,10 +97,8 @@ class Session:
 
     # ------------------------------------------------------------ callers
 
-    def submit(self, ticket: Question, now: float) -> None:
-        """Take a question; the time for its answer runs from now on."""
-        if ticket.timeout_s is not None:
-            ticket.deadline = now + ticket.timeout_s
+    def submit(self, ticket: Question) -> None:
+        """Take a question."""
         match ticket:
             case RequestTicket():
                 if ticket.model.stale:

@@ -16,6 +16,7 @@ from shapestream.client.models import OpenedModel
 from shapestream.client.ordering import ItemOrder
 from shapestream.client.producing import Permits
 from shapestream.client.results import Failed, Result
+from shapestream.client.terms import checked_deadline, checked_priority
 from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket
 from shapestream.errors import InvalidRequest, RequestError
 from shapestream.wire.messages import Result as Answer
@@ -49,21 +50,27 @@ class StreamOptions:
         self.max_in_flight = max_in_flight
         self.ordered = ordered
         self.yields_failures = on_error == "yield"
-        self.deadline = deadline
-        self.priority = priority
+        self.deadline = checked_deadline(deadline)
+        self.priority = checked_priority(priority)
 
 
 class StreamState:
     """What has come back, what may go out. Lives in the consumer's thread, but for `make`."""
 
     def __init__(
-        self, model: OpenedModel, options: StreamOptions, permits: Permits, post: Callable[[Posted], None]
+        self,
+        model: OpenedModel,
+        options: StreamOptions,
+        permits: Permits,
+        post: Callable[[Posted], None],
+        clock: Callable[[], float],
     ) -> None:
         self.closed = False
         self._model = model
         self._options = options
         self._permits = permits
         self._post = post
+        self._clock = clock
         self._order = ItemOrder(ordered=options.ordered)
         self._owed = 0
         """Permits that the consumer has freed and the producer has not got back yet."""
@@ -81,13 +88,14 @@ class StreamState:
     def make(self, item: Any, place: int) -> RequestTicket:
         """The ticket for one item, `inputs` or `(key, inputs)`; finished if the model does not take it."""
         key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
+        left_s = self._options.deadline
         try:
             return self._model.request(
                 self,
                 inputs,
                 key=key,
                 place=place,
-                timeout_s=self._options.deadline,
+                deadline=None if left_s is None else self._clock() + left_s,
                 priority=self._options.priority,
             )
         except InvalidRequest as error:

@@ -68,11 +68,9 @@ class Ticket:
     owner: Owner
     key: Any = None
     place: int = 0
-    timeout_s: float | None = None
-    """Seconds from submission to the deadline."""
+    deadline: float | None = None
+    """A point in time by the core's clock."""
     outcome: Outcome | None = None
-    deadline: float | None = field(default=None, init=False)
-    """By the core's clock, from submission on."""
     id: int = field(default=0, init=False)
     """Given by the session: a request's sequence number on the wire, and below 0 for other questions."""
 

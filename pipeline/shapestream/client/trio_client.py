@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -10,16 +10,15 @@ from typing import Any
 
 import trio
 
+from shapestream.client.async_face import AsyncClient
 from shapestream.client.connector import Address, connector_for
 from shapestream.client.core import Core, Withdraw
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import OpenedModel, OpenModels
-from shapestream.client.outcomes import answer_of, check, counters_of, handle_of, software
+from shapestream.client.outcomes import check, software
 from shapestream.client.producing import ThreadPermits, pull_async, start_pulling
-from shapestream.client.results import Result
-from shapestream.client.streaming import Item, Nothing, OnError, StreamOptions, StreamState
-from shapestream.client.tickets import AnyTicket, OpenTicket, Question, StatisticsTicket, WelcomeTicket
-from shapestream_engine.signature import ModelSignature
+from shapestream.client.streaming import Item, Nothing, StreamOptions, StreamState
+from shapestream.client.terms import deadline_at
+from shapestream.client.tickets import AnyTicket, Question, WelcomeTicket
 
 __all__ = ["Client", "Stream", "connect"]
 
@@ -47,7 +46,7 @@ async def connect(
         connector_for(address, key=key, server_key=server_key),
         software=software("trio"),
         settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
-        clock=trio.current_time,
+        clock=trio.lowlevel.current_clock().current_time,
     )
     alone: BaseException | None = None
     try:
@@ -56,7 +55,7 @@ async def connect(
             await nursery.start(core.run)
             try:
                 call = _Call(core)
-                check(await call.ask(WelcomeTicket(call, timeout_s=connect_timeout)))
+                check(await call.ask(WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))))
                 yield Client(core, nursery)
             finally:
                 nursery.cancel_scope.cancel()
@@ -68,79 +67,17 @@ async def connect(
         raise alone
 
 
-class Client:
+class Client(AsyncClient["Stream"]):
     """A connected client, for any number of tasks of one trio run. Made by `connect`."""
 
     def __init__(self, core: Core, nursery: trio.Nursery) -> None:
-        self._core = core
+        super().__init__(core, _Call)
         self._nursery = nursery
-        self._models = OpenModels()
 
-    async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        deadline: float | None = None,
-        priority: int = 0,
-    ) -> Result:
-        """Run `model` on these inputs, arrays or plain numbers by name.
-
-        `deadline` is in seconds from now; when it passes, `DeadlineExceeded` is raised, with or without a
-        server. Higher `priority` goes first. Raises the `RequestError` that fits; `InvalidRequest` without
-        a round trip where the model's signature tells. A cancelled call is cancelled at the server too.
-        Arrays of 64 KiB and more are not copied: leave them unchanged until the result is there.
-        """
-        give_up_at = None if deadline is None else trio.current_time() + deadline
-        opened = self._models.get(model) or await self._open(model, deadline)
-        if give_up_at is not None:
-            deadline = give_up_at - trio.current_time()
-        call = _Call(self._core)
-        ticket = opened.request(call, inputs, timeout_s=deadline, priority=priority)
-        return Result(None, answer_of(await call.ask(ticket)), opened.outputs)
-
-    def stream(
-        self,
-        model: str,
-        source: Iterable[Any] | AsyncIterable[Any],
-        *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
-        on_error: OnError = "raise",
-        deadline: float | None = None,
-        priority: int = 0,
+    def _stream(
+        self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
     ) -> Stream:
-        """Run `model` on everything that `source` gives: `async with client.stream(…) as results`.
-
-        `source` is an iterable, pulled in a thread, or an async one, pulled in a task; of inputs, or of
-        `(key, inputs)`. At most `max_in_flight` items are under way: pulled, and their results not taken
-        yet. Results come in the order of `source`, or as they are ready with `ordered=False`. A failed item
-        raises its error in its place, or is yielded there as `Failed` with `on_error="yield"`. What
-        `source` raises is raised after the results of what it gave before. Leaving the block withdraws what
-        is unfinished. `deadline` is in seconds for each item, from when it was pulled.
-        """
-        options = StreamOptions(
-            max_in_flight=max_in_flight,
-            ordered=ordered,
-            on_error=on_error,
-            deadline=deadline,
-            priority=priority,
-        )
         return Stream(self, model, source, options)
-
-    async def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        """What `model` takes and gives; asked for once, and then remembered."""
-        opened = self._models.get(model) or await self._open(model, deadline)
-        return opened.signature
-
-    async def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        """The server's counters."""
-        call = _Call(self._core)
-        return counters_of(await call.ask(StatisticsTicket(call, timeout_s=deadline)))
-
-    async def _open(self, name: str, deadline: float | None) -> OpenedModel:
-        call = _Call(self._core)
-        return self._models.add(handle_of(await call.ask(OpenTicket(call, timeout_s=deadline, name=name))))
 
 
 class _Call:
@@ -184,8 +121,6 @@ class Stream:
         source: Iterable[Any] | AsyncIterable[Any],
         options: StreamOptions,
     ) -> None:
-        if not isinstance(source, Iterable | AsyncIterable):
-            raise TypeError(f"a stream's source is an iterable or an async one, not {type(source).__name__}")
         self._client = client
         self._model = model
         self._source = source
@@ -199,13 +134,13 @@ class Stream:
         opened = client._models.get(self._model) or await client._open(self._model, None)
         if isinstance(self._source, AsyncIterable):
             permits = _Permits()
-            self._state = _State(opened, self._options, permits, core.post)
+            self._state = _State(opened, self._options, permits, core.post, core.clock)
             self._state.begin()
             client._nursery.start_soon(self._pull, self._source, self._state, permits)
         else:
             self._producer_ended.set()  # not waited for: nobody knows how long a next() in a thread takes
             thread_permits = ThreadPermits()
-            self._state = _State(opened, self._options, thread_permits, core.post)
+            self._state = _State(opened, self._options, thread_permits, core.post, core.clock)
             self._state.begin()
             start_pulling(self._source, self._state, thread_permits, core.post_from_thread)
         return self

@@ -109,7 +109,7 @@ class Bench:
         self.turn()
         self.welcome(requests=requests, nbytes=nbytes)
         ticket = OpenTicket(self.caller, name="m")
-        self.session.submit(ticket, self.now)
+        self.session.submit(ticket)
         self.turn()
         self.receive(ModelOpened(name="m", number=7, signature=SIGNATURE))
         self.turn()
@@ -124,9 +124,9 @@ class Bench:
             model=model,
             tensors=TENSORS,
             nbytes=nbytes,
-            timeout_s=timeout,
+            deadline=None if timeout is None else self.now + timeout,
         )
-        self.session.submit(ticket, self.now)
+        self.session.submit(ticket)
         self.session.check_invariants()
         return ticket
 
@@ -149,7 +149,7 @@ def sequences(entries: Iterable[Entry]) -> list[int]:
 def test_greets_first_and_sends_nothing_before_the_welcome() -> None:
     """A new connection sends `Hello` once, and only that until it is answered."""
     bench = Bench()
-    bench.session.submit(OpenTicket(bench.caller, name="m"), bench.now)
+    bench.session.submit(OpenTicket(bench.caller, name="m"))
     assert bench.sent() == []
     bench.session.connected(bench.now)
     assert bench.sent() == [Hello(client=bytes(16), software="test")]
@@ -180,11 +180,11 @@ def test_a_model_is_asked_for_once_however_many_wait_and_is_known_from_then_on()
     bench.session.connected(bench.now)
     bench.turn()
     bench.welcome()
-    bench.session.submit(first, bench.now)
-    bench.session.submit(second, bench.now)
+    bench.session.submit(first)
+    bench.session.submit(second)
     assert bench.sent() == [OpenModel(name="m")]
     bench.receive(ModelOpened(name="m", number=7, signature=SIGNATURE))
-    bench.session.submit(third, bench.now)
+    bench.session.submit(third)
     assert bench.sent() == []
     assert bench.finished == [first, second, third]
     assert first.outcome is second.outcome is third.outcome
@@ -195,13 +195,13 @@ def test_a_refused_model_fails_with_the_servers_code_and_may_be_asked_for_again(
     bench = Bench()
     bench.open()
     ticket = OpenTicket(bench.caller, name="other")
-    bench.session.submit(ticket, bench.now)
+    bench.session.submit(ticket)
     bench.turn()
     bench.receive(ModelRefused(name="other", code="invalid", message="known models: m"))
     bench.turn()
     assert isinstance(ticket.outcome, InvalidRequest)
     assert "known models: m" in str(ticket.outcome)
-    bench.session.submit(OpenTicket(bench.caller, name="other"), bench.now)
+    bench.session.submit(OpenTicket(bench.caller, name="other"))
     assert bench.sent() == [OpenModel(name="other")]
 
 
@@ -530,10 +530,10 @@ def test_with_no_server_for_long_everything_fails_as_unavailable_and_later_calls
 def test_waiting_for_the_first_welcome_ends_with_it_or_as_unavailable() -> None:
     """`connect` waits by a ticket too: True once welcomed, `unavailable` at its deadline."""
     bench = Bench()
-    early = WelcomeTicket(bench.caller, timeout_s=3)
+    early = WelcomeTicket(bench.caller, deadline=bench.now + 3)
     patient = WelcomeTicket(bench.caller)
-    bench.session.submit(early, bench.now)
-    bench.session.submit(patient, bench.now)
+    bench.session.submit(early)
+    bench.session.submit(patient)
     bench.now += 3
     bench.turn()
     assert isinstance(early.outcome, Unavailable)
@@ -549,8 +549,8 @@ def test_statistics_are_asked_for_once_and_shared() -> None:
     bench = Bench()
     bench.open()
     first, second = StatisticsTicket(bench.caller), StatisticsTicket(bench.caller)
-    bench.session.submit(first, bench.now)
-    bench.session.submit(second, bench.now)
+    bench.session.submit(first)
+    bench.session.submit(second)
     assert bench.sent() == [StatisticsRequest()]
     bench.welcome(epoch=b"b")
     assert StatisticsRequest() in bench.sent()
@@ -706,7 +706,7 @@ def test_what_may_not_run_twice_is_not_sent_to_another_server() -> None:
     bench.turn()
     bench.welcome(requests=2)
     opening = OpenTicket(bench.caller, name="m")
-    bench.session.submit(opening, bench.now)
+    bench.session.submit(opening)
     bench.turn()
     bench.receive(ModelOpened(name="m", number=7, signature=signature))
     bench.turn()

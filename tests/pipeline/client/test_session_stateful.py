@@ -128,7 +128,7 @@ class AnyServer(RuleBasedStateMachine):
     def submit(self, ticket: Any) -> None:
         """Somebody asks."""
         self.open.append(ticket)
-        self.session.submit(ticket, self.now)
+        self.session.submit(ticket)
 
     # ------------------------------------------------------------ the rules
 
@@ -156,8 +156,9 @@ class AnyServer(RuleBasedStateMachine):
     def ask(self, nbytes: int, timeout: float | None, name: str) -> None:
         """A request."""
         model = self.handles[name]
+        deadline = None if timeout is None else self.now + timeout
         self.submit(
-            RequestTicket(self.caller, model=model, tensors=TENSORS, nbytes=nbytes, timeout_s=timeout)
+            RequestTicket(self.caller, model=model, tensors=TENSORS, nbytes=nbytes, deadline=deadline)
         )
 
     @rule()
@@ -266,7 +267,7 @@ class AnyServer(RuleBasedStateMachine):
         assert {} == self.session._ledger.tickets
         for ticket in self.ended:
             late = isinstance(ticket.outcome, DeadlineExceeded)
-            assert not late or ticket.timeout_s is not None
+            assert not late or ticket.deadline is not None
             assert not isinstance(ticket.outcome, Unavailable | Draining), "nobody stays away for so long"
             lost = isinstance(ticket.outcome, WorkerLost)
             assert not lost or (isinstance(ticket, RequestTicket) and not ticket.model.idempotent)

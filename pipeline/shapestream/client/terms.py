@@ -1,0 +1,53 @@
+"""What a caller asks of a request besides its result: a deadline and a priority, checked before anybody relies on them.
+
+A deadline is given as seconds from the call, and is a point in time from there on, by the core's clock: seconds that
+are left would begin anew with every look at a clock, and a process that stood still in between would forget it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["checked_deadline", "checked_priority", "deadline_at"]
+
+MAX_PRIORITY = 2**31 - 1
+"""What the protocol takes (docs/protocol.md, `Request`)."""
+NEVER_S = 1e9
+"""Thirty years: who gives as much sets no deadline."""
+
+
+def checked_deadline(seconds: float | None) -> float | None:
+    """Seconds from the call; None where there is no deadline, which infinity says too. What is 0 or less has passed already.
+
+    Raises TypeError for what is no number, and ValueError for NaN.
+    """
+    if seconds is None:
+        return None
+    try:
+        missing = math.isnan(seconds)
+    except TypeError:
+        raise TypeError(f"{_DEADLINE}; not {seconds!r}") from None
+    if missing:
+        raise ValueError(f"{_DEADLINE}; not {seconds!r}")
+    return float(seconds) if seconds < NEVER_S else None
+
+
+def deadline_at(clock: Callable[[], float], seconds: float | None) -> float | None:
+    """The point in time so many seconds from now; checked as above."""
+    left = checked_deadline(seconds)
+    return None if left is None else clock() + left
+
+
+def checked_priority(priority: int) -> int:
+    """The priority, an integer of at most 31 bits and a sign; raises TypeError and ValueError."""
+    if type(priority) is not int:
+        raise TypeError(f"a priority is an integer, not {priority!r}")
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise ValueError(
+            f"a priority is an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {priority}"
+        )
+    return priority
+
+
+_DEADLINE = "a deadline is a number of seconds from now, or None for no deadline"
