@@ -228,7 +228,8 @@ class ProtectedRouter(RouterSocket):
                         continue
                     if verdict.refused is not None:
                         self._note("key not listed", verdict.refused)
-                    self._handler.send_nowait(asking, verdict.reply)
+                    with contextlib.suppress(PeerGone):  # who hung up meanwhile needs no answer
+                        self._handler.send_nowait(asking, verdict.reply)
 
     async def _count_failures(self) -> None:
         with contextlib.suppress(trio.ClosedResourceError):

@@ -9,12 +9,14 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 import zmq
 from zmq.utils import z85
 
@@ -93,6 +95,38 @@ def test_a_listed_key_gets_in_and_is_who_it_is() -> None:
                         router.send_nowait(peer, [b"welcome"])
                         assert [[b"welcome"]] == await each.receive()
                     nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def call_and_hang_up(address: str) -> None:
+    """Callers ask to be let in, and are gone again; meanwhile this thread, and so the port's loop, stands still."""
+    with zmq.Context() as context, contextlib.ExitStack() as callers:
+        for _ in range(5):
+            caller = callers.enter_context(context.socket(zmq.DEALER))
+            caller.linger = 0
+            caller.curve_publickey = STRANGER.public.encode()
+            caller.curve_secretkey = STRANGER.secret.encode()
+            caller.curve_serverkey = SERVER.public.encode()
+            caller.connect(address)
+        time.sleep(0.05)
+    time.sleep(0.02)
+
+
+def test_who_leaves_before_the_answer_harms_nobody() -> None:
+    """Callers hang up while the loop owes them a verdict: the port goes on, and lets others in."""
+
+    async def main() -> None:
+        async with protected() as router:
+            for _ in range(4):
+                call_and_hang_up(router.addresses[0])
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            async with dealer(ALICE) as alice, trio.open_nursery() as nursery:
+                await nursery.start(alice.run)
+                alice.connect(router.addresses[0])
+                alice.send_nowait([b"hello"])
+                assert (b"hello",) == tuple((await router.receive())[0][1])
+                nursery.cancel_scope.cancel()
 
     trio.run(main)
 
