@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 from tests.pipeline.serving.echo_model import SIGNATURE, done, echo_tensors, echoed, request
-from tests.pipeline.serving.raw_peer import RawPeer, ending
+from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.batches import SlotSource
@@ -29,6 +29,7 @@ __all__ = [
     "memory_serving",
     "request",
     "scripted_client",
+    "verdict",
 ]
 
 
@@ -48,10 +49,10 @@ class Running:
         """A new connection of a worker."""
         return RawPeer(self.workers.connect(), Role.WORKER)
 
-    async def greeted(self, client: bytes = b"c" * 16) -> RawPeer:
-        """A client whose session and model are open."""
+    async def greeted(self, client: bytes = b"c" * 16, model: str | None = "echo") -> RawPeer:
+        """A client whose session is open, and so is a model if one is named."""
         peer = self.client()
-        await peer.open_session(client)
+        await peer.open_session(client, model)
         return peer
 
     async def joined(self, name: str = "w", slots: int = 1) -> RawPeer:

@@ -93,3 +93,8 @@ class RawPeer:
 def ending(failure: Failure) -> tuple[int, str]:
     """Of which request, and why."""
     return failure.sequence, failure.code
+
+
+def verdict(failure: Failure) -> tuple[int, str, bool]:
+    """The same, and whether a retry can help."""
+    return *ending(failure), failure.retryable

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import trio
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.harness import RawPeer
+from tests.pipeline.serving.harness import RawPeer, ending, verdict
 
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.options import ServerOptions
@@ -260,7 +260,7 @@ async def test_a_bad_request_gets_its_code_and_harms_nobody(name: str, address: 
     ):
         bad.connection.send_nowait(case.frames)
         failure = await bad.hear(Failure)
-        assert (7, case.code) == (failure.sequence, failure.code)
+        assert (7, case.code) == ending(failure)
         assert case.word in failure.message
         assert not failure.retryable
         await assert_served(bad, 8)
@@ -350,9 +350,9 @@ def test_a_full_queue_and_a_spent_deadline_behind_a_busy_slot(address: str) -> N
                 message(entry(sequence=2), entry(sequence=3, remaining=30), entry(sequence=4))
             )
             full = await peer.hear(Failure)
-            assert (4, "overloaded", True) == (full.sequence, full.code, full.retryable)
+            assert (4, "overloaded", True) == verdict(full)
             late = await peer.hear(Failure)
-            assert (3, "deadline_exceeded", False) == (late.sequence, late.code, late.retryable)
+            assert (3, "deadline_exceeded", False) == verdict(late)
             release.set()
             assert [1, 2] == [(await peer.hear(Result)).sequence for _ in range(2)]
             await assert_served(peer, 5)
@@ -376,6 +376,6 @@ async def test_a_model_that_raises_fails_its_request_and_serves_the_next(address
         thirteen = np.array([13.0, 1.0], np.float32).tobytes()
         peer.connection.send_nowait(message(entry(inline=(INLINE[0], thirteen))))
         failure = await peer.hear(Failure)
-        assert (7, "model_error") == (failure.sequence, failure.code)
+        assert (7, "model_error") == ending(failure)
         assert "no thirteens" in failure.message
         await assert_served(peer, 8)

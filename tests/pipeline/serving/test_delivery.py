@@ -14,6 +14,7 @@ from tests.pipeline.serving.harness import (
     memory_serving,
     request,
     scripted_client,
+    verdict,
 )
 from trio.testing import wait_all_tasks_blocked
 
@@ -113,9 +114,7 @@ async def test_replies_belong_to_the_client_that_asked() -> None:
     """Another client's request with the same number is another request."""
     slots = ScriptedSlots()
     async with memory_serving(slots) as running:
-        one, other = running.client(), running.client()
-        await one.open_session(b"1" * 16)
-        await other.open_session(b"2" * 16)
+        one, other = await running.greeted(b"1" * 16), await running.greeted(b"2" * 16)
         await answered(one, slots, 1)
         result = await answered(other, slots, 1, tensors=OTHER)
         assert OTHER.buffers[0] == result.tensors.buffers[0]
@@ -161,7 +160,7 @@ async def test_a_reply_that_is_no_longer_kept_is_not_made_again() -> None:
         await trio.sleep(7.0)
         client.say(request(1))
         failure = await client.hear(Failure)
-        assert (1, "answered", False) == (*ending(failure), failure.retryable)
+        assert (1, "answered", False) == verdict(failure)
         assert 0 == (await client.statistics())["kept_replies"]
         assert 2 == (await answered(client, slots, 2)).sequence
 
@@ -187,8 +186,7 @@ async def test_numbers_that_were_never_used_are_free_whatever_their_order() -> N
 async def test_a_model_whose_requests_may_not_run_twice_says_so() -> None:
     """The client must know it, since after a restart the server does not know what ran."""
     async with memory_serving(ScriptedSlots(), models=ONCE) as running:
-        client = running.client()
-        await client.open_session(model=None)
+        client = await running.greeted(model=None)
         client.say(OpenModel(name="echo"))
         assert (await client.hear(ModelOpened)).signature["idempotent"] is False
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
-from tests.pipeline.serving.harness import RawPeer, ScriptedSlots, request
+from tests.pipeline.serving.harness import RawPeer, ScriptedSlots, request, verdict
 from trio.testing import MockClock
 
 from shapestream.serving.options import ServerOptions
@@ -63,7 +63,7 @@ def test_a_draining_server_finishes_what_it_has_and_refuses_what_is_new() -> Non
         await trio.testing.wait_all_tasks_blocked()
         client.say(request(3))
         failure = await client.hear(Failure)
-        assert (3, "draining", True) == (failure.sequence, failure.code, failure.retryable)
+        assert (3, "draining", True) == verdict(failure)
         slots.finish(first)
         slots.finish(await slots.next_batch())
         assert [1, 2] == [(await client.hear(Result)).sequence for _ in range(2)]
@@ -88,9 +88,7 @@ def test_what_is_not_finished_within_the_grace_is_handed_back() -> None:
                 endings.append(await client.hear(Failure))
             client.say(Heartbeat())
         assert 5 <= trio.current_time() - began < 7
-        assert {(1, "draining", True), (2, "draining", True)} == {
-            (failure.sequence, failure.code, failure.retryable) for failure in endings
-        }
+        assert {(1, "draining", True), (2, "draining", True)} == {verdict(failure) for failure in endings}
         await client.hear(Goodbye)
 
     run_to_the_end(body, grace_s=5.0)

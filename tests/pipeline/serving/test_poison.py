@@ -11,6 +11,7 @@ from tests.pipeline.serving.harness import (
     memory_serving,
     request,
     scripted_client,
+    verdict,
 )
 
 from shapestream.wire.messages import Execute, Failure, Result
@@ -21,10 +22,6 @@ LONG_S = 1e6
 
 def _poison() -> Tensors:
     return echo_tensors(1, 4, 66.0)
-
-
-def _facts(failure: Failure) -> tuple[int, str, bool]:
-    return failure.sequence, failure.code, failure.retryable
 
 
 @virtual_time
@@ -40,13 +37,13 @@ async def test_a_poison_kills_twice_and_is_known_from_then_on() -> None:
         assert 1 == len((await worker.hear(Execute)).members)
         with capture_logs() as lines:
             await running.server.worker_ended("w1", 1, died=True)
-        assert (0, "poisoned", False) == _facts(await client.hear(Failure))
+        assert (0, "poisoned", False) == verdict(await client.hear(Failure))
         assert ["request poisoned"] == [line["event"] for line in lines if line["log_level"] == "error"]
         worker = await running.joined("w2")
         await worker.run_next()
         assert 1 == (await client.hear(Result)).sequence
         client.say(request(2, _poison()), request(3, echo_tensors(1, 4, 67.0)))
-        assert (2, "poisoned", False) == _facts(await client.hear(Failure))
+        assert (2, "poisoned", False) == verdict(await client.hear(Failure))
         await worker.run_next()
         assert 3 == (await client.hear(Result)).sequence
         statistics = running.server.statistics()
@@ -71,7 +68,7 @@ async def test_a_batch_that_hangs_is_stopped_and_its_members_run_alone() -> None
         await trio.sleep(21.0)
         assert [hanging.batch, alone.batch] == slots.cancelled
         slots.fail(alone, "cancelled")
-        assert (0, "poisoned", False) == _facts(await client.hear(Failure))
+        assert (0, "poisoned", False) == verdict(await client.hear(Failure))
         slots.finish(await slots.next_batch())
         assert 1 == (await client.hear(Result)).sequence
         assert [] == slots.killed
@@ -91,7 +88,7 @@ async def test_a_batch_that_cannot_be_stopped_ends_its_process() -> None:
         assert ([hanging.batch], []) == (slots.cancelled, slots.killed)
         await trio.sleep(2.0)
         assert 1 == len(slots.killed)
-        assert (0, "worker_lost", True) == _facts(await client.hear(Failure))
+        assert (0, "worker_lost", True) == verdict(await client.hear(Failure))
         client.say(request(1))
         other = await slots.next_batch()
         assert other.slot != hanging.slot

@@ -1,21 +1,13 @@
-"""Batches that are sent to busy slots, and taken back: from the decision to real threads, real workers and the answer."""
+"""Batches that are sent to busy slots, and taken back: from the decision to the slot, and from its report to the answer."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
-import pytest
 import trio
-from tests.pipeline.serving.clocks import real_time, virtual_time
+from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.harness import (
-    RawPeer,
-    Running,
     ScriptedSlots,
+    done,
     ending,
     memory_serving,
     request,
@@ -23,175 +15,19 @@ from tests.pipeline.serving.harness import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-import shapestream.serving.server
 from shapestream.scheduling import events
-from shapestream.serving.local_executor import LOCAL_PREFETCH_S, LocalSlots
+from shapestream.serving.local_executor import LOCAL_PREFETCH_S
 from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
 from shapestream.wire.messages import (
-    BatchDone,
     BatchFailed,
     Cancel,
     CancelBatch,
     Execute,
     Failure,
     RecallBatch,
-    Request,
     Result,
     WorkerDraining,
 )
-from shapestream_engine.layout import Tensors
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
-from shapestream_workers.worker import Worker
-
-REQUESTS = 300
-
-
-@pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> EagerScheduler:
-    """The one that the next server uses."""
-    made = EagerScheduler()
-    monkeypatch.setattr(shapestream.serving.server, "Scheduler", lambda **_: made)
-    return made
-
-
-@contextmanager
-def counting(slots: int) -> Iterator[tuple[CompiledModel, Counter[int]]]:
-    """y = 2 x, and how often it ran with which x. Some take long enough for a recall to be in time."""
-    ran: Counter[int] = Counter()
-    numbers = np.random.default_rng(3).random(20_000)
-
-    def double(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        ran[int(x[0])] += 1
-        if x[0] % 3 == 0:
-            np.sort(numbers)
-        doubled: np.ndarray[Any, Any] = x * 2
-        return doubled
-
-    model = compile_model(
-        ModelSpec(
-            name="echo",
-            model=double,
-            inputs={"x": InputSpec(shape="batch:1..8", element_type="i64")},
-            outputs={"y": OutputSpec(shape="batch", element_type="i64")},
-        ),
-        slots=slots,
-    )
-    yield model, ran
-    model.close()
-
-
-def number(value: int) -> Request:
-    """The request whose sequence number is its input."""
-    tensors = Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),))
-    return request(value, tensors)
-
-
-async def ask_all(client: RawPeer) -> dict[int, Result]:
-    """All requests, a few at a time; each answered once, and with its own answer."""
-    results: dict[int, Result] = {}
-    for first in range(0, REQUESTS, 4):
-        client.say(*[number(value) for value in range(first, first + 4)])
-        while len(results) < first - 8:
-            result = await client.hear(Result)
-            assert result.sequence not in results, "answered twice"
-            results[result.sequence] = result
-    while len(results) < REQUESTS:
-        result = await client.hear(Result)
-        assert result.sequence not in results, "answered twice"
-        results[result.sequence] = result
-    return results
-
-
-def check_all(results: dict[int, Result], ran: Counter[int], scheduler: EagerScheduler) -> None:
-    """Everything was right, ran once, and both was sent ahead and taken back on the way."""
-    for value, result in results.items():
-        assert 2 * value == int(np.frombuffer(result.tensors.buffers[0], np.int64)[0])
-        times = result.timings
-        assert 0 <= times.queue_us
-        assert times.queue_us + times.run_us <= times.total_us
-    assert set(range(REQUESTS)) == set(ran)
-    assert {1} == set(ran.values()), "something ran twice"
-    codes = [event.code for event in scheduler.log if isinstance(event, events.BatchFailed)]
-    assert {"recalled"} == set(codes)
-    finished = [event for event in scheduler.log if isinstance(event, events.BatchFinished)]
-    assert REQUESTS == len(finished)
-    assert all(event.busy_s > 0.0 for event in finished)
-
-
-@real_time
-async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerScheduler) -> None:
-    """300 requests over two slots, each with one batch behind the other, a third of these recalled at any moment."""
-    with counting(2) as (model, ran):
-        async with memory_serving(LocalSlots(models={"echo": model}, slots=2)) as running:
-            client = await running.greeted()
-            results = await ask_all(client)
-            statistics = running.server.statistics()
-        check_all(results, ran, scheduler)
-        assert 0 < statistics["batches_recalled"] < statistics["batches_prefetched"]
-        assert 0 == statistics["batches_failed"]
-        assert REQUESTS == sum(slot["batches"] for slot in statistics["slots"].values())
-        assert all(slot["busy_s"] > 0.0 for slot in statistics["slots"].values())
-
-
-@real_time
-async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler) -> None:
-    """The same over two real workers, with the wire in between; one of them is drained in the middle."""
-    with counting(2) as (model, ran):
-        async with memory_serving() as running, trio.open_nursery() as nursery:
-            workers = [
-                Worker(name, LocalSlots(models={"echo": model}, slots=1), running.workers.connect)
-                for name in ("a", "b")
-            ]
-            left = trio.Event()
-            nursery.start_soon(workers[1].run)
-            nursery.start_soon(_until_left, workers[0], left)
-            client = running.client()
-            while not running.server.statistics()["models"]:
-                await trio.lowlevel.checkpoint()
-            await client.open_session()
-            nursery.start_soon(_drain_when_busy, workers[0], scheduler)
-            results = await ask_all(client)
-            await left.wait()
-            assert {} == running.server.statistics()["peers_lost"]
-            nursery.cancel_scope.cancel()
-        check_all(results, ran, scheduler)
-
-
-async def _until_left(worker: Worker, left: trio.Event) -> None:
-    await worker.run()
-    left.set()
-
-
-async def _drain_when_busy(worker: Worker, scheduler: EagerScheduler) -> None:
-    """Once a slot has two batches, so that one is behind the other when it hears of it."""
-    while not any(len(batches) == 2 for batches in scheduler.slots.values()):
-        await trio.lowlevel.checkpoint()
-    worker.drain()
-
-
-async def scripted_worker(running: Running) -> tuple[RawPeer, RawPeer]:
-    """A client, and a worker that does nothing by itself."""
-    worker, client = running.worker(), running.client()
-    await worker.join_as_worker()
-    await client.open_session()
-    return client, worker
-
-
-def done(execute: Execute) -> BatchDone:
-    """The echo's report."""
-    outputs = tuple(
-        Tensors(layout=member.tensors.layout[:1], buffers=tuple(member.tensors.buffers[:1]))
-        for member in execute.members
-    )
-    return BatchDone(
-        batch=execute.batch,
-        run_us=500,
-        busy_us=600,
-        reallocations=0,
-        preparations=0,
-        calls=(),
-        outputs=outputs,
-    )
 
 
 @virtual_time

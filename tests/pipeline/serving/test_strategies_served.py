@@ -58,8 +58,7 @@ def serve(
     async def converse() -> None:
         known = {} if options is None else {"sums": options}
         async with memory_serving(LocalSlots(models={"sums": model}), models=known) as running:
-            client = running.client()
-            await client.open_session(model="sums")
+            client = await running.greeted(model="sums")
             client.say(*[request(number, array) for number, array in enumerate(arrays)])
             while len(answers) < len(arrays):
                 answer = await client.hear((Result, Failure))  # type: ignore[arg-type] # either of them

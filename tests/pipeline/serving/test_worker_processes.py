@@ -1,0 +1,196 @@
+"""How processes of workers end, as far as the server is told: they die, hang, or stay silent."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.harness import RawPeer, Running, done, memory_serving, request
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from shapestream.serving.process_owner import LastState
+from shapestream.wire.messages import (
+    Cancel,
+    CancelBatch,
+    Execute,
+    Failure,
+    Goodbye,
+    Heartbeat,
+    Result,
+    WorkerHello,
+)
+
+
+class Owner:
+    """Owns the processes that it is told to own, and notes whom it should kill."""
+
+    def __init__(self, *owned: str) -> None:
+        self.owned = set(owned)
+        self.killed: list[str] = []
+
+    def owns(self, worker: str, pid: int) -> bool:
+        """By name; all pids are 1 here."""
+        return worker in self.owned
+
+    def kill(self, worker: str, pid: int, reason: str) -> None:
+        """Notes it."""
+        self.killed.append(worker)
+
+
+async def beat(*peers: RawPeer) -> None:
+    """They live, until the test is over."""
+    while True:
+        for peer in peers:
+            peer.say(Heartbeat())
+        await trio.sleep(0.5)
+
+
+async def hung(running: Running) -> tuple[RawPeer, RawPeer, Execute]:
+    """A client, and a worker that does not end its batch, nor says anything when that is cancelled."""
+    client, worker = await running.client_and_worker()
+    client.say(request(1))
+    execute = await worker.hear(Execute)
+    return client, worker, execute
+
+
+@pytest.mark.parametrize("died", [True, False])
+@virtual_time
+async def test_the_end_of_a_process_is_known_at_once(died: bool) -> None:
+    """Its batch runs elsewhere without waiting for its silence; what was known of it is returned."""
+    async with memory_serving() as running:
+        client, worker = await running.client_and_worker()
+        client.say(request(1))
+        await worker.hear(Execute)
+        other = await running.joined("other")
+        began = trio.current_time()
+        assert LastState(busy=True) == await running.server.worker_ended("w", 1, died=died)
+        await other.run_next()
+        assert 1 == (await client.hear(Result)).sequence
+        assert trio.current_time() - began < 0.5
+        why = "worker: its process died" if died else "worker: its process ended"
+        assert {why: 1} == running.server.statistics()["peers_lost"]
+
+
+@virtual_time
+async def test_the_last_words_of_a_process_are_read_before_it_leaves() -> None:
+    """What it had answered does not run again, and is not what it died of."""
+    async with memory_serving() as running:
+        client, worker = await running.client_and_worker()
+        client.say(request(1))
+        execute = await worker.hear(Execute)
+        async with trio.open_nursery() as nursery:
+            states: list[LastState] = []
+
+            async def end() -> None:
+                states.append(await running.server.worker_ended("w", 1, died=True))
+
+            nursery.start_soon(end)
+            await trio.sleep(0.01)
+            worker.say(done(execute))
+            assert 1 == (await client.hear(Result)).sequence
+        assert not states[0].busy
+        assert states[0].answered_at is not None
+        assert [] == list(running.server.statistics()["slots"])
+
+
+@virtual_time
+async def test_the_end_of_a_process_that_is_not_here_changes_nothing() -> None:
+    """It has left before, or was never welcomed; one of the same name with another pid is another one."""
+    async with memory_serving() as running:
+        await running.client_and_worker()
+        assert LastState() == await running.server.worker_ended("w", 2, died=True)
+        assert ["w/0"] == list(running.server.statistics()["slots"])
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@virtual_time
+async def test_a_process_of_our_own_that_cannot_be_reached_is_waited_for(tells: bool) -> None:
+    """How it ended says whether its batch is to blame; if nothing is heard of it, its connection broke."""
+    async with memory_serving() as running:
+        running.server.own_processes(Owner("w"))
+        client, worker = await running.client_and_worker()
+        client.say(request(1), request(2))
+        execute = await worker.hear(Execute)
+        worker.connection.close()
+        client.say(Cancel(sequence=1), Cancel(sequence=2))
+        await client.hear(Failure)
+        await wait_all_tasks_blocked()
+        assert {} == running.server.statistics()["peers_lost"]
+        assert 2 == len(execute.members)
+        if tells:
+            await running.server.worker_ended("w", 1, died=True)
+        else:
+            await trio.sleep(3.0)
+        why = "worker: its process died" if tells else "worker: gone"
+        assert {why: 1} == running.server.statistics()["peers_lost"]
+
+
+@virtual_time
+async def test_a_process_of_our_own_that_hangs_is_killed() -> None:
+    """First its batch is cancelled; its slots get nothing more, and its end is told like any other."""
+    owner = Owner("w")
+    async with memory_serving() as running, trio.open_nursery() as nursery:
+        running.server.own_processes(owner)
+        client, worker, execute = await hung(running)
+        nursery.start_soon(beat, client, worker)
+        assert execute.batch == (await worker.hear(CancelBatch)).batch
+        await trio.sleep(6.0)
+        assert ["w"] == owner.killed
+        other = await running.joined("other")
+        nursery.start_soon(beat, other)
+        await running.server.worker_ended("w", 1, died=True)
+        await other.run_next()
+        assert 1 == (await client.hear(Result)).sequence
+        nursery.cancel_scope.cancel()
+
+
+@virtual_time
+async def test_a_worker_that_dialled_in_and_hangs_is_cut_off_and_not_welcomed_again() -> None:
+    """Its slot is still held; another one, also under its name but for the pid, is welcome."""
+    async with memory_serving() as running, trio.open_nursery() as nursery:
+        client, worker, _ = await hung(running)
+        nursery.start_soon(beat, client, worker)
+        await worker.hear(CancelBatch)
+        await worker.hear(Goodbye)
+        assert {"worker: hangs": 1} == running.server.statistics()["peers_lost"]
+        again = running.worker()
+        again.say(WorkerHello(worker="w", pid=1, slots=1, models={}))
+        await again.hear(Goodbye)
+        fresh = await running.joined("w-2")
+        nursery.start_soon(beat, fresh)
+        await fresh.run_next()
+        assert 1 == (await client.hear(Result)).sequence
+        nursery.cancel_scope.cancel()
+
+
+@virtual_time
+async def test_a_process_of_our_own_that_stays_silent_is_killed() -> None:
+    """It is lost after one silence, and may come back; after ten it is replaced. One that came back is left alone."""
+    owner = Owner("w", "back")
+    async with memory_serving(worker_silence_s=2.0) as running:
+        running.server.own_processes(owner)
+        await running.worker().join_as_worker("w")
+        back = await running.joined("back")
+        await trio.sleep(10.0)
+        assert [] == list(running.server.statistics()["slots"])
+        assert [] == owner.killed
+        await back.join_as_worker("back")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beat, back)
+            await trio.sleep(30.0)
+            nursery.cancel_scope.cancel()
+        assert ["w"] == owner.killed
+
+
+@virtual_time
+async def test_a_server_that_stood_still_reads_before_it_calls_anybody_silent() -> None:
+    """Stopped for a minute, say: what the worker said meanwhile is there."""
+    async with memory_serving() as running:
+        _, worker = await running.client_and_worker()
+        await wait_all_tasks_blocked()
+        worker.say(Heartbeat())
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, MockClock)
+        clock.jump(60.0)
+        await trio.sleep(1.0)
+        assert ["w/0"] == list(running.server.statistics()["slots"])
