@@ -33,6 +33,13 @@ class LinkSettings:
     unavailable_after_s: float = 60.0
     """With no server for so long, what waits fails with `unavailable` instead of waiting on."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no client could work with."""
+        for name in ("greeting_s", "silence_s", "rest_s", "unavailable_after_s"):
+            seconds = getattr(self, name)
+            if not seconds > 0:
+                raise ValueError(f"{name.removesuffix('_s')} is a number of seconds above 0, not {seconds!r}")
+
 
 class LinkState(Enum):
     """See the diagram at the top."""

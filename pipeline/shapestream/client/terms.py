@@ -20,13 +20,13 @@ NEVER_S = 1e9
 def checked_deadline(seconds: float | None) -> float | None:
     """Seconds from the call; None where there is no deadline, which infinity says too. What is 0 or less has passed already.
 
-    Raises TypeError for what is no number, and ValueError for NaN.
+    Raises TypeError for what is no number that a float can hold, and ValueError for NaN.
     """
     if seconds is None:
         return None
     try:
         missing = math.isnan(seconds)
-    except TypeError:
+    except (TypeError, OverflowError):  # no number, or none that a float can hold
         raise TypeError(f"{_DEADLINE}; not {seconds!r}") from None
     if missing:
         raise ValueError(f"{_DEADLINE}; not {seconds!r}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
+from tests.pipeline.client.virtual_time import ROW, run, serving, until
 
 import shapestream
 from shapestream.errors import (
@@ -32,33 +32,6 @@ from shapestream.wire.messages import Goodbye
 from shapestream_engine.rules import Whole
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
-
-ROW = {"x": np.zeros((1, 16), np.float32)}
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run it on a clock that jumps to the next deadline whenever everybody waits."""
-    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-@asynccontextmanager
-async def serving(
-    *models: ScriptedModel, **options: Any
-) -> AsyncIterator[tuple[ScriptedServer, MemoryEndpoint]]:
-    """A scripted server at a memory endpoint."""
-    server = ScriptedServer(*(models or [ScriptedModel(identity_signature())]), **options)
-    endpoint = MemoryEndpoint()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(server.run, endpoint.bind())
-        yield server, endpoint
-        nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Let the others run until it holds."""
-    with trio.fail_after(1000):
-        while not condition():  # noqa: ASYNC110 - the clock jumps, and the condition is anything
-            await trio.sleep(0.001)
 
 
 def test_without_a_server_connecting_ends_at_its_timeout() -> None:
