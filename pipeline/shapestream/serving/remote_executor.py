@@ -129,3 +129,10 @@ class RemoteExecutor(Link):
         if self.killed_for is None and self.peer is not None:
             self.killed_for = reason
             self._outgoing.lost.append((self, reason))
+
+    def left(self) -> None:
+        """It is gone: nothing more is said to it, and what it reports is of an earlier session."""
+        self.peer = None
+        self.running.clear()
+        self.sent_at.clear()
+        self.recalled.clear()

@@ -6,8 +6,7 @@ contradicts the model's signature ends the worker, not the server; what it ran i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -20,6 +19,7 @@ from shapestream.serving.options import ServerOptions
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.worker_ends import WorkerEnds
+from shapestream.serving.worker_greeting import MAX_NAME, GreetingRefused, check_form, read_offer
 from shapestream.serving.worker_reports import report_of_done, report_of_failed
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
@@ -36,19 +36,13 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
-from shapestream_engine.cost_table import CostTable
-from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Buffer
-from shapestream_engine.signature import ModelSignature
 
 __all__ = ["WorkerPort"]
 
 log = structlog.get_logger()
 
-# Slots of one worker. Each costs the scheduler a record; more than this is a mistake, or worse.
-MAX_SLOTS = 1024
 READ_BURSTS = 8
-MAX_WORKER_NAME = 200
 
 
 class WorkerPort:
@@ -168,41 +162,13 @@ class WorkerPort:
         """A worker that greets again, on this connection or another, has forgotten what it ran."""
         if worker is not None:
             self.worker_left(worker, "greets again", now)
-        if len(hello.worker) > MAX_WORKER_NAME or not hello.worker.isprintable():
-            # Clients are told it with every result, and people read it in logs.
-            self._cut_off(peer, f"a worker's name is printable, of at most {MAX_WORKER_NAME} characters", now)
-            return None
-        if not 1 <= hello.slots <= MAX_SLOTS:
-            self._cut_off(
-                peer, f"worker {hello.worker!r}: {hello.slots} slots; 1 to {MAX_SLOTS} it may be", now
-            )
-            return None
-        if not self.ends.may_join(hello.worker, hello.pid):
-            self._cut_off(peer, f"worker {hello.worker!r} hangs; end its process and start it again", now)
-            return None
-        if any(
-            other.name == hello.worker and self._socket.key_of(routing_id) != self._socket.key_of(peer)
-            for routing_id, other in self.workers.items()
-        ):
-            self._cut_off(peer, f"worker {hello.worker!r}: the name of a worker with another key", now)
-            return None
-        owner = self.ends.owner
-        if (
-            self._socket.key_of(peer) is not None
-            and owner is not None
-            and owner.owns(hello.worker, hello.pid)
-        ):
-            # Ours come over a private socket. This one's end would be taken for that of ours, and ours be killed for it.
-            self._cut_off(peer, f"worker {hello.worker!r}: the name of a process of this server", now)
-            return None
         try:
-            signatures = {
-                name: ModelSignature.from_dict(described) for name, described in hello.models.items()
-            }
-            costs = _tables(hello.costs, signatures)
-            added = self._models.add_all(signatures)
-        except (EngineError, ConfigurationError) as error:
-            self._cut_off(peer, f"worker {hello.worker!r}: {error}", now)
+            check_form(hello)
+            self._check_identity(peer, hello)
+            offer = read_offer(hello)
+            added = self._models.add_all(offer.models)
+        except (GreetingRefused, ConfigurationError) as error:
+            self._cut_off(peer, f"worker {hello.worker[:MAX_NAME]!r}: {error}", now)
             return None
         for other in list(self.workers.values()):
             if other.name == hello.worker:
@@ -212,17 +178,17 @@ class WorkerPort:
             hello.worker,
             hello.pid,
             hello.slots,
-            signatures,
+            offer.models,
             self._outgoing,
             now,
-            costs,
+            offer.costs,
             clock=self._clock,
         )
         self.workers[peer] = worker
         self._outgoing.say(worker, self._welcome)
         self._outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
         log.info(
-            "worker joined", worker=worker.name, pid=worker.pid, slots=worker.slots, models=list(signatures)
+            "worker joined", worker=worker.name, pid=worker.pid, slots=worker.slots, models=list(offer.models)
         )
         for model in added:
             self._dispatcher.model_added(model, now)
@@ -230,6 +196,18 @@ class WorkerPort:
         self._dispatcher.executor_joined(worker, now)
         self._workers_changed(now)
         return worker
+
+    def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
+        """Raises GreetingRefused for a worker that hangs, and for one that has another's name."""
+        name, key, owner = hello.worker, self._socket.key_of(peer), self.ends.owner
+        if not self.ends.may_join(name, hello.pid):
+            raise GreetingRefused("it hangs; end its process and start it again")
+        namesakes = [routing_id for routing_id, other in self.workers.items() if other.name == name]
+        if any(self._socket.key_of(routing_id) != key for routing_id in namesakes):
+            raise GreetingRefused("it has the name of a worker with another key")
+        if key is not None and owner is not None and owner.owns(name, hello.pid):
+            # Ours come over a private socket. This one's end would be taken for that of ours, and ours be killed for it.
+            raise GreetingRefused("it has the name of a process of this server")
 
     def worker_left(self, worker: RemoteExecutor, why: str, now: float, died: bool = False) -> None:
         """It is gone; its batches are run again elsewhere. `died`: perhaps of one of them."""
@@ -251,10 +229,7 @@ class WorkerPort:
     def _forget(self, worker: RemoteExecutor, peer: bytes, now: float, *, died: bool = False) -> None:
         self._report()
         self.workers.pop(peer, None)
-        worker.peer = None
-        worker.running.clear()
-        worker.sent_at.clear()
-        worker.recalled.clear()
+        worker.left()
         self._dispatcher.executor_left(worker, now, died=died)
         self._workers_changed(now)
 
@@ -307,14 +282,3 @@ class WorkerPort:
             return worker
         self._reports.append(report)
         return self._dismiss_if_idle(worker, now)
-
-
-def _tables(
-    costs: Mapping[str, Mapping[str, Any]], signatures: Mapping[str, ModelSignature]
-) -> dict[str, CostTable]:
-    """What a worker has measured; raises `EngineError` for what is no table, or of no model of its own."""
-    tables = {name: CostTable.from_dict(plain) for name, plain in costs.items()}
-    for name, table in tables.items():
-        if name not in signatures or table.dimensions != signatures[name].dimensions:
-            raise EngineError(f"its costs of {name!r} are not those of a model that it serves")
-    return tables
