@@ -76,6 +76,7 @@ class Arrival:
 
     id: int
     client: int
+    """Whose share of the slots it takes: all that have the same number here divide one."""
     model: str
     sizes: tuple[int, ...]
     """Its size of each of the model's `dimensions`."""
@@ -100,10 +101,14 @@ class RequestCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientLeft:
-    """A client is gone: its queued requests are dropped without an answer, running ones are not delivered."""
+class RequestsAbandoned:
+    """Whoever asked for these is gone: queued ones are dropped without an answer, running ones are not delivered.
 
-    client: int
+    Unknown and finished ids are ignored.
+    """
+
+    ids: tuple[int, ...]
+    """In the order in which they arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +195,7 @@ Event: TypeAlias = (
     | ModelGivenUp
     | RequestsArrived
     | RequestCancelled
-    | ClientLeft
+    | RequestsAbandoned
     | SlotJoined
     | SlotsJoined
     | SlotClosing

@@ -1,5 +1,7 @@
 """Fair shares between clients, by cost: which request's turn it is, written as a number when it arrives.
 
+A client, here and in all of the scheduler, is whoever has a share: the caller numbers them (serving/key_credit.py).
+
 This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996). A
 request's *start tag* is the virtual time, or where its client's former requests end on that scale if that is later;
 its client's next request starts where this one ends: at its start tag plus its predicted seconds on all slots of
@@ -118,6 +120,15 @@ class FairShares:
         rank = max(tag - ahead_s, self._last.get(key, float("-inf")))
         self._last[key] = rank
         return tag, rank
+
+    def withdraw(self, client: int, priority: int, rank: float, share_s: float) -> None:
+        """A request of this client ends before it was given to any slot.
+
+        If it was the client's last, the next one starts where it would have. In the middle of others it stays charged:
+        those behind it have their tags. So does one with a priority, whose rank does not tell its tag.
+        """
+        if not priority and self._finish.get(client) == rank + max(share_s, _LEAST_S):
+            self._finish[client] = rank
 
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.

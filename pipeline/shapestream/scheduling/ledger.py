@@ -22,7 +22,7 @@ from shapestream.scheduling.story import Behind, Seconds, Story
 
 
 class Ledger:
-    """The live requests, by id, by client and by deadline."""
+    """The live requests, by id and by deadline, and how many each client has."""
 
     __slots__ = (
         "admission",
@@ -41,7 +41,8 @@ class Ledger:
         self.story = story
         self.counters = Counters()
         self.requests: dict[int, Request] = {}
-        self.clients: dict[int, dict[int, Request]] = {}
+        self.clients: dict[int, int] = {}
+        """How many live requests each client has; those that have any."""
         self.deadlines = Expiry()
         self.running = 0
         """Requests in batches that run or are sent ahead that somebody still waits for."""
@@ -59,9 +60,7 @@ class Ledger:
             priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
         client = arrival.client
         clients = self.clients
-        owned = clients.get(client)
-        if owned is None:
-            owned = clients[client] = {}
+        owned = clients[client] = clients.get(client, 0) + 1
         shares = queue.shares
         if not queue.count and not any(other.waiting for other in shares.queues):
             shares.catch_up()
@@ -86,9 +85,8 @@ class Ledger:
         queue.add(request)
         self.next_order += 1
         self.requests[request.id] = request
-        owned[request.id] = request
         if request.deadline is not None:
-            self.deadlines.watch(request, request.deadline, alone_s, len(owned))
+            self.deadlines.watch(request, request.deadline, alone_s, owned)
         self.admission.queued_requests += 1
         self.admission.queued_bytes += request.nbytes
         return request
@@ -163,10 +161,11 @@ class Ledger:
         for request in members:
             request.state = DONE
             del requests[request.id]
-            owned = clients[request.client]
-            del owned[request.id]
-            if not owned:
-                self._forget_client(request.client)
+            client = request.client
+            if clients[client] > 1:
+                clients[client] -= 1
+            else:
+                self._forget_client(client)
         self.running -= len(ids)
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
@@ -199,10 +198,10 @@ class Ledger:
         self.story.note(now, (request.id,), "forgotten: its client left")
         return ForgetRequest(id=request.id)
 
-    def forget_client(self, client: int, now: float) -> list[ForgetRequest]:
-        """Ends everything that a client had."""
-        owned = self.clients.get(client)
-        return [] if owned is None else [self.forget(request, now) for request in list(owned.values())]
+    def abandon(self, ids: Sequence[int], now: float) -> list[ForgetRequest]:
+        """Ends those of these that are here. The last comes first, so that no turn is charged for what never ran."""
+        requests = self.requests
+        return [self.forget(request, now) for id_ in reversed(ids) if (request := requests.get(id_))]
 
     def _count_failure(self, code: str) -> None:
         failed = self.counters.failed
@@ -220,6 +219,7 @@ class Ledger:
         else:
             if request.state is QUEUED:
                 request.queue.take((request,), DONE)
+                request.queue.shares.withdraw(request.client, request.priority, request.rank, request.share_s)
             elif request.state is RERUN:
                 request.queue.drop_rerun(request)
             else:
@@ -227,9 +227,9 @@ class Ledger:
             self.admission.queued_requests -= 1
             self.admission.queued_bytes -= request.nbytes
         del self.requests[request.id]
-        owned = self.clients[request.client]
-        del owned[request.id]
-        if not owned:
+        if self.clients[request.client] > 1:
+            self.clients[request.client] -= 1
+        else:
             self._forget_client(request.client)
         self.deadlines.shrink(len(self.requests))
 

@@ -20,13 +20,13 @@ from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
     BatchFinished,
-    ClientLeft,
     DrainStarted,
     Event,
     ModelAdded,
     ModelGivenUp,
     ModelProfile,
     RequestCancelled,
+    RequestsAbandoned,
     RequestsArrived,
     SlotClosing,
     SlotJoined,
@@ -101,8 +101,8 @@ class Scheduler:
             case RequestCancelled():
                 if (request := ledger.requests.get(event.id)) is not None:
                     actions.append(ledger.fail(request, "cancelled", "withdrawn by its caller", now))
-            case ClientLeft():
-                actions.extend(ledger.forget_client(event.client, now))
+            case RequestsAbandoned():
+                actions.extend(ledger.abandon(event.ids, now))
             case BatchFailed():
                 self._reports.failed(event, now, actions)
             case SlotJoined():

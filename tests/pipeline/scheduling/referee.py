@@ -26,10 +26,10 @@ from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
     BatchFinished,
-    ClientLeft,
     Event,
     ModelProfile,
     RequestCancelled,
+    RequestsAbandoned,
     RequestsArrived,
 )
 from shapestream.scheduling.hang_watch import HangLimits
@@ -246,8 +246,8 @@ class Referee(RuleBasedStateMachine):
                 case FailRequest():
                     self._failed(action, event)
                 case ForgetRequest():
-                    assert isinstance(event, ClientLeft)
-                    assert self.known[action.id].arrival.client == event.client
+                    assert isinstance(event, RequestsAbandoned)
+                    assert action.id in event.ids
                     self._end(action.id, "forgotten")
                 case CancelBatch():
                     running = self.batches[action.batch]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.conftest import Stage
 
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import ModelProfile, RequestsAbandoned
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.model_queue import ModelQueue
 
@@ -231,3 +231,47 @@ def test_a_client_that_leaves_and_returns_under_a_flood_is_not_better_off():
     stage.arrive(*[(1, 4)] * 5, client=2)
     order = _order(stage, until=6)
     assert 3 == sum(id_ <= 5 for id_ in order)
+
+
+def _backlogs(stage: Stage) -> None:
+    """Client 1 has thirty requests waiting, and client 2 came later with thirty."""
+    stage.arrive(*[(1, 4)] * 30, client=1)
+    stage.arrive(*[(1, 4)] * 30, client=2)
+
+
+def test_what_was_dropped_before_it_ran_is_not_charged(alone):
+    """A caller goes, and is back with something else while others wait: it goes in turn, not behind what it had."""
+    _backlogs(alone)
+    alone.play(RequestsAbandoned(ids=tuple(range(2, 32))))
+    alone.arrive((1, 4), client=1)
+    assert 62 in _order(alone, until=3)
+
+
+def test_what_ran_is_charged_though_its_caller_left(alone):
+    """Coming back again and again buys no turns: half of them go to the other, however often it comes back."""
+    alone.arrive(*[(1, 4)] * 30, client=2)
+    for turn in range(20):
+        alone.arrive((1, 4), (1, 4), client=1)
+        own = (30 + 2 * turn + 2, 30 + 2 * turn + 3)
+        alone.finish(alone.started[-1], at=alone.now + 0.1)
+        alone.play(RequestsAbandoned(ids=own))
+    turns = Counter(2 if 2 <= id_ <= 31 else 1 for start in alone.started[1:] for id_ in start.requests)
+    assert abs(turns[1] - turns[2]) <= 2
+
+
+@given(
+    share_s=st.lists(st.sampled_from([0.0, 0.1, 0.3, 7.0]), min_size=1, max_size=12),
+    dropped=st.sets(st.integers(0, 11)),
+    newest_first=st.booleans(),
+)
+def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_first):
+    """Whatever is dropped, in whatever order: the next request starts no earlier than those that are left end."""
+    shares = FairShares(_queue())
+    ranks = [shares.admit(1, share, 0, (), 1)[1] for share in share_s]
+    for at in sorted(dropped & set(range(len(ranks))), reverse=newest_first):
+        shares.withdraw(1, 0, ranks[at], share_s[at])
+    left = [ranks[at] + share_s[at] for at in range(len(ranks)) if at not in dropped]
+    again = shares.admit(1, 0.1, 0, (), 1)[1]
+    assert again >= max(left, default=0.0)
+    if newest_first and not left:
+        assert 0.0 == again

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from shapestream.scheduling.actions import RecallBatch, StartBatch
-from shapestream.scheduling.events import BatchFailed, ClientLeft, RequestCancelled, SlotClosing, SlotLeft
+from shapestream.scheduling.events import (
+    BatchFailed,
+    RequestCancelled,
+    RequestsAbandoned,
+    SlotClosing,
+    SlotLeft,
+)
 
 
 def _die(stage, *slots: int) -> None:
@@ -206,7 +212,7 @@ def test_a_suspect_that_ends_meanwhile_gives_its_worker_back(stage):
     _die(stage, 0)
     assert (1, 2) == (stage.scheduler.statistics().slots_kept, stage.scheduler.statistics().suspects)
     stage.play(RequestCancelled(id=1))
-    stage.play(ClientLeft(client=0))
+    stage.play(RequestsAbandoned(ids=(1, 2)))
     assert (0, 1) == (stage.scheduler.statistics().slots_kept, stage.scheduler.statistics().free_slots)
 
 

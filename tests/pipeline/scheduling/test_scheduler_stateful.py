@@ -25,11 +25,11 @@ from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
     BatchFinished,
-    ClientLeft,
     DrainStarted,
     ModelAdded,
     ModelProfile,
     RequestCancelled,
+    RequestsAbandoned,
     RequestsArrived,
     SlotClosing,
     SlotJoined,
@@ -366,12 +366,12 @@ class SchedulerMachine(Referee):
         assert not alive or self.ended[id_] == "cancelled"
 
     @precondition(lambda self: len(self._queued()) > 2)
-    @rule(client=st.integers(0, 2))
-    def client_leaves(self, client) -> None:
-        """A client takes along whatever it had."""
+    @rule(client=st.integers(0, 2), sessions=st.integers(1, 2))
+    def caller_leaves(self, client, sessions) -> None:
+        """It takes along whatever it had: all that its client has, or only its part of that."""
         own = [i for i, k in self.known.items() if k.arrival.client == client and i not in self.ended]
-        own = [i for i in own if not self._is_late(i)]
-        self._play(ClientLeft(client=client))
+        own = [i for i in own if i % sessions == 0 and not self._is_late(i)]
+        self._play(RequestsAbandoned(ids=tuple(own)))
         assert all(self.ended[id_] == "forgotten" for id_ in own)
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.1]))
