@@ -227,6 +227,9 @@ class WorkerPort:
         return None
 
     def _forget(self, worker: RemoteExecutor, peer: bytes, now: float, *, died: bool = False) -> None:
+        self._dispatcher.executor_closing(
+            worker, now
+        )  # first: for what it has answered it is given nothing more
         self._report()
         self.workers.pop(peer, None)
         worker.left()

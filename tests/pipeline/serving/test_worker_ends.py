@@ -211,3 +211,16 @@ async def test_the_busy_slots_of_a_worker_that_leaves_get_none_of_its_batches(
             await second.run_next(busy_us=10_000, preparations=0)
         results = [await client.hear(Result) for _ in range(left)]
         assert set(range(total, total + left)) == {result.sequence for result in results}
+
+
+@virtual_time
+async def test_a_worker_that_answers_and_leaves_at_once_takes_nothing_that_waits_along() -> None:
+    """What waited was not sent to it, so nothing of it is lost: not even what may not run twice."""
+    async with memory_serving(models={"echo": ModelOptions(idempotent=False)}) as running:
+        client, worker = await running.client_and_worker()
+        client.say(request(1), request(2))
+        worker.say(done(await worker.hear(Execute)), Goodbye())
+        assert 1 == (await client.hear(Result)).sequence
+        other = await running.joined("other")
+        await other.run_next()
+        assert 2 == (await client.hear(Result)).sequence
