@@ -1,4 +1,4 @@
-"""The requests of one session: which wait for credit, which are out, which deadline comes next. Pure.
+"""The tickets of one session: which wait for credit, which are out, which deadline comes next, which have ended. Pure.
 
 A request is `waiting` (here, in order), `outstanding` (sent, holding its share of the window), or gone. What a server
 refuses because it is leaving waits again, and everything waits with it until there is another server.
@@ -10,32 +10,21 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from shapestream.client.tickets import Question, RequestTicket, Ticket
+from shapestream.client.tickets import AnyTicket, ModelHandle, Outcome, Question, RequestTicket, Ticket
 from shapestream.client.transit import Transit
+from shapestream.errors import DeadlineExceeded, RequestError, TooLarge
 from shapestream.wire.messages import Request
 
-__all__ = ["Ledger", "Sendable"]
+__all__ = ["NEVER_SENT", "Ledger"]
 
 Kind = TypeVar("Kind", bound=Ticket)
 
 
-@dataclass(slots=True, kw_only=True)
-class Sendable:
-    """Requests that are to be sent now, in order; and those that will not be, taken off the ledger."""
-
-    requests: list[Request] = field(default_factory=list)
-    hopeless: list[RequestTicket] = field(default_factory=list)
-    """Too large for any window that the server grants."""
-    late: list[RequestTicket] = field(default_factory=list)
-    """Their deadlines would have passed on the way."""
-
-
 class Ledger:
-    """Every ticket by its id, and the window that requests must fit into."""
+    """Every ticket by its id, and the window that requests must fit into. Every ending passes here."""
 
     def __init__(self) -> None:
         self.tickets: dict[int, Question] = {}
@@ -44,13 +33,14 @@ class Ledger:
         self.window_bytes = 0
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
-        self.held = False
-        """The server takes nothing new: what waits is not sent before `recall`."""
+        self.held_at: float | None = None
+        """Since when the server has taken nothing new: what waits is not sent before `recall`."""
         self._waiting: OrderedDict[int, RequestTicket] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
         self._with_deadline = 0
         self._last_sequence = 0
         self._last_other_id = 0
+        self._finished: list[AnyTicket] = []
 
     def add(self, ticket: Question) -> None:
         """Number a new ticket; a request queues for credit."""
@@ -93,6 +83,35 @@ class Ledger:
         ticket = self.remove(sequence) if sequence > 0 else None
         return ticket if type(ticket) is RequestTicket and not ticket.abandoned else None
 
+    def finish(self, ticket: AnyTicket, outcome: Outcome) -> None:
+        """Hand back a ticket that nobody will answer any more; off the books, or abandoned there."""
+        ticket.outcome = outcome
+        self._finished.append(ticket)
+
+    def end(self, ticket: Question, outcome: Outcome) -> None:
+        """Strike a ticket off, and hand it back."""
+        self.remove(ticket.id)
+        self.finish(ticket, outcome)
+
+    def fail_requests_of(self, model: ModelHandle, error: Callable[[], RequestError]) -> None:
+        """This model is void: whoever waits for a request of it gets an error, one each."""
+        for ticket in self.of_kind(RequestTicket):
+            if ticket.model is model and not ticket.abandoned:
+                self.abandon(ticket)
+                self.finish(ticket, error())
+
+    def fail_all(self, error: Callable[[], RequestError]) -> None:
+        """Strike everything off; whoever still waits gets an error, one each."""
+        for ticket in list(self.tickets.values()):
+            self.remove(ticket.id)
+            if not (isinstance(ticket, RequestTicket) and ticket.abandoned):
+                self.finish(ticket, error())
+
+    def take_finished(self) -> list[AnyTicket]:
+        """What has ended since the last call, in that order."""
+        finished, self._finished = self._finished, []
+        return finished
+
     def of_kind(self, kind: type[Kind]) -> list[Kind]:
         """All tickets of one kind, in order of submission."""
         return [ticket for ticket in self.tickets.values() if type(ticket) is kind]
@@ -113,7 +132,7 @@ class Ledger:
         """The earliest deadline on file; it may have been met already."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def hold(self, sequence: int) -> bool:
+    def hold(self, sequence: int, now: float) -> bool:
         """The server takes nothing new. True where the request waits for the next one; False where nobody wants it."""
         ticket = self.tickets.get(sequence)
         if type(ticket) is not RequestTicket or ticket.abandoned:
@@ -122,7 +141,8 @@ class Ledger:
             self.outstanding_requests -= 1
             self.outstanding_bytes -= ticket.nbytes
             self._waiting[sequence] = ticket
-        self.held = True
+        if self.held_at is None:
+            self.held_at = now
         return True
 
     def waiting(self) -> list[RequestTicket]:
@@ -137,21 +157,22 @@ class Ledger:
             if ticket.id not in self._waiting and not ticket.abandoned
         ]
 
-    def take_sendable(self, now: float, transit: Transit) -> Sendable:
+    def take_sendable(self, now: float, transit: Transit) -> list[Request]:
         """What fits into the window now. `transit` tells what of a deadline will be left at the server.
 
+        What fits into no window that the server grants ends here, and what would be late on arrival.
         A model that is being opened again holds up those behind it too: it is a matter of one round trip, and
         keeps the order.
         """
-        sendable = Sendable()
+        sendable: list[Request] = []
         waiting = self._waiting
-        while waiting and not self.held:
+        while waiting and self.held_at is None:
             ticket = next(iter(waiting.values()))
             if ticket.model.number is None:
                 break
             if ticket.nbytes > self.window_bytes:
-                self.remove(ticket.id)
-                sendable.hopeless.append(ticket)
+                reason = f"{ticket.nbytes} bytes of tensors; the server takes at most {self.window_bytes} from one client"
+                self.end(ticket, TooLarge(reason))
                 continue
             if self.outstanding_requests >= self.window_requests:
                 break
@@ -160,14 +181,13 @@ class Ledger:
             deadline = ticket.deadline
             remaining_ms = None if deadline is None else transit.remaining_ms(deadline - now)
             if remaining_ms == 0:
-                self.remove(ticket.id)
-                sendable.late.append(ticket)
+                self.end(ticket, DeadlineExceeded(NEVER_SENT))
                 continue
             del waiting[ticket.id]
             self.outstanding_requests += 1
             self.outstanding_bytes += ticket.nbytes
             ticket.sent_at = now
-            sendable.requests.append(
+            sendable.append(
                 Request(
                     sequence=ticket.id,
                     model=ticket.model.number,
@@ -184,7 +204,7 @@ class Ledger:
         for ticket_id in unwanted:
             self.remove(ticket_id)
         self._waiting = OrderedDict((ticket.id, ticket) for ticket in self.of_kind(RequestTicket))
-        self.held = False
+        self.held_at = None
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
         return unwanted
@@ -200,10 +220,19 @@ class Ledger:
         assert self.outstanding_requests == len(out)
         assert self.outstanding_bytes == sum(ticket.nbytes for ticket in out)
         assert self._waiting.keys() <= self.tickets.keys()
-        assert self.held or list(self._waiting) == sorted(self._waiting)
+        assert self.held_at is not None or list(self._waiting) == sorted(self._waiting)
         assert not any(ticket.abandoned for ticket in self._waiting.values())
+        assert all(
+            ticket.outcome is None or getattr(ticket, "abandoned", False) for ticket in self.tickets.values()
+        )
         timed = [ticket for ticket in self.tickets.values() if ticket.deadline is not None]
         assert self._with_deadline == len(timed)
         filed = {ticket_id for _, ticket_id in self._deadlines}
         overdue = {ticket.id for ticket in requests if ticket.abandoned}
         assert {ticket.id for ticket in timed} <= filed | overdue
+
+
+NEVER_SENT = (
+    "it was never sent: the deadline had passed already, or passed while it waited for the server to grant this client "
+    "more requests or bytes"
+)
