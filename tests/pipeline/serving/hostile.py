@@ -17,32 +17,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import numpy as np
 import psutil
-import trio
-from tests.pipeline.serving.harness import RawPeer
+from tests.pipeline.serving.raw_messages import SCALED, Frames, assert_served, entry, message
+from tests.pipeline.serving.raw_peer import RawPeer
+from tests.pipeline.serving.real_sockets import dialled
 
-from shapestream.transport.zeromq import DealerSocket
-from shapestream.wire.codec import Role
-from shapestream.wire.messages import (
-    Hello,
-    ModelOpened,
-    OpenModel,
-    Request,
-    Result,
-    Statistics,
-    StatisticsRequest,
-    Welcome,
-)
-from shapestream_engine.layout import Buffer, Tensors
+from shapestream.wire.messages import Hello, ModelOpened, OpenModel, Welcome
 
-Frames = list[Buffer]
-
-PATIENCE_S = 30.0
 MOST_GROWTH_BYTES = 50 << 20
-SCALED, INVERTED = 0, 1
-"""The models' numbers."""
+INVERTED = 1
+"""The number of the server's second model."""
 COUNTERS = ("failures", "bad_messages", "duplicates", "strangers", "failed_handshakes")
 """Those that count what somebody did wrong."""
 LINES = ("message refused", "request refused", "stranger", "handshakes failed")
@@ -53,34 +37,6 @@ _clients = count(1)
 def some_client() -> bytes:
     """An id that no other client of these tests has."""
     return next(_clients).to_bytes(16, "big")
-
-
-# ---------------------------------------------------------------- messages
-
-X = np.arange(6, dtype=np.float32).reshape(2, 3)
-SCALE = np.array([2.0, 3.0], np.float32)
-LAYOUT = ((0, "f32", (2, 3)), (1, "f32", (2,)))
-INLINE: tuple[Any, ...] = (X.tobytes(), SCALE.tobytes())
-
-
-def packed(value: Any) -> bytes:
-    """msgpack."""
-    data: bytes = msgpack.packb(value)
-    return data
-
-
-def entry(
-    *, frames: Any = 0, sequence: Any = 7, model: Any = SCALED, remaining: Any = None, priority: Any = 0,
-    layout: Any = LAYOUT, inline: Any = INLINE,
-) -> list[Any]:  # fmt: skip
-    """A request as it is on the wire, any field replaced; a good one for `scaled` as it stands."""
-    layout = packed(layout) if isinstance(layout, tuple) else layout
-    return [Request.KIND, frames, sequence, model, remaining, priority, layout, inline]
-
-
-def message(*entries: Any, frames: tuple[bytes, ...] = (), version: Any = 1) -> Frames:
-    """One message."""
-    return [packed([version, entries]), *frames]
 
 
 def flags(data: bytes | None, *, rows: int = 1, n: int = 4, frames: tuple[bytes, ...] = ()) -> Frames:
@@ -140,19 +96,9 @@ def hostile_server() -> Iterator[Hostile]:
 
 
 @asynccontextmanager
-async def peer(address: str, role: Role = Role.CLIENT) -> AsyncIterator[RawPeer]:
-    """A connection on which nothing was said yet."""
-    async with trio.open_nursery() as nursery, DealerSocket() as socket:
-        socket.connect(address)
-        await nursery.start(socket.run)
-        yield RawPeer(socket, role)
-        nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
 async def client(address: str, number: bytes | None = None) -> AsyncIterator[RawPeer]:
     """A client whose session is open, and so are both models."""
-    async with peer(address) as opened:
+    async with dialled(address) as opened:
         opened.say(Hello(client=number or some_client(), software="test"))
         await opened.hear(Welcome)
         for name, expected in (("scaled", SCALED), ("inverted", INVERTED)):
@@ -161,19 +107,9 @@ async def client(address: str, number: bytes | None = None) -> AsyncIterator[Raw
         yield opened
 
 
-async def assert_served(honest: RawPeer, sequence: int) -> None:
-    """An honest request gets its honest answer."""
-    tensors = Tensors(layout=LAYOUT, buffers=INLINE)
-    honest.say(Request(sequence=sequence, model=SCALED, remaining_ms=None, priority=0, tensors=tensors))
-    result = await honest.hear(Result)
-    assert sequence == result.sequence
-    assert (X * SCALE[:, None]).tobytes() == bytes(result.tensors.buffers[0])
-
-
 async def counters(honest: RawPeer) -> dict[str, int]:
     """What was counted so far of what somebody did wrong, by `counter.label`."""
-    honest.say(StatisticsRequest())
-    values = (await honest.hear(Statistics)).values
+    values = await honest.statistics()
     found: dict[str, int] = {}
     for name in COUNTERS:
         value = values[name]
@@ -187,15 +123,10 @@ class Watch:
     """What one case moved: `await done(counter)` says whether it was that counter, and one line."""
 
     def __init__(self, server: Hostile, honest: RawPeer, before: dict[str, int]) -> None:
+        self.honest = honest
         self._server = server
-        self._honest = honest
         self._before = before
         self._lines = len(server.lines())
-
-    @classmethod
-    async def begin(cls, server: Hostile, honest: RawPeer) -> Watch:
-        """From now on."""
-        return cls(server, honest, await counters(honest))
 
     async def done(self, counter: str | None, times: int = 1) -> None:
         """The honest client is served, exactly this counter moved, and as many lines were written (`None`: none)."""
@@ -205,7 +136,7 @@ class Watch:
 
     async def moved(self, counter: str | None, times: int = 1) -> None:
         """The same of the counter; whoever failed wrote a line of another kind."""
-        await assert_served(self._honest, 1_000)
+        await assert_served(self.honest, 1_000)
         moved = await self._moves()
         assert ({} if counter is None else {counter: times}) == moved
         assert self._server.process.poll() is None
@@ -219,7 +150,7 @@ class Watch:
 
         Handshakes that failed come late, also those of a case before this one.
         """
-        await assert_served(self._honest, 1_001)
+        await assert_served(self.honest, 1_001)
         moved = await self._moves()
         refused = moved.pop(f"bad_messages.{port}", 0)
         assert refused in ((0, 1) if bad is None else (int(bad),)), refused
@@ -227,8 +158,15 @@ class Watch:
         assert self._server.process.poll() is None
 
     async def _moves(self) -> dict[str, int]:
-        before, after = self._before, await counters(self._honest)
+        before, after = self._before, await counters(self.honest)
         return {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
+
+
+@asynccontextmanager
+async def watched(server: Hostile, address: str | None = None) -> AsyncIterator[Watch]:
+    """An honest client beside whatever the case does, and what that moves from now on."""
+    async with client(address or server.ipc) as honest:
+        yield Watch(server, honest, await counters(honest))
 
 
 def assert_memory_kept(server: Hostile, at_first: int) -> None:

@@ -15,16 +15,7 @@ from tests.pipeline.serving.harness import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import (
-    Failure,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    OpenModel,
-    Result,
-    Unknown,
-    Welcome,
-)
+from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, OpenModel, Result, Unknown, Welcome
 
 CLIENT = b"c" * 16
 
@@ -210,3 +201,42 @@ async def test_one_whose_connection_is_gone_makes_room_for_another() -> None:
         assert 1 == running.server.statistics()["clients"]
         await running.client().open_session(bytes(16))
         assert 1 == running.server.statistics()["clients"]
+
+
+@virtual_time
+async def test_questions_for_the_counters_in_one_turn_get_one_answer() -> None:
+    """They take long to put together, and a message may ask 256 times."""
+    async with memory_serving() as running:
+        peer = await running.greeted(model=None)
+        peer.say(*[StatisticsRequest()] * 256)
+        await peer.hear(Statistics)
+        assert {"echo"} >= set((await peer.statistics())["models"])
+        assert not peer.has_heard(Statistics)
+
+
+@virtual_time
+async def test_a_burst_of_entries_is_read_in_several_turns() -> None:
+    """Others get theirs in between: here a request, behind 10,000 models that nobody has."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        loud, quiet = await running.greeted(b"l" * 16, None), await running.greeted(b"q" * 16)
+        for _ in range(40):
+            loud.say(*[OpenModel(name="nobody's")] * 250)
+        quiet.say(request(1))
+        answered = 0
+        while not slots.started:
+            await trio.lowlevel.checkpoint()
+            answered += len(await loud.hear_each(ModelRefused, 250))
+        assert 10_000 == answered + len(await loud.hear_each(ModelRefused, 10_000 - answered))
+
+
+@virtual_time
+async def test_a_client_that_comes_and_goes_without_end_does_not_fill_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """A few hundred lines at once, then some per second: the next one tells how many were left out."""
+    async with memory_serving() as running:
+        peer = running.client()
+        for number in range(2000):
+            peer.say(Hello(client=number.to_bytes(16, "big"), software="test"))
+        await peer.hear_each(Welcome, 2000)
+        said = capsys.readouterr().out
+    assert 200 == said.count("client joined") + said.count("client left")

@@ -19,14 +19,7 @@ from tests.pipeline.serving.harness import (
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.models import ModelOptions
-from shapestream.wire.messages import (
-    Cancel,
-    Failure,
-    Goodbye,
-    ModelOpened,
-    OpenModel,
-    Result,
-)
+from shapestream.wire.messages import Cancel, Failure, Goodbye, ModelOpened, OpenModel, Result
 
 ONCE = {"echo": ModelOptions(idempotent=False)}
 OTHER = echo_tensors(value=2.0)

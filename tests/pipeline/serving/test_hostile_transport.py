@@ -9,48 +9,15 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import trio
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.hostile import (
-    PATIENCE_S,
-    Hostile,
-    Watch,
-    assert_memory_kept,
-    assert_served,
-    client,
-    counters,
-    hostile_server,
-)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Hostile]:
-    """One for all the cases of this file."""
-    with hostile_server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def resident_at_first(server: Hostile) -> int:
-    """What the server holds after its first requests."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.tcp) as honest:
-                for sequence in range(200):
-                    await assert_served(honest, sequence)
-
-    trio.run(main)
-    return server.resident_bytes
-
+from tests.pipeline.serving.hostile import Hostile, assert_memory_kept, client, counters, watched
+from tests.pipeline.serving.raw_messages import assert_served
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
-
-# ---------------------------------------------------------------- ZMTP 3, by hand
 
 
 def greeting(mechanism: bytes = b"NULL", *, version: bytes = b"\x03\x00", as_server: int = 0) -> bytes:
@@ -188,8 +155,7 @@ async def join(stream: trio.SocketStream) -> None:
 async def test_a_bare_connection_harms_nobody(name: str, server: Hostile) -> None:
     """It is ended, or it hangs there alone: whoever was connected, and whoever comes, is served."""
     case = CASES[name]
-    async with client(server.tcp) as honest:
-        watch = await Watch.begin(server, honest)
+    async with watched(server, server.tcp) as watch:
         async with await trio.open_tcp_stream(*endpoint(server)) as bare:
             if case.joined:
                 await join(bare)
@@ -216,8 +182,7 @@ async def bare_connection(server: Hostile, port: str) -> trio.SocketStream:
 @real_time
 async def test_another_protocol_harms_nobody(name: str, port: str, server: Hostile) -> None:
     """Whatever becomes of it: a message that is bad, a handshake that failed, or nothing."""
-    async with client(server.tcp) as honest:
-        watch = await Watch.begin(server, honest)
+    async with watched(server, server.tcp) as watch:
         async with await bare_connection(server, port) as bare:
             with contextlib.suppress(trio.BrokenResourceError):
                 await bare.send_all(OTHERS[name])
@@ -229,8 +194,7 @@ async def test_another_protocol_harms_nobody(name: str, port: str, server: Hosti
 @real_time
 async def test_a_hundred_connections_that_hang_there_keep_nobody_out(server: Hostile) -> None:
     """Some without a word, some in the middle of a greeting, some reset; the server then forgets them."""
-    async with client(server.tcp) as honest:
-        watch = await Watch.begin(server, honest)
+    async with watched(server, server.tcp) as watch:
         hanging = []
         for n in range(100):
             stream = await trio.open_tcp_stream(*endpoint(server))
@@ -241,17 +205,13 @@ async def test_a_hundred_connections_that_hang_there_keep_nobody_out(server: Hos
         for stream in hanging:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1" + bytes(7))
             await stream.aclose()
-        await assert_served(honest, 1)
+        await assert_served(watch.honest, 1)
         await watch.assert_only(bad=False)
 
 
-def test_none_of_this_stays_in_memory(server: Hostile, resident_at_first: int) -> None:
+@real_time
+async def test_none_of_this_stays_in_memory(server: Hostile, resident_at_first: int) -> None:
     """The last test of this file: the server is the same process as at first, and about as large."""
-
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with client(server.tcp) as honest:
-                await counters(honest)
-
-    trio.run(main)
+    async with client(server.tcp) as honest:
+        await counters(honest)
     assert_memory_kept(server, resident_at_first)

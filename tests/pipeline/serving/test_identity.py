@@ -21,14 +21,7 @@ from shapestream.transport.curve import CallerKeys, ProtectedDealer, ServerSecur
 from shapestream.transport.curve_keys import KeyPair, new_key_pair
 from shapestream.transport.zap import KeyRing
 from shapestream.wire.codec import Role
-from shapestream.wire.messages import (
-    Execute,
-    Failure,
-    Goodbye,
-    Hello,
-    Result,
-    WorkerHello,
-)
+from shapestream.wire.messages import Execute, Failure, Goodbye, Hello, Result, WorkerHello
 
 SERVER, ALICE, BOB, ADMIN, BOX, OTHER_BOX = (new_key_pair() for _ in range(6))
 SECURITY = ServerSecurity(

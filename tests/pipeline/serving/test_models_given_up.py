@@ -7,15 +7,7 @@ from tests.pipeline.serving.harness import memory_serving, request, verdict
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.models import ModelOptions
-from shapestream.wire.messages import (
-    Execute,
-    Failure,
-    Goodbye,
-    ModelOpened,
-    ModelRefused,
-    OpenModel,
-    Result,
-)
+from shapestream.wire.messages import Execute, Failure, Goodbye, ModelOpened, ModelRefused, OpenModel, Result
 
 TWO_MODELS = {"echo": ModelOptions(), "later": ModelOptions()}
 

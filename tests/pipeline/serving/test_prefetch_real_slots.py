@@ -15,10 +15,7 @@ from tests.pipeline.serving.harness import RawPeer, memory_serving, request
 
 from shapestream.scheduling import events
 from shapestream.serving.local_executor import LocalSlots
-from shapestream.wire.messages import (
-    Request,
-    Result,
-)
+from shapestream.wire.messages import Request, Result
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_workers.worker import Worker

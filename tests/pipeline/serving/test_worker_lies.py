@@ -10,13 +10,7 @@ import pytest
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import SIGNATURE, done, echo_tensors, echoed, memory_serving, request
 
-from shapestream.wire.messages import (
-    BatchFailed,
-    Execute,
-    Goodbye,
-    Result,
-    WorkerHello,
-)
+from shapestream.wire.messages import BatchFailed, Execute, Goodbye, Result, WorkerHello
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape

@@ -8,15 +8,7 @@ from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import done, echo_tensors, echoed, memory_serving, request
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import (
-    BatchFailed,
-    Cancel,
-    CancelBatch,
-    Execute,
-    Failure,
-    Heartbeat,
-    Result,
-)
+from shapestream.wire.messages import BatchFailed, Cancel, CancelBatch, Execute, Failure, Heartbeat, Result
 from shapestream_engine.layout import Tensors
 
 

@@ -1,0 +1,38 @@
+"""A server of this process at a real address, and peers that dial it: real sockets, and slots on real threads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from tests.pipeline.serving.raw_peer import RawPeer
+
+from shapestream.serving.batches import SlotSource
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.server import Server, serve
+from shapestream.transport.zeromq import DealerSocket
+from shapestream.wire.codec import Role
+
+
+@asynccontextmanager
+async def socket_serving(address: str, local: SlotSource, **options: Any) -> AsyncIterator[Server]:
+    """A server that listens there for the time of the block."""
+
+    async def start(*, task_status: trio.TaskStatus[Server]) -> None:
+        await serve(ServerOptions(listen=(address,), **options), local=local, task_status=task_status)
+
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(start)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def dialled(address: str, role: Role = Role.CLIENT) -> AsyncIterator[RawPeer]:
+    """A connection on which nothing was said yet."""
+    async with trio.open_nursery() as nursery, DealerSocket() as socket:
+        socket.connect(address)
+        await nursery.start(socket.run)
+        yield RawPeer(socket, role)
+        nursery.cancel_scope.cancel()

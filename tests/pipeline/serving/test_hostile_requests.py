@@ -1,0 +1,259 @@
+"""Hostile requests over a real socket to a server in a process of its own: fields, layouts, element types, lengths.
+
+`test_bad_input.py` has the plain mistakes; here is what only somebody who wants to do harm would send, and what is
+odd but right. See hostile.py for what must hold after each case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.serving.harness import verdict
+from tests.pipeline.serving.hostile import INVERTED, Hostile, assert_memory_kept, client, flags, watched
+from tests.pipeline.serving.raw_messages import (
+    GOOD,
+    INLINE,
+    LAYOUT,
+    PRODUCT,
+    Frames,
+    assert_served,
+    entry,
+    message,
+    packed,
+)
+
+from shapestream.wire.messages import Failure, Result
+
+pytestmark = pytest.mark.usefixtures("resident_at_first")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What is sent, and a word of the answer to request 7."""
+
+    frames: Frames
+    word: str
+    code: str = "invalid"
+
+
+def typed(element_type: object) -> Frames:
+    """A request whose first tensor is of this element type."""
+    return message(entry(layout=((0, element_type, (2, 3)), LAYOUT[1])))
+
+
+def shaped(*shape: object) -> Frames:
+    """A request whose first tensor has this shape, and next to no bytes."""
+    return message(entry(layout=((0, "f32", shape), LAYOUT[1])))
+
+
+def ported(port: object) -> Frames:
+    """A request whose first tensor is for this port."""
+    return message(entry(layout=((port, "f32", (2, 3)), LAYOUT[1])))
+
+
+def raw_layout(data: bytes) -> Frames:
+    """A request with these bytes as its layout."""
+    return message(entry(layout=data))
+
+
+REFUSED = {
+    # fields
+    "priority just above its bound": Refused(message(entry(priority=2**31)), "priority"),
+    "priority just below its bound": Refused(message(entry(priority=-(2**31))), "priority"),
+    "priority of 64 bits": Refused(message(entry(priority=-(2**63))), "priority"),
+    "priority is infinite": Refused(message(entry(priority=float("inf"))), "priority"),
+    "the last model number there can be": Refused(message(entry(model=2**63 - 1)), "no model has the number"),
+    "a negative model number": Refused(message(entry(model=-1)), "Request.model"),
+    "a model number beyond 63 bits": Refused(message(entry(model=2**64 - 1)), "Request.model"),
+    "a model that is true": Refused(message(entry(model=True)), "Request.model"),
+    "a deadline beyond 63 bits": Refused(message(entry(remaining=2**63)), "remaining_ms"),
+    "an infinite deadline": Refused(message(entry(remaining=float("inf"))), "remaining_ms"),
+    "a deadline before all time": Refused(message(entry(remaining=float("-inf"))), "remaining_ms"),
+    "a deadline in words": Refused(message(entry(remaining="soon")), "remaining_ms"),
+    "a deadline in a map": Refused(message(entry(remaining={"ms": 5})), "remaining_ms"),
+    "no layout": Refused(message(entry(layout=None)), "the layout must be a bin"),
+    "a layout in the header itself": Refused(message(entry(layout=list(LAYOUT))), "the layout must be a bin"),
+    "a layout in text": Refused(message(entry(layout="x")), "the layout must be a bin"),
+    "no inline": Refused(message(entry(inline=None)), "inline"),
+    "inline is a map": Refused(message(entry(inline={"x": b""})), "inline"),
+    "inline is bytes": Refused(message(entry(inline=b"xy")), "inline"),
+    "inline numbers": Refused(message(entry(inline=((0,) * 24, INLINE[1]))), "bin"),
+    # layouts
+    "an empty layout": Refused(raw_layout(b""), "msgpack"),
+    "a layout that is nil": Refused(raw_layout(b"\xc0"), "must be an array"),
+    "a layout that is a bomb": Refused(raw_layout(b"\xdd\xff\xff\xff\xff"), "msgpack"),
+    "a layout of 1,000 levels": Refused(raw_layout(b"\x91" * 1_000 + b"\x90"), "[port, element type, shape]"),
+    "a layout of 20,000 levels": Refused(raw_layout(b"\x91" * 20_000 + b"\x90"), "bin of at most"),
+    "a layout with an extension": Refused(raw_layout(b"\x91\xd4\x01\x00"), "msgpack"),
+    "a layout with a map": Refused(raw_layout(packed([{"port": 0}])), "msgpack"),
+    "a layout of 65 tensors": Refused(raw_layout(packed([[n, "f32", []] for n in range(65)])), "msgpack"),
+    "a layout longer than any": Refused(raw_layout(bytes(100_000)), "at most"),
+    "a shape within a shape": Refused(shaped((2, 3)), "tuple"),
+    "a shape that is nil": Refused(message(entry(layout=((0, "f32", None), LAYOUT[1]))), "shape must be an array"),
+    "a shape of 33 dimensions": Refused(shaped(*(1,) * 33), "at most 32"),
+    "a scalar for a table": Refused(shaped(), "takes 4"),
+    "port 64": Refused(ported(64), "port"),
+    "port 2^63": Refused(ported(2**63), "port"),
+    "port -1": Refused(ported(-1), "port"),
+    "a port that is true": Refused(ported(True), "port"),
+    "a port by name": Refused(ported("x"), "port"),
+    "a port that is a fraction": Refused(ported(0.0), "port"),
+    # element types: an allow-list, to the letter
+    "a NumPy type code": Refused(typed("<f4"), "element type"),
+    "a record": Refused(typed("f4,f4"), "element type"),
+    "a void": Refused(typed("V8"), "element type"),
+    "pickled objects": Refused(typed("|O"), "element type"),
+    "dates": Refused(typed("datetime64"), "element type"),
+    "another case": Refused(typed("F32"), "element type"),
+    "a blank behind it": Refused(typed("f32 "), "element type"),
+    "a zero byte behind it": Refused(typed("f32\0"), "element type"),
+    "no letters": Refused(typed(""), "element type"),
+    "in bytes": Refused(typed(b"f32"), "msgpack"),
+    "of 10,000 letters": Refused(typed("f" * 10_000), "msgpack"),
+    "an element type in an array": Refused(typed(("f32",)), "element type"),
+    "of the right size, but another": Refused(typed("u32"), "element type"),
+    # dimensions
+    "a dimension of 64 bits": Refused(shaped(2**64 - 1, 1), "outside"),
+    "a dimension of -2^63": Refused(shaped(-(2**63), 1), "outside"),
+    "2^61 elements of 4 bytes": Refused(shaped(2**61, 1), "overflow"),
+    "a product that wraps to the right size": Refused(shaped(2**32 + 2, 2**32, 3), "overflow"),
+    "a product that wraps to nothing": Refused(shaped(2**32, 2**32), "overflow"),
+    "32 dimensions of 2^63-1": Refused(shaped(*(2**63 - 1,) * 32), "overflow"),
+    "a dimension that is not a number": Refused(shaped(float("nan"), 3), "float"),
+    "more rows than the model has": Refused(shaped(2**40, 1), "takes"),
+    # lengths
+    "nothing for something": Refused(message(entry(inline=(b"", INLINE[1]))), "0 bytes"),
+    "a frame one byte too long": Refused(
+        message(entry(frames=1, inline=(None, INLINE[1])), frames=(bytes(25),)), "25 bytes"
+    ),
+    "an empty frame for a tensor": Refused(
+        message(entry(frames=1, inline=(None, INLINE[1])), frames=(b"",)), "0 bytes"
+    ),
+    "two frames in each other's place": Refused(
+        message(entry(frames=2, inline=(None, None)), frames=(INLINE[1], INLINE[0])), "bytes"
+    ),
+    "the neighbour's frame": Refused(message(entry(inline=(None, None))), "owns no more"),
+    "one byte more than may be inline": Refused(flags(bytes(1025), n=1025), "must travel as a frame"),
+    "a megabyte inline": Refused(flags(bytes(1_000_000), n=1_000_000), "must travel as a frame"),
+    "no columns, where there must be one": Refused(
+        message(entry(layout=((0, "f32", (2, 0)), LAYOUT[1]), inline=(b"", INLINE[1]))), "'n'"
+    ),
+    "no rows, where there must be one": Refused(
+        message(entry(layout=((0, "f32", (0, 3)), (1, "f32", (0,))), inline=(b"", b""))), "'batch'"
+    ),
+    # values
+    "a truth value of 2": Refused(flags(b"\0\1\2\1"), "0 or 1"),
+    "a truth value of 255": Refused(flags(b"\xff\0\0\0"), "0 or 1"),
+    "a truth value of 255 in a frame": Refused(
+        flags(None, n=100_000, frames=(bytes(99_999) + b"\xff",)), "0 or 1"
+    ),
+    # budgets
+    "more bytes than a client may have": Refused(
+        flags(None, n=2_000_000, frames=(bytes(2_000_000),)), "at most 1048576", "too_large"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@real_time
+async def test_a_hostile_request_is_refused_by_its_number(name: str, server: Hostile) -> None:
+    """A typed error; the sender's next request, and those of an honest client beside it, are served."""
+    case = REFUSED[name]
+    async with watched(server) as watch, client(server.ipc) as bad:
+        bad.connection.send_nowait(case.frames)
+        failure = await bad.hear(Failure)
+        assert (7, case.code, False) == verdict(failure)
+        assert case.word in failure.message
+        await assert_served(bad, 8)
+        await watch.done(f"failures.{case.code}")
+
+
+def wide(entries: bytes) -> Frames:
+    """A message whose arrays and numbers are written as long as msgpack allows."""
+    return [
+        b"\xdd\x00\x00\x00\x02" + b"\xd3\x00\x00\x00\x00\x00\x00\x00\x01" + b"\xdd\x00\x00\x00\x01" + entries
+    ]
+
+
+def wide_bin(data: bytes) -> bytes:
+    """Bytes behind a length of 32 bits."""
+    return b"\xc6" + len(data).to_bytes(4, "big") + data
+
+
+def wide_number(value: int) -> bytes:
+    """A number of 64 bits."""
+    return b"\xcf" + value.to_bytes(8, "big")
+
+
+WIDE = wide(
+    b"\xdd\x00\x00\x00\x08"
+    + b"".join(map(wide_number, (12, 0, 7, 0)))
+    + b"\xc0"
+    + wide_number(0)
+    + wide_bin(packed(LAYOUT))
+    + b"\xdd\x00\x00\x00\x02"
+    + b"".join(map(wide_bin, INLINE))
+)
+TRUE = b"\1"
+SERVED: dict[str, tuple[Frames, bytes]] = {
+    "the message that all others were made from": (GOOD, PRODUCT),
+    "everything as long as it may be written": (WIDE, PRODUCT),
+    "the latest deadline there is": (message(entry(remaining=2**63 - 1)), PRODUCT),
+    "the highest priority": (message(entry(priority=2**31 - 1)), PRODUCT),
+    "both tensors in frames, at odd addresses": (
+        message(entry(frames=2, inline=(None, None)), frames=INLINE), PRODUCT
+    ),
+    "no bytes in a frame of its own": (flags(None, n=0, frames=(b"",)), b""),
+    "no columns": (flags(b"", n=0), b""),
+    "no rows": (flags(b"", rows=0), b""),
+    "no rows of many columns": (flags(b"", rows=0, n=4_000_000), b""),
+    "as many bytes as may be inline": (flags(bytes(1024), n=1024), TRUE * 1024),
+    "a frame that could be inline": (flags(None, frames=(b"\0\1\0\1",)), b"\1\0\1\0"),
+    "all that a client may have at a time": (flags(None, n=2**20, frames=(bytes(2**20),)), TRUE * 2**20),
+    "not a number": (
+        message(entry(inline=(b"\xff" * 24, INLINE[1]))), b"\xff" * 24
+    ),
+    "beside entries of kinds that come later": (message([200, 0], [201, 0], entry()), PRODUCT),
+}  # fmt: skip
+UNKNOWN_KINDS = {"beside entries of kinds that come later": 2}
+
+
+@pytest.mark.parametrize("name", SERVED)
+@real_time
+async def test_what_is_odd_but_right_is_served(name: str, server: Hostile) -> None:
+    """Otherwise the cases above could be refused for the wrong reason."""
+    frames, expected = SERVED[name]
+    async with watched(server) as watch, client(server.ipc) as odd:
+        odd.connection.send_nowait(frames)
+        result = await odd.hear(Result)
+        assert 7 == result.sequence
+        assert expected == bytes(result.tensors.buffers[0])
+        times = UNKNOWN_KINDS.get(name, 0)
+        await watch.done("bad_messages.clients" if times else None, times)
+
+
+@real_time
+async def test_a_thousand_requests_without_rows_share_calls_within_bounds(server: Hostile) -> None:
+    """Rows alone would not bound a batch of them: a call has as many requests as it may have rows, at most."""
+    async with watched(server) as watch, client(server.ipc) as bad:
+        for first in range(0, 1_000, 50):
+            empty = [
+                entry(
+                    sequence=first + n,
+                    model=INVERTED,
+                    layout=((0, "boolean", (0, 4)),),
+                    inline=(b"",),
+                )
+                for n in range(50)
+            ]
+            bad.connection.send_nowait(message(*empty))
+            for _ in range(50):
+                assert (await bad.hear(Result)).timings.batch_requests <= 8
+        await watch.done(None)
+
+
+def test_none_of_this_stays_in_memory(server: Hostile, resident_at_first: int) -> None:
+    """The last test of this file: the server is the same process as at first, and about as large."""
+    assert_memory_kept(server, resident_at_first)
