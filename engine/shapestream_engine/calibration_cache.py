@@ -4,6 +4,9 @@ A file per model, settings, versions and machine, in the folder that `SHAPESTREA
 `$XDG_CACHE_HOME/shapestream/costs` (`~/.cache/shapestream/costs`); `SHAPESTREAM_COST_CACHE=off` switches it off.
 Processes that want the same table at the same time wait for the first, which holds a lock on the entry: measured
 together they would slow each other down.
+
+Beside the tables lies what servers' traffic made of them, a file per table. Each is replaced as a whole, so of two servers
+the last one that writes is believed; nobody waits.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
+from shapestream_engine.learned_costs import LearnedCosts
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.probing.cache import identity
 from shapestream_engine.probing.examination import ProbeOptions
@@ -32,6 +36,8 @@ __all__ = ["ENVIRONMENT", "CostCache", "CostEntry", "cost_key"]
 ENVIRONMENT = "SHAPESTREAM_COST_CACHE"
 MOST_TRIES = 2
 LATELY_S = 3600.0
+MOST_LEARNED = 256
+"""Tables whose corrections are kept; those written longest ago go first. Most take a few KB, none more than some 200."""
 _FORMAT = 1
 """Of the entries, and of what is measured: raised when either changes, so that old tables are not taken for new ones."""
 
@@ -84,7 +90,7 @@ class CostEntry:
 
 
 class CostCache:
-    """A folder of tables; None: none are kept."""
+    """A folder of tables, and of what traffic made of them; None: nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         self._files = KeptFiles(folder)
@@ -104,6 +110,49 @@ class CostCache:
         """The entry for this table, which nobody else has meanwhile."""
         with self._files.locked(key) as path:
             yield CostEntry(path)
+
+    def learned(self, table: CostTable) -> LearnedCosts | None:
+        """What traffic made of this table, as far as that was kept."""
+        return None if self.folder is None else _read_learned(self._learned_path(self.folder, table.digest))
+
+    def all_learned(self) -> dict[str, LearnedCosts]:
+        """The same of all tables, by their digests."""
+        if self.folder is None:
+            return {}
+        found = (_read_learned(path) for path in self.folder.glob("*.learned.json"))
+        return {learned.table: learned for learned in found if learned is not None}
+
+    def keep_learned(self, learned: LearnedCosts) -> None:
+        """Replaces what was kept for the same table. What cannot be written is lost, and nothing else."""
+        if self.folder is None:
+            return
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_plain(self._learned_path(self.folder, learned.table), learned.to_dict())
+            # Also what killed processes left half written.
+            kept = sorted(self.folder.glob("*.learned.*"), key=_written_at, reverse=True)
+            for old in kept[MOST_LEARNED:]:
+                old.unlink(missing_ok=True)
+
+    @staticmethod
+    def _learned_path(folder: Path, digest: str) -> Path:
+        return folder / f"{digest}.learned.json"
+
+
+def _read_learned(path: Path) -> LearnedCosts | None:
+    plain = read_plain(path)
+    try:
+        learned = None if plain is None else LearnedCosts.from_dict(plain)
+    except EngineError:
+        return None  # it is learned again
+    return learned if learned is not None and path.name.startswith(f"{learned.table}.") else None
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0  # it is gone
 
 
 def cost_key(

@@ -5,6 +5,8 @@ Plain data, so that it can be saved, sent by a worker to its server, and read by
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -12,7 +14,7 @@ from typing import Any
 
 from shapestream_engine.errors import EngineError
 
-__all__ = ["CostPoint", "CostTable"]
+__all__ = ["MAX_POINTS", "CostPoint", "CostTable"]
 
 MAX_POINTS = 4096
 """More than a calibration ever measures; a table from elsewhere may not hold more."""
@@ -54,6 +56,11 @@ class CostTable:
             for seconds in (point.seconds, point.first_seconds):
                 if seconds is not None and not (isfinite(seconds) and seconds >= 0.0):
                     raise EngineError(f"{seconds!r} are no seconds of a call")
+
+    @property
+    def digest(self) -> str:
+        """Names this very table: another measurement of what the same key names has another one."""
+        return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:40]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for a file or the wire, that `from_dict` turns into an equal table."""

@@ -71,7 +71,10 @@ def write_plain(path: Path | None, plain: Any) -> None:
     if path is None:
         return
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        # Named after it, so that what a killed process leaves behind can be told.
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f"{path.stem}.", delete=False, encoding="utf-8"
+        ) as file:
             try:
                 json.dump(plain, file)
                 file.flush()

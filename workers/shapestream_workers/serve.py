@@ -30,6 +30,7 @@ from shapestream.serving.server import Server, serve
 from shapestream.settings import Settings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.transport.descriptors import raise_descriptor_limit
+from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables
 from shapestream_workers.in_process_memory import InProcessMemory
@@ -143,7 +144,11 @@ def run_server(loaded: LoadedSettings) -> int:
             "models run in the server's process", why="in_process: a crash of a model ends the server"
         )
     with _worker_address(loaded.settings) as address:
-        options = replace(server_options(loaded.settings, address), security=security)
+        options = replace(
+            server_options(loaded.settings, address),
+            security=security,
+            cost_cache=CostCache.of_environment(),
+        )
         return trio.run(_Serving(loaded, local, options).run)
 
 

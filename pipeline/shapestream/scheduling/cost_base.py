@@ -147,6 +147,19 @@ class CostBase:
         if moved or abs(log(scale)) > MOVED:
             self._publish()
 
+    def corrections(self) -> dict[Sizes, float]:
+        """Seconds, by all that was observed, of the calls that are off what the points said."""
+        scale = exp(self._drift / len(self._speeds)) if self._speeds else 1.0
+        static = {sizes: seconds * scale for sizes, seconds in self._static.items() if seconds is not None}
+        return static if self._grid is None else {**static, **self._grid.corrections(scale)}
+
+    def recall(self, seconds: Mapping[Sizes, float]) -> None:
+        """Begins where another of the same points has ended: these are its `corrections`. It learns as that one would."""
+        self._static = {sizes: seconds.get(sizes, value) for sizes, value in self._static.items()}
+        if self._grid is not None:
+            self._grid.recall(seconds)
+        self._publish()
+
     def _learn_line(self, calls: Calls, seconds: float, requests: int) -> None:
         dynamic = [(count, sizes) for count, sizes in calls if sizes not in self._static]
         if len(dynamic) < len(calls) or not dynamic:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["filled", "grid_axes", "monotone"]
+__all__ = ["LEAST_S", "filled", "grid_axes", "monotone"]
 
 Sizes: TypeAlias = tuple[int, ...]
 Values: TypeAlias = NDArray[np.float64]

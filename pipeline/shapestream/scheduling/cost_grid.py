@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.cost_filling import filled, grid_axes, monotone
+from shapestream.scheduling.cost_filling import LEAST_S, filled, grid_axes, monotone
 
 __all__ = ["Grid", "Sizes"]
 
@@ -27,6 +27,8 @@ _Place: TypeAlias = tuple[_Corners, int]
 
 STEP = 0.1
 """Of the difference (of logarithms) between expected and observed, what the nodes around take over."""
+NOTABLE = 1.01
+"""A node that traffic moved by less than this factor is where it was measured."""
 MOVED = 1.05
 """A prediction that changed by this factor is another one."""
 _MOST_LOOKUP = 1 << 16
@@ -47,6 +49,7 @@ class Grid:
         values = monotone(filled(self.axes, points))
         self._strides = tuple(prod(map(len, self.axes[axis + 1 :])) for axis in range(len(self.axes)))
         self._live: list[float] = values.ravel().tolist()
+        self._began = tuple(self._live)
         self._published_live = list(self._live)
         self._published = values.ravel()
         self._listed: list[float] = list(self._live)
@@ -160,6 +163,20 @@ class Grid:
         shape = tuple(map(len, self.axes))
         self._published = monotone(np.array(self._live).reshape(shape)).ravel()
         self._listed = self._published.tolist()
+
+    def corrections(self, scale: float) -> dict[Sizes, float]:
+        """Seconds, times `scale`, of the nodes that are off what the grid began with."""
+        return {
+            sizes: value * scale
+            for sizes, value, was in zip(product(*self.axes), self._live, self._began, strict=True)
+            if not 1.0 / NOTABLE <= value * scale / was <= NOTABLE
+        }
+
+    def recall(self, seconds: Mapping[Sizes, float]) -> None:
+        """Begins where another grid of the same points has ended: these are its `corrections`."""
+        nodes = zip(product(*self.axes), self._live, strict=True)
+        self._live = [max(LEAST_S, seconds.get(sizes, value)) for sizes, value in nodes]
+        self.publish(1.0)
 
 
 class _Lookup:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
+from types import MappingProxyType
 from typing import TypeAlias
 
 from shapestream.scheduling.cost_base import CostBase
 from shapestream.scheduling.cost_line import FIRST_CLIP, Line
 from shapestream.scheduling.cost_surface import Surface
 from shapestream.scheduling.events import ModelProfile
-from shapestream_engine.cost_table import CostTable
+from shapestream_engine.cost_table import MAX_POINTS, CostTable
+from shapestream_engine.learned_costs import LearnedCosts
 
-__all__ = ["Kind", "new_kind"]
+__all__ = ["NOTHING_LEARNED", "Kind", "new_kind"]
 
 Sizes: TypeAlias = tuple[int, ...]
 
+NOTHING_LEARNED: Mapping[str, LearnedCosts] = MappingProxyType({})
 NOISE = 1.1
 """What a batch may take beyond what is expected, as a factor, before that counts as preparation."""
 
@@ -35,15 +39,41 @@ class Kind:
     """By worker."""
     points: int = 0
     """Measured, in the table that it began with."""
+    table: str = ""
+    """The digest of that table; "" without points."""
+    batches: int = 0
+    """That it learned from, those of earlier servers included."""
 
     def prepared(self, elements: float, steady_s: float, busy_s: float, calls: int = 1) -> None:
         """Learns what it costs extra that calls are new, of a batch that would have taken `steady_s` without."""
         extra_s = max(0.0, busy_s - NOISE * steady_s) / calls
         self.new.observe(1.0, elements, extra_s, request_elements=elements)
 
+    def learned(self, profile: ModelProfile, saved_at: float) -> LearnedCosts | None:
+        """What traffic made of the table; None where there is none, or nothing ran yet."""
+        if not self.table or not self.batches:
+            return None
+        alone = 0 if profile.has_batch else 1
+        corrections = islice(self.base.corrections().items(), MAX_POINTS)
+        return LearnedCosts(
+            table=self.table,
+            batches=self.batches,
+            saved_at=saved_at,
+            seconds={sizes[alone:]: seconds for sizes, seconds in corrections},
+            preparation=self.new.ends(),
+        )
 
-def new_kind(profile: ModelProfile, table: CostTable | None, versions: Iterator[int]) -> Kind:
-    """What a table says, or, without one, what has to be learned. `versions`: see `CostBase`."""
+
+def new_kind(
+    profile: ModelProfile,
+    table: CostTable | None,
+    versions: Iterator[int],
+    known: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
+) -> Kind:
+    """What a table says, corrected by what an earlier server learned; without a table, what has to be learned.
+
+    `versions`: see `CostBase`. `known`: what was learned, by the digests of the tables.
+    """
     steady: dict[Sizes, float] = {}
     firsts: list[tuple[float, float, float]] = []
     alone = () if profile.has_batch else (1,)
@@ -53,7 +83,17 @@ def new_kind(profile: ModelProfile, table: CostTable | None, versions: Iterator[
         if point.first_seconds is not None:
             firsts.append((float(prod(sizes)), point.seconds, point.first_seconds))
     static = [(*alone, *sizes) for sizes in profile.static_shapes]
-    kind = Kind(CostBase(steady, static, versions), Line(clip=FIRST_CLIP), {}, points=len(steady))
-    for elements, seconds, first_seconds in firsts:
-        kind.prepared(elements, seconds, first_seconds)
+    digest = "" if table is None or not steady else table.digest
+    kind = Kind(
+        CostBase(steady, static, versions), Line(clip=FIRST_CLIP), {}, points=len(steady), table=digest
+    )
+    learned = known.get(digest) if digest else None
+    if learned is not None:
+        corrected = {(*alone, *sizes): seconds for sizes, seconds in learned.seconds.items()}
+        kind.batches = learned.batches
+        kind.base.recall(corrected)
+        kind.new.recall(learned.preparation)
+    else:
+        for elements, seconds, first_seconds in firsts:
+            kind.prepared(elements, seconds, first_seconds)
     return kind

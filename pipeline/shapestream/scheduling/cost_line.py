@@ -7,6 +7,8 @@ drown short ones.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +31,8 @@ KEEP = 0.05
 are alike, which say nothing about it, and hardly counts as soon as they differ."""
 LEAST_S = 1e-7
 """Nothing takes less; errors in proportion to nothing would have no end."""
+RECALLED = 15
+"""How many observations each end of a recalled line stands for: together as many as count anyway."""
 MOVED = 1.05
 """A prediction that changed by this factor is another one."""
 
@@ -100,13 +104,16 @@ class Line:
         self.count += 1
         self._reach = (min(self._reach[0], elements), max(self._reach[1], elements))
         weight = 1.0 / max(expected, taken, 1e-12) ** 2
-        units = elements / self._unit
+        self._add(calls, elements / self._unit, taken, weight)
+        self._solve(KEEP * weight)
+
+    def _add(self, calls: float, units: float, taken: float, weight: float) -> None:
+        """One more term of the sums; the older ones count less."""
         self._n = FORGETTING * self._n + weight * calls * calls
         self._s = FORGETTING * self._s + weight * calls * units
         self._ee = FORGETTING * self._ee + weight * units * units
         self._ns = FORGETTING * self._ns + weight * calls * taken
         self._es = FORGETTING * self._es + weight * units * taken
-        self._solve(KEEP * weight)
 
     def _rescale(self, level: float) -> None:
         """As if everything had taken `level` times as long."""
@@ -135,6 +142,25 @@ class Line:
         elif sloped < 0.0:
             fixed, sloped = self._ns / self._n, 0.0
         self.fixed_s, self.element_s = fixed, sloped / self._unit
+
+    def ends(self) -> dict[float, float]:
+        """Seconds at the fewest and the most elements that were met; nothing where nothing was."""
+        return {elements: self.second(elements) for elements in self._reach} if self.measured else {}
+
+    def recall(self, ends: Mapping[float, float]) -> None:
+        """Begins where another line has ended: these are its `ends`. It goes on as that one would."""
+        if not ends:
+            return
+        self.count = FEW
+        self._reach = (min(ends), max(ends))
+        self._unit = max(1.0, *ends)
+        self.fixed_s = ends[max(ends)] / 2  # where all calls were alike; else the two ends say it
+        self.element_s = self.fixed_s / self._unit
+        for _ in range(RECALLED):
+            for elements, seconds in ends.items():
+                taken = max(LEAST_S, seconds)
+                self._add(1.0, elements / self._unit, taken, 1.0 / taken**2)
+        self._solve(0.0)
 
     def moved(self) -> bool:
         """Whether predictions, at the ends of what was met, changed by more than 5 % since this last was true."""

@@ -12,10 +12,11 @@ from itertools import count
 from math import isfinite, prod
 from typing import Any, TypeAlias
 
-from shapestream.scheduling.cost_kind import Kind, new_kind
+from shapestream.scheduling.cost_kind import NOTHING_LEARNED, Kind, new_kind
 from shapestream.scheduling.cost_surface import Surface
 from shapestream.scheduling.events import ModelProfile
 from shapestream_engine.cost_table import CostTable
+from shapestream_engine.learned_costs import LearnedCosts
 
 __all__ = ["CostModel"]
 
@@ -51,7 +52,9 @@ class _Joined:
 class CostModel:
     """Surfaces by model and kind of slot, and speeds by worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[str, LearnedCosts] = NOTHING_LEARNED) -> None:
+        """`known`: what an earlier server learned, by the digests of the tables that it corrects."""
+        self._known = known
         self._models: dict[str, _Model] = {}
         self._joined: dict[int, _Joined] = {}
         self._versions = count(1)
@@ -90,7 +93,7 @@ class CostModel:
         known = model.kinds.get(key)
         if known is not None and (known.points or table is None or not table.points):
             return known
-        kind = new_kind(model.profile, table, self._versions)
+        kind = new_kind(model.profile, table, self._versions, self._known)
         if known is not None and not known.slots:
             model.kinds.pop(key)
         elif known is not None:
@@ -143,6 +146,7 @@ class CostModel:
         else:
             kind.base.learn(calls, busy_s, worker, requests=requests)
         surface.met(calls)
+        kind.batches += 1
         _count(known, busy_s, busy_s / max(1, requests))
 
     # ------------------------------------------------------------ what it will cost
@@ -219,12 +223,28 @@ class CostModel:
                 "key": key,
                 "points": kind.points,
                 "measured": kind.base.measured,
+                "batches": kind.batches,
                 "version": kind.base.version,
                 "slots": dict(kind.slots),
                 "speeds": {worker: kind.base.speed(worker) for worker in kind.base.workers},
             }
             for key, kind in known.kinds.items()
         ]  # fmt: skip
+
+    def learned(self, saved_at: float) -> list[LearnedCosts]:
+        """What traffic made of each table, for the next server; `saved_at` is the time, in seconds since the epoch.
+
+        Where a table serves several models, as under two names, what most batches made of it.
+        """
+        found: dict[str, LearnedCosts] = {}
+        for model in self._models.values():
+            for kind in model.kinds.values():
+                learned = kind.learned(model.profile, saved_at)
+                if learned is not None and (
+                    learned.table not in found or found[learned.table].batches < learned.batches
+                ):
+                    found[learned.table] = learned
+        return list(found.values())
 
     # ------------------------------------------------------------ finding
 

@@ -9,11 +9,13 @@ Events change the books, here and in `reports.py`; what follows from that, who r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import assert_never
 
 from shapestream.scheduling.actions import Action, CancelBatch
 from shapestream.scheduling.admission import Admission, Refusal
+from shapestream.scheduling.cost_kind import NOTHING_LEARNED
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.events import (
@@ -45,6 +47,7 @@ from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.slots import SlotTable
 from shapestream.scheduling.statistics import Statistics, take_stock
 from shapestream.scheduling.story import Story
+from shapestream_engine.learned_costs import LearnedCosts
 
 
 class Scheduler:
@@ -64,12 +67,13 @@ class Scheduler:
         max_queued_s: float | None = None,
         story_length: int = 1024,
         hangs: HangLimits | None = None,
+        learned: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
     ) -> None:
-        """`hangs`: when a batch is taken to hang; None: never."""
+        """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
         self._queues: dict[str, ModelQueue] = {}
         self._watch = HangWatch(hangs)
         self._slots = SlotTable(self._watch)
-        self._costs = CostModel()
+        self._costs = CostModel(learned)
         waiting: dict[str, ModelQueue] = {}
         self._admission = Admission(max_queued_requests, max_queued_bytes, max_queued_s, waiting, self._costs)
         self._ledger = Ledger(self._admission, Story(story_length))
@@ -151,6 +155,10 @@ class Scheduler:
     def statistics(self) -> Statistics:
         """Counters and present state."""
         return take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching)
+
+    def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
+        """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
+        return self._costs.learned(saved_at)
 
     # ------------------------------------------------------------ models and slots
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shapestream.serving.models import ModelOptions
 from shapestream.transport.curve import ServerSecurity
+from shapestream_engine.calibration_cache import CostCache
 
 __all__ = ["ServerOptions"]
 
@@ -28,6 +29,8 @@ class ServerOptions:
     """Keys that are asked for at all tcp addresses; None: at none, and then none may lie beyond loopback."""
     network_is_safe: bool = False
     """The operator's word that no key is needed, wherever the addresses lie."""
+    cost_cache: CostCache | None = None
+    """Where what traffic teaches about costs is kept for the next server; None: nowhere."""
     record_trace: Path | None = None
     """Where the sizes of all requests are recorded; see docs/capacity.md."""
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
@@ -41,6 +44,8 @@ class ServerOptions:
     """Credit of each client; what exceeds it is `overloaded`."""
     window_bytes: int = 512 * _MIB
     """The same in bytes of tensors; a single request that exceeds it is `too_large`."""
+    windows_per_key: int = 2
+    """Credits that all clients with one proven key have together; what exceeds them is `overloaded`."""
     kept_bytes: int = 64 * _MIB
     """Of replies that were given and are kept, in case they must be given again; the oldest are dropped."""
     kept_s: float = 60.0

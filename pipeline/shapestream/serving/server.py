@@ -26,6 +26,7 @@ from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.availability import Availability
 from shapestream.serving.batches import BatchReport, InProcessExecutor, SlotSource
+from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.ingress import Ingress
@@ -70,11 +71,13 @@ class Server:
         """Tells this server process from every other."""
         self._statistics = ServerStatistics()
         self._models = ServedModels(options.models)
+        self._cost_keeper = None if options.cost_cache is None else CostKeeper(options.cost_cache)
         self._scheduler = Scheduler(
             max_queued_requests=options.max_queued_requests,
             max_queued_bytes=options.max_queued_bytes,
             max_queued_s=options.max_queued_s,
             hangs=HangLimits(min_s=options.hang_min_s, grace_s=options.hang_grace_s),
+            learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
         self._to_clients = Outgoing(clients, "clients", self._statistics)
         self._kept = KeptReplies(
@@ -242,6 +245,8 @@ class Server:
                     nursery.start_soon(self._worker_port.run)
                 nursery.start_soon(self._dispatcher.run_alarm)
                 nursery.start_soon(self._beat)
+                if self._cost_keeper is not None:
+                    nursery.start_soon(self._cost_keeper.run, self._scheduler.learned_costs)
                 if executor is not None:
                     self._add_local(executor)
                 log.info(
@@ -252,6 +257,8 @@ class Server:
                 )
                 task_status.started(self)
                 await self._drain()
+                if self._cost_keeper is not None:
+                    await self._cost_keeper.aclose()
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True

@@ -1,0 +1,66 @@
+"""Keeps what traffic teaches about costs from one server to the next: written down now and then, and at the end.
+
+Beside the tables that were measured (docs/costs.md). What is written replaces the last as a whole, in a thread of its own:
+the disk may be slow, and the event loop waits for none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+import trio
+
+from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.learned_costs import LearnedCosts
+
+__all__ = ["CostKeeper"]
+
+log = structlog.get_logger()
+
+# What a server that is killed has not written down takes about as many batches to learn again as it took to learn.
+KEEP_EVERY_S = 60.0
+# For a disk that does not answer.
+CLOSE_GRACE_S = 2.0
+
+
+class CostKeeper:
+    """One server's. `run` writes; nothing else does, so that no older state can replace a newer one."""
+
+    def __init__(self, cache: CostCache) -> None:
+        self._cache = cache
+        self._kept: dict[str, int] = {}
+        """Batches behind what was written last, by table."""
+        self._closing = trio.Event()
+        self._closed = trio.Event()
+
+    def read(self) -> Mapping[str, LearnedCosts]:
+        """What servers before have written, by table."""
+        found = self._cache.all_learned()
+        log.debug("learned costs read", tables=len(found))
+        return found
+
+    async def run(self, learned: Callable[[float], Sequence[LearnedCosts]]) -> None:
+        """Writes what `learned` returns, given the time in seconds since the epoch, until closed or cancelled."""
+        while not self._closing.is_set():
+            with trio.move_on_after(KEEP_EVERY_S):
+                await self._closing.wait()
+            known = learned(time.time())
+            news = [one for one in known if self._kept.get(one.table) != one.batches]
+            if news:
+                await trio.to_thread.run_sync(self._write, news, abandon_on_cancel=True)
+            self._kept = {one.table: one.batches for one in known}
+        self._closed.set()
+
+    async def aclose(self) -> None:
+        """What is known by now has been written when this returns, or took longer than `CLOSE_GRACE_S`. `run` returns."""
+        self._closing.set()
+        with trio.move_on_after(CLOSE_GRACE_S) as scope:
+            await self._closed.wait()
+        if scope.cancelled_caught:
+            log.warning("learned costs not kept", why=f"not written within {CLOSE_GRACE_S:g} s")
+
+    def _write(self, news: Sequence[LearnedCosts]) -> None:
+        for one in news:
+            self._cache.keep_learned(one)
