@@ -123,7 +123,8 @@ class Dispatcher:
 
     def client_left(self, session: Session, now: float) -> None:
         """Nobody is there to answer."""
-        self._handle(events.ClientLeft(client=session.number), now)
+        ids = tuple([record.id for record in session.running.values()])
+        self._handle(events.RequestsAbandoned(ids=ids), now)
 
     def model_added(self, model: ServedModel, now: float) -> None:
         """Requests for this model may come from now on."""
@@ -294,7 +295,10 @@ class Dispatcher:
         record = self._records.pop(request)
         session = record.session
         del session.running[record.sequence]
-        session.held_bytes -= record.shape.total_nbytes
+        nbytes = record.shape.total_nbytes
+        session.held_bytes -= nbytes
+        if session.key_credit is not None:
+            session.key_credit.give_back(nbytes)
         return record
 
     # ---------------------------------------------------------------- turns and time

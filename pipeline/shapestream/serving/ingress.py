@@ -137,9 +137,11 @@ class Ingress:
             return
         options = self._options
         nbytes = shape.total_nbytes
+        key_credit = session.key_credit
         if (
             len(session.running) >= options.window_requests
             or session.held_bytes + nbytes > options.window_bytes
+            or (key_credit is not None and not key_credit.covers(nbytes))
         ):
             self._fail_beyond_window(session, sequence, nbytes)
             return
@@ -157,6 +159,8 @@ class Ingress:
         )
         session.running[sequence] = record
         session.held_bytes += nbytes
+        if key_credit is not None:
+            key_credit.take(nbytes)
         self._arrived.append(record)
 
     def _was_here(self, session: Session, entry: Request) -> bool:
@@ -194,9 +198,12 @@ class Ingress:
         if nbytes > window_bytes:
             text = f"{nbytes} bytes in one request; this server takes at most {window_bytes}"
             self._fail(session, sequence, "too_large", text)
-        else:
-            text = f"more than this session's credit: {requests} requests, {window_bytes} bytes unanswered"
-            self._fail(session, sequence, "overloaded", text)
+            return
+        whose, credit = "session's", session.key_credit
+        if credit is not None and not credit.covers(nbytes):
+            whose, requests, window_bytes = "key's", credit.max_requests, credit.max_bytes
+        text = f"more than this {whose} credit: {requests} requests, {window_bytes} bytes unanswered"
+        self._fail(session, sequence, "overloaded", text)
 
     def _fail_again(self, session: Session, sequence: int, code: str, message: str) -> None:
         self._statistics.requests += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import structlog
 
 from shapestream.serving.dispatcher import Dispatcher
@@ -13,7 +15,7 @@ from shapestream.serving.ownership import ClientOwners
 from shapestream.serving.sessions import Session, Sessions
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
-from shapestream.wire.messages import Goodbye, Hello, ModelOpened, ModelRefused, Welcome
+from shapestream.wire.messages import Credit, Goodbye, Hello, ModelOpened, ModelRefused, Welcome
 
 __all__ = ["Reception"]
 
@@ -49,7 +51,8 @@ class Reception:
         )
         self.turned_away: set[bytes] = set()
         """Peers whose connection ended in this turn: what they sent behind that is not heard."""
-        self.sessions = Sessions(options.max_sessions, kept)
+        self._window = Credit(window_requests=options.window_requests, window_bytes=options.window_bytes)
+        self.sessions = Sessions(options.max_sessions, kept, self._window, options.windows_per_key)
         self._kept = kept
         self._owners = ClientOwners()
         self._waiting: dict[str, dict[Session, None]] = {}
@@ -60,7 +63,8 @@ class Reception:
 
         `session` is the one that this connection had so far; one of another client ends.
         """
-        client = self._owners.claim(hello.client, self._socket.key_of(peer))
+        key = self._socket.key_of(peer)
+        client = self._owners.claim(hello.client, key)
         if client is None:
             self.turn_away(peer, "a client id that belongs to another key", now)
             return None
@@ -70,11 +74,12 @@ class Reception:
         if known is None:
             if self.sessions.full and (absent := self.sessions.longest_absent()) is not None:
                 self.end(absent, "makes room for another", now)
-            known = self.sessions.open(client, peer, hello.software, now)
+            known = self.sessions.open(client, peer, hello.software, now, key)
             if known is None:
                 self.turn_away(peer, f"more than {self._options.max_sessions} sessions", now)
                 return None
-            key = self._socket.key_of(peer)
+            if known.key_credit is not None:
+                self._give(known.key_credit.join(known).items())
             known_by = {} if key is None else {"key": key}
             log.info("client joined", client=known.label, software=hello.software, **known_by)
         elif known.peer != peer:
@@ -82,6 +87,9 @@ class Reception:
             log.info("client moved to a new connection", client=known.label)
         known.heard_at = now
         self._outgoing.say(known, self._welcome)
+        if known.key_credit is not None and (told := known.key_credit.told(known)) != self._window:
+            # The welcome says how large one request may be, this how much may be sent.
+            self._outgoing.say(known, told)
         return known
 
     def open_model(self, session: Session, name: str) -> None:
@@ -152,11 +160,16 @@ class Reception:
     def beat(self, now: float) -> None:
         """Once per heartbeat interval: ends silent sessions, and tells the others that this loop is alive."""
         self._kept.expire(now)
+        self._give(self.sessions.grown())
         for session in self.sessions:
             if now - session.heard_at > self._options.client_silence_s:
                 self.end(session, "silent", now)
             else:
                 self._outgoing.keep_alive(session)
+
+    def _give(self, told: Iterable[tuple[Session, Credit]]) -> None:
+        for session, credit in told:
+            self._outgoing.say(session, credit)
 
 
 def _opened(model: ServedModel) -> ModelOpened:

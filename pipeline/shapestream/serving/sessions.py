@@ -1,4 +1,7 @@
-"""Who the clients are: one session per client id, however often it reconnects, and what it waits for."""
+"""Who the clients are: one session per client id, however often it reconnects, and what it waits for.
+
+Where clients prove keys, the sessions of one key have a share and a credit in common (`key_credit.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from collections.abc import Iterator
 from itertools import count
 
 from shapestream.serving.kept_replies import Answered, KeptReplies
+from shapestream.serving.key_credit import KeyCredit
 from shapestream.serving.links import Link
 from shapestream.serving.models import ServedModel
 from shapestream.serving.peer_clock import PeerClock
+from shapestream.wire.messages import Credit
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import RequestShape
 
@@ -65,12 +70,22 @@ class RequestRecord:
 class Session(Link):
     """One client's session. Its credit is a window: requests, and bytes of them, without a terminal reply."""
 
-    __slots__ = ("answered", "client", "clock", "held_bytes", "number", "running", "software")
+    __slots__ = ("answered", "client", "clock", "held_bytes", "key_credit", "number", "running", "software")
 
-    def __init__(self, number: int, answered: Answered, peer: bytes, software: str, now: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        answered: Answered,
+        peer: bytes,
+        software: str,
+        now: float,
+        key_credit: KeyCredit | None = None,
+    ) -> None:
         super().__init__(peer, now)
         self.number = number
-        """The scheduler's number of this client."""
+        """The scheduler's number of whoever has a share: of this session, or of its key."""
+        self.key_credit = key_credit
+        """What it has in common with other sessions of its key; None where no key is asked for."""
         self.client = answered.client
         self.answered = answered
         """What this client was answered, also in sessions before this one."""
@@ -93,9 +108,14 @@ class Session(Link):
 class Sessions:
     """All sessions, by routing id and by client id."""
 
-    def __init__(self, max_sessions: int, kept: KeptReplies) -> None:
+    def __init__(self, max_sessions: int, kept: KeptReplies, window: Credit, windows_per_key: int) -> None:
+        """`window`: what a session may have unanswered. `windows_per_key`: how many of these a key may have."""
         self._max_sessions = max_sessions
         self._kept = kept
+        self._window = window
+        self._windows_per_key = windows_per_key
+        self._keys: dict[str, KeyCredit] = {}
+        """Of each key that was ever used here. Only listed keys come so far, so the operator's lists bound it."""
         self._numbers = count()
         self.by_peer: dict[bytes, Session] = {}
         self._by_client: dict[bytes, Session] = {}
@@ -115,11 +135,18 @@ class Sessions:
         """Whether there is no room for another."""
         return len(self._by_client) >= self._max_sessions
 
-    def open(self, client: bytes, peer: bytes, software: str, now: float) -> Session | None:
-        """A new session; None when there are too many, which the caller must say to the peer."""
+    def open(
+        self, client: bytes, peer: bytes, software: str, now: float, key: str | None = None
+    ) -> Session | None:
+        """A new session; None when there are too many, which the caller must say to the peer.
+
+        One with a key gets its credit from `key_credit.join`, which is the caller's, too: others may have to be told.
+        """
         if self.full:
             return None
-        session = Session(next(self._numbers), self._kept.of(client), peer, software, now)
+        credit = None if key is None else self._credit_of(key)
+        number = next(self._numbers) if credit is None else credit.number
+        session = Session(number, self._kept.of(client), peer, software, now, credit)
         self._by_client[client] = self.by_peer[peer] = session
         return session
 
@@ -142,8 +169,21 @@ class Sessions:
             session.peer = None
         session.outgoing.clear()
 
+    def grown(self) -> Iterator[tuple[Session, Credit]]:
+        """What sessions must be told because others of their key need less, or are over."""
+        for credit in self._keys.values():
+            yield from credit.grow().items()
+
     def close(self, session: Session) -> None:
         """Forgets the session; what is said to it from now on goes nowhere."""
         self.detach(session)
+        if session.key_credit is not None:
+            session.key_credit.leave(session)
         if self._by_client.pop(session.client, None) is not None:
             self._kept.left(session.client)
+
+    def _credit_of(self, key: str) -> KeyCredit:
+        credit = self._keys.get(key)
+        if credit is None:
+            credit = self._keys[key] = KeyCredit(next(self._numbers), self._window, self._windows_per_key)
+        return credit
