@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shapestream.serving.models import ModelOptions
 from shapestream.transport.curve import ServerSecurity
+from shapestream_engine.calibration_cache import CostCache
 
 __all__ = ["ServerOptions"]
 
@@ -28,6 +29,8 @@ class ServerOptions:
     """Keys that are asked for at all tcp addresses; None: at none, and then none may lie beyond loopback."""
     network_is_safe: bool = False
     """The operator's word that no key is needed, wherever the addresses lie."""
+    cost_cache: CostCache | None = None
+    """Where what traffic teaches about costs is kept for the next server; None: nowhere."""
     record_trace: Path | None = None
     """Where the sizes of all requests are recorded; see docs/capacity.md."""
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
