@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import trio
 import zmq
 
 from shapestream.errors import TransportError
+from shapestream.transport.backpressure import send_when_there_is_room
 from shapestream.transport.handshakes import HandshakeFailure, HandshakeMonitor
 from shapestream.transport.interface import RECEIVE_BURST, Message
 from shapestream.transport.socket_options import SocketOptions
@@ -107,15 +107,7 @@ class DealerSocket(WatchedSocket):
 
     async def send(self, frames: Sequence[Buffer]) -> None:
         """Sends, waiting for room; when cancelled nothing was sent."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while True:
-            try:
-                self.send_nowait(frames)
-            except trio.WouldBlock:
-                await self._senders.park()
-            else:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                return
+        await send_when_there_is_room(frames, self.send_nowait, self._senders)
 
     def close(self) -> None:
         """Closes the connection; what libzmq has taken still lingers."""
@@ -130,14 +122,6 @@ class DealerSocket(WatchedSocket):
             self._receivers.unpark()
         if events & POLLOUT:
             self._senders.unpark_all()
-
-    async def __aenter__(self) -> DealerSocket:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _in_words(failure: HandshakeFailure, has_key: bool) -> str:

@@ -7,15 +7,17 @@ keep what they cannot send yet; a new server at the same endpoint knows them und
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import trio
 
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone
+from shapestream.transport.backpressure import send_when_there_is_room
 from shapestream.transport.interface import COPY_BELOW_BYTES, RECEIVE_BURST, Addressed, Message
 from shapestream_engine.layout import Buffer
 
@@ -40,35 +42,59 @@ def _as_received(frames: Sequence[Buffer]) -> Message:
     return received
 
 
-class _Inbox(Generic[T]):
-    """Messages that have arrived, and the tasks that wait for them. Its bound is kept by those who put."""
+class _MemorySocket(ABC, Generic[T]):
+    """What both sides are: messages that have arrived, and tasks that wait for them. Who puts one in keeps the bound."""
 
     def __init__(self) -> None:
-        self.messages: deque[T] = deque()
-        self.closed = trio.Event()
+        self._messages: deque[T] = deque()
+        self._closed = trio.Event()
         self._receivers = trio.lowlevel.ParkingLot()
 
-    def put(self, message: T) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Returns when the socket is closed; in memory there is nothing to watch."""
+        task_status.started()
+        await self._closed.wait()
+
+    async def receive(self) -> list[T]:
+        """The messages that are there, at least one; from clients each with its sender."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if messages := self.receive_nowait():
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        while not messages:
+            await self._receivers.park()  # a wake-up that finds nothing is not an error
+            messages = self.receive_nowait()
+        return messages
+
+    def receive_nowait(self) -> list[T]:
+        """The messages that are there, perhaps none."""
+        self._check_open()
+        burst = min(len(self._messages), RECEIVE_BURST)
+        return [self._messages.popleft() for _ in range(burst)]
+
+    @abstractmethod
+    def close(self) -> None:
+        """Twice is once."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _put(self, message: T) -> None:
         # One wake-up per message: whoever finds none left waits again, and nobody is forgotten.
-        self.messages.append(message)
+        self._messages.append(message)
         self._receivers.unpark()
 
-    def take(self) -> list[T]:
-        self.check_open()
-        burst = min(len(self.messages), RECEIVE_BURST)
-        return [self.messages.popleft() for _ in range(burst)]
-
-    async def wait(self) -> None:
-        """Returns when there may be something to take; a wake-up that finds nothing is not an error."""
-        await self._receivers.park()
-
-    def check_open(self) -> None:
-        if self.closed.is_set():
+    def _check_open(self) -> None:
+        if self._closed.is_set():
             raise trio.ClosedResourceError
 
-    def close(self) -> None:
-        self.closed.set()
-        self.messages.clear()
+    def _end(self) -> None:
+        self._closed.set()
+        self._messages.clear()
         self._receivers.unpark_all()
 
 
@@ -102,12 +128,12 @@ class MemoryEndpoint:
         return b"\x00%04d" % next(self._peer_numbers)
 
 
-class MemoryServer:
+class MemoryServer(_MemorySocket[Addressed]):
     """A `PeerSocket` in memory; `connect()` gives the other ends."""
 
     def __init__(self, endpoint: MemoryEndpoint) -> None:
+        super().__init__()
         self.endpoint = endpoint
-        self._inbox: _Inbox[Addressed] = _Inbox()
         self._peers: dict[bytes, MemoryConnection] = {}
 
     @property
@@ -119,24 +145,9 @@ class MemoryServer:
         """A new connection to this server's endpoint."""
         return self.endpoint.connect()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Returns when the socket is closed; in memory there is nothing to watch."""
-        task_status.started()
-        await self._inbox.closed.wait()
-
-    async def receive(self) -> list[Addressed]:
-        """The messages that are there, at least one, each with its sender."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if messages := self.receive_nowait():
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        while not messages:
-            await self._inbox.wait()
-            messages = self.receive_nowait()
-        return messages
-
     def receive_nowait(self) -> list[Addressed]:
-        """The messages that are there, perhaps none."""
-        taken = self._inbox.take()
+        """The messages that are there, perhaps none; their senders may send more."""
+        taken = super().receive_nowait()
         for peer, _ in taken:
             if (connection := self._peers.get(peer)) is not None:
                 connection._was_read()
@@ -144,13 +155,13 @@ class MemoryServer:
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Hands the message over; `PeerGone` for an unknown or closed peer, `OutboxFull` for a slow one."""
-        self._inbox.check_open()
+        self._check_open()
         connection = self._peers.get(peer)
         if connection is None:
             raise PeerGone(f"no peer {peer!r} at this memory endpoint")
-        if len(connection._inbox.messages) >= self.endpoint.capacity_messages:
+        if len(connection._messages) >= self.endpoint.capacity_messages:
             raise OutboxFull(f"peer {peer!r} has {self.endpoint.capacity_messages} messages unread")
-        connection._inbox.put(_as_received(frames))
+        connection._put(_as_received(frames))
 
     def forget(self, peer: bytes) -> None:
         """Nothing waits on this side: what was sent has arrived already."""
@@ -159,8 +170,8 @@ class MemoryServer:
         """Ignores this peer for good."""
         if (connection := self._peers.pop(peer, None)) is not None:
             connection._ignored = True
-            unread = [message for message in self._inbox.messages if message[0] != peer]
-            self._inbox.messages = deque(unread)
+            unread = [message for message in self._messages if message[0] != peer]
+            self._messages = deque(unread)
 
     def failed_handshakes(self) -> int:
         """None: there is no handshake here."""
@@ -181,23 +192,15 @@ class MemoryServer:
             for connection in self._peers.values():
                 connection._detach()
             self._peers.clear()
-            self._inbox.close()
-
-    async def __aenter__(self) -> MemoryServer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+            self._end()
 
 
-class MemoryConnection:
+class MemoryConnection(_MemorySocket[Message]):
     """A `Connection` in memory."""
 
     def __init__(self, endpoint: MemoryEndpoint) -> None:
+        super().__init__()
         self._endpoint = endpoint
-        self._inbox: _Inbox[Message] = _Inbox()
         self._server: MemoryServer | None = None
         self._peer = b""
         self._unsent: deque[Message] = deque()
@@ -205,28 +208,9 @@ class MemoryConnection:
         self._ignored = False
         self._senders = trio.lowlevel.ParkingLot()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Returns when the socket is closed; in memory there is nothing to watch."""
-        task_status.started()
-        await self._inbox.closed.wait()
-
-    async def receive(self) -> list[Message]:
-        """The messages that are there, at least one."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if messages := self._inbox.take():
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        while not messages:
-            await self._inbox.wait()
-            messages = self._inbox.take()
-        return messages
-
-    def receive_nowait(self) -> list[Message]:
-        """The messages that are there, perhaps none."""
-        return self._inbox.take()
-
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
         """Hands the message over, or keeps it until somebody listens; `trio.WouldBlock` when full."""
-        self._inbox.check_open()
+        self._check_open()
         if self._ignored:
             return
         if self._unread + len(self._unsent) >= self._endpoint.capacity_messages:
@@ -236,15 +220,7 @@ class MemoryConnection:
 
     async def send(self, frames: Sequence[Buffer]) -> None:
         """Sends, waiting for room."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while True:
-            try:
-                self.send_nowait(frames)
-            except trio.WouldBlock:
-                await self._senders.park()
-            else:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                return
+        await send_when_there_is_room(frames, self.send_nowait, self._senders)
 
     def close(self) -> None:
         """Leaves the endpoint; what it sent stays with the server."""
@@ -252,7 +228,7 @@ class MemoryConnection:
             self._endpoint.connections.discard(self)
             if self._server is not None:
                 self._server._peers.pop(self._peer, None)
-            self._inbox.close()
+            self._end()
             self._senders.unpark_all()
 
     def _attach(self, server: MemoryServer) -> None:
@@ -268,19 +244,11 @@ class MemoryConnection:
     def _flush(self) -> None:
         while self._server is not None and self._unsent:
             self._unread += 1
-            self._server._inbox.put((self._peer, self._unsent.popleft()))
+            self._server._put((self._peer, self._unsent.popleft()))
 
     def _was_read(self) -> None:
         self._unread -= 1
         self._senders.unpark()
-
-    async def __aenter__(self) -> MemoryConnection:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def memory_server(*, capacity_messages: int = CAPACITY_MESSAGES) -> MemoryServer:

@@ -17,7 +17,8 @@ there is no buffer here in which a message could be left behind, and none that i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
 
 import trio
 import zmq
@@ -70,6 +71,14 @@ class WatchedSocket:
                 trio.lowlevel.notify_closing(self._fd)
             self._socket.close()
             self._receivers.unpark_all()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, cast
 
 import trio
@@ -234,14 +233,6 @@ class RouterSocket(WatchedSocket):
                 if self._outboxes:
                     self._look()
             self._blocked = trio.Event()
-
-    async def __aenter__(self) -> RouterSocket:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 _LIBC = ctypes.CDLL(None)
