@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,20 +39,25 @@ def inverted(flags: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return opposite
 
 
+def scaled_model(function: Callable[..., Any] = scaled) -> CompiledModel:
+    """Two inputs that share the batch dimension, one of them two-dimensional."""
+    return compile_model(
+        ModelSpec(
+            name="scaled",
+            model=function,
+            inputs={
+                "x": InputSpec(shape="batch:1..8, n:1..1000", element_type="f32"),
+                "scale": InputSpec(shape="batch", element_type="f32"),
+            },
+            outputs={"y": OutputSpec(shape="batch, n", element_type="f32")},
+        )
+    )
+
+
 def models() -> dict[str, CompiledModel]:
-    """One of two inputs that share the batch; one of truth values, of which there may be none."""
+    """That one, and one of truth values, of which there may be none."""
     return {
-        "scaled": compile_model(
-            ModelSpec(
-                name="scaled",
-                model=scaled,
-                inputs={
-                    "x": InputSpec(shape="batch:1..8, n:1..1000", element_type="f32"),
-                    "scale": InputSpec(shape="batch", element_type="f32"),
-                },
-                outputs={"y": OutputSpec(shape="batch, n", element_type="f32")},
-            )
-        ),
+        "scaled": scaled_model(),
         "inverted": compile_model(
             ModelSpec(
                 name="inverted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -45,6 +46,15 @@ def message(*entries: Any, frames: tuple[bytes, ...] = (), version: Any = 1) -> 
 
 GOOD = message(entry())
 HEADER = GOOD[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What is sent, a word of the answer to request 7, and its code."""
+
+    frames: Frames
+    word: str
+    code: str = "invalid"
 
 
 def honest_request(sequence: int, model: int = SCALED) -> Request:

@@ -18,14 +18,15 @@ from shapestream.wire.codec import Role
 
 @asynccontextmanager
 async def socket_serving(address: str, local: SlotSource, **options: Any) -> AsyncIterator[Server]:
-    """A server that listens there for the time of the block."""
+    """A server that listens there for the time of the block; it drains at the end."""
 
     async def start(*, task_status: trio.TaskStatus[Server]) -> None:
         await serve(ServerOptions(listen=(address,), **options), local=local, task_status=task_status)
 
     async with trio.open_nursery() as nursery:
-        yield await nursery.start(start)
-        nursery.cancel_scope.cancel()
+        server: Server = await nursery.start(start)
+        yield server
+        server.drain()
 
 
 @asynccontextmanager

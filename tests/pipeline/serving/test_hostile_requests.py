@@ -6,8 +6,6 @@ odd but right. See hostile.py for what must hold after each case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.harness import verdict
@@ -18,6 +16,7 @@ from tests.pipeline.serving.raw_messages import (
     LAYOUT,
     PRODUCT,
     Frames,
+    Refused,
     assert_served,
     entry,
     message,
@@ -27,15 +26,6 @@ from tests.pipeline.serving.raw_messages import (
 from shapestream.wire.messages import Failure, Result
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """What is sent, and a word of the answer to request 7."""
-
-    frames: Frames
-    word: str
-    code: str = "invalid"
 
 
 def typed(element_type: object) -> Frames:
