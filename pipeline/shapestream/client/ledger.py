@@ -31,6 +31,8 @@ class Ledger:
         """Everything not answered yet, in order of submission; abandoned requests too."""
         self.window_requests = 0
         self.window_bytes = 0
+        self.largest_bytes = 0
+        """Of one request, which may go when no other bytes are out, however small the window is meanwhile."""
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
         self.held_at: float | None = None
@@ -170,13 +172,13 @@ class Ledger:
             ticket = next(iter(waiting.values()))
             if ticket.model.number is None:
                 break
-            if ticket.nbytes > self.window_bytes:
-                reason = f"{ticket.nbytes} bytes of tensors; the server takes at most {self.window_bytes} from one client"
+            if ticket.nbytes > self.largest_bytes:
+                reason = f"{ticket.nbytes} bytes of tensors; the server takes at most {self.largest_bytes} from one client"
                 self.end(ticket, TooLarge(reason))
                 continue
             if self.outstanding_requests >= self.window_requests:
                 break
-            if self.outstanding_bytes + ticket.nbytes > self.window_bytes:
+            if self.outstanding_bytes and self.outstanding_bytes + ticket.nbytes > self.window_bytes:
                 break
             deadline = ticket.deadline
             remaining_ms = None if deadline is None else transit.remaining_ms(deadline - now)

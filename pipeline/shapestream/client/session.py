@@ -183,6 +183,7 @@ class Session:
             case Credit():
                 self._ledger.window_requests = entry.window_requests
                 self._ledger.window_bytes = entry.window_bytes
+                self._ledger.largest_bytes = max(self._ledger.largest_bytes, entry.window_bytes)
             case Statistics():
                 self._inquiries.statistics(entry)
             case Goodbye():
@@ -209,7 +210,7 @@ class Session:
     def _welcome(self, entry: Welcome, now: float) -> None:
         again = not self._link.is_open or entry.epoch != self._epoch
         self._ledger.window_requests = entry.window_requests
-        self._ledger.window_bytes = entry.window_bytes
+        self._ledger.window_bytes = self._ledger.largest_bytes = entry.window_bytes
         self._link.welcomed(entry.heartbeat_ms / 1000)
         self._patience.trouble = ""
         if entry.epoch != self._epoch:

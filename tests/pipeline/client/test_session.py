@@ -231,6 +231,29 @@ def test_credit_replaces_the_window() -> None:
     assert sequences(bench.sent()) == [2, 3]
 
 
+def test_a_window_that_shrinks_makes_no_request_too_large() -> None:
+    """One that the server would have taken at first goes when no other bytes are out."""
+    bench = Bench()
+    model = bench.open(nbytes=100)
+    bench.receive(Credit(window_requests=3, window_bytes=10))
+    bench.submit(model, nbytes=8)
+    bench.submit(model, nbytes=90)
+    assert sequences(bench.sent()) == [1]
+    bench.receive(result(1))
+    assert sequences(bench.sent()) == [2]
+
+
+def test_no_window_at_all_holds_requests_until_there_is_one() -> None:
+    """A server may have nothing to give for a moment."""
+    bench = Bench()
+    model = bench.open()
+    bench.receive(Credit(window_requests=0, window_bytes=0))
+    bench.submit(model)
+    assert bench.sent() == []
+    bench.receive(Credit(window_requests=1, window_bytes=1 << 20))
+    assert sequences(bench.sent()) == [1]
+
+
 def test_a_request_that_can_never_fit_the_window_fails_and_holds_up_nobody() -> None:
     """More bytes than the whole window are `too_large`, at once."""
     bench = Bench()
