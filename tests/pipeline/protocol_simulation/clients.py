@@ -14,6 +14,7 @@ from shapestream.client.connector import Connector
 from shapestream.client.core import Core, Withdraw
 from shapestream.client.link import LinkSettings
 from shapestream.client.models import OpenedModel, OpenModels
+from shapestream.client.terms import deadline_at
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
 from shapestream.wire.messages import Result
 from shapestream.wire.tensor_frames import to_array
@@ -146,8 +147,9 @@ class SimulatedClient:
         ask = question.ask
         inputs = {"x": question_of(question.uid, ask.rows, ask.length)}
         caller = _Caller(self._journal, question)
+        due = deadline_at(trio.current_time, ask.timeout_s)
         ticket = self._tickets[question.uid] = model.request(
-            caller, inputs, timeout_s=ask.timeout_s, priority=ask.priority
+            caller, inputs, deadline=due, priority=ask.priority
         )
         self._journal.asked(question)
         self._core.post(ticket)
