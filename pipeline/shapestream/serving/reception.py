@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import structlog
 
@@ -13,6 +14,7 @@ from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.ownership import ClientOwners
 from shapestream.serving.sessions import Session, Sessions
+from shapestream.telemetry.logging import LineBudget
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.messages import Credit, Goodbye, Hello, ModelOpened, ModelRefused, Welcome
@@ -55,6 +57,7 @@ class Reception:
         self.sessions = Sessions(options.max_sessions, kept, self._window, options.windows_per_key)
         self._kept = kept
         self._owners = ClientOwners()
+        self._lines = LineBudget()
         self._waiting: dict[str, dict[Session, None]] = {}
         """Sessions that asked for a model that the configuration promises and no executor has brought yet."""
 
@@ -81,10 +84,10 @@ class Reception:
             if known.key_credit is not None:
                 self._give(known.key_credit.join(known).items())
             known_by = {} if key is None else {"key": key}
-            log.info("client joined", client=known.label, software=hello.software, **known_by)
+            self._tell("client joined", known, now, software=hello.software, **known_by)
         elif known.peer != peer:
             self.sessions.move(known, peer)
-            log.info("client moved to a new connection", client=known.label)
+            self._tell("client moved to a new connection", known, now)
         known.heard_at = now
         self._outgoing.say(known, self._welcome)
         if known.key_credit is not None and (told := known.key_credit.told(known)) != self._window:
@@ -137,7 +140,7 @@ class Reception:
             # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
             # and ask again. One that is never heard again ends as silent.
             self._statistics.peers_lost[f"client: {why}"] += 1
-            log.info("client's connection is gone", client=session.label, unfinished=len(session.running))
+            self._tell("client's connection is gone", session, now, unfinished=len(session.running))
             self.sessions.detach(session)
         else:
             self.end(session, why, now)
@@ -149,8 +152,16 @@ class Reception:
         for waiting in self._waiting.values():
             waiting.pop(session, None)
         self._statistics.peers_lost[f"client: {why}"] += 1
-        log.info("client left", client=session.label, why=why, unfinished=len(session.running))
+        self._tell("client left", session, now, why=why, unfinished=len(session.running))
         self._dispatcher.client_left(session, now)
+
+    def _tell(self, event: str, session: Session, now: float, **facts: Any) -> None:
+        """A line of the log, unless somebody makes them by the thousand: at `debug` all of them are there."""
+        left_out = self._lines.admit(now)
+        if left_out:
+            facts["lines_left_out"] = left_out
+        write = log.debug if left_out is None else log.info
+        write(event, client=session.label, **facts)
 
     def leave(self, session: Session, now: float) -> None:
         """The client leaves on purpose, and will ask for nothing again."""

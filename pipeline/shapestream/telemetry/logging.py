@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
-__all__ = ["LogFormat", "LogLevel", "RateLimit", "configure", "debug_enabled"]
+__all__ = ["LineBudget", "LogFormat", "LogLevel", "RateLimit", "configure", "debug_enabled"]
 
 LogFormat = Literal["auto", "json", "pretty"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -133,3 +133,28 @@ class RateLimit:
             del self._last[next(iter(self._last))]
         self._last[key] = (now, 0)
         return 0 if last is None else last[1]
+
+
+class LineBudget:
+    """Lets `burst` lines through at once and `per_s` in the long run, and counts what it held back.
+
+    For lines that tell of ordinary events, each of which is wanted, unless somebody causes them by the thousand.
+    """
+
+    def __init__(self, burst: int = 200, per_s: float = 20.0) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._left = float(burst)
+        self._at = 0.0
+        self._held_back = 0
+
+    def admit(self, now: float) -> int | None:
+        """None to stay silent; otherwise log, and say that so many lines were left out before."""
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < 1.0:
+            self._held_back += 1
+            return None
+        self._left -= 1.0
+        held_back, self._held_back = self._held_back, 0
+        return held_back

@@ -15,7 +15,7 @@ from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import ScriptedSlots, echo_tensors, memory_serving, request
 from trio.testing import MockClock
 
-from shapestream.telemetry.logging import RateLimit, configure, debug_enabled
+from shapestream.telemetry.logging import LineBudget, RateLimit, configure, debug_enabled
 from shapestream.telemetry.statistics import LatencyHistogram, ServerStatistics
 from shapestream.wire.messages import Result
 
@@ -272,3 +272,9 @@ async def test_rows_that_fill_a_call_up_are_padding_not_rows() -> None:
         await client.hear(Result)
         statistics = running.server.statistics()
         assert (3, 0.625) == (statistics["rows"], statistics["padding_ratio"])
+
+
+def test_a_budget_of_lines_lets_a_burst_through_and_then_so_many_per_second() -> None:
+    """What it held back is told with the next line."""
+    budget = LineBudget(burst=2, per_s=1.0)
+    assert [0, 0, None, None, 2, None] == [budget.admit(at) for at in (10.0, 10.0, 10.0, 10.5, 11.0, 11.5)]
