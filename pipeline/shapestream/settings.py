@@ -151,6 +151,8 @@ class ServerSettings(_Model):
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20
     """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
+    windows_per_key: int = Field(default=2, ge=1, le=65536)
+    """Where clients prove keys: how many clients' credits all clients with one key have together."""
     prefetch: bool = True
     """While all slots are busy, the next batch is sent to one a moment before it becomes free."""
     kept_bytes: Bytes = 64 << 20

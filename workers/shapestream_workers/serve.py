@@ -76,6 +76,7 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
         max_queued_s=server.max_queued_s,
         window_requests=server.window_requests,
         window_bytes=server.window_bytes,
+        windows_per_key=server.windows_per_key,
         kept_bytes=server.kept_bytes,
         kept_s=server.kept_s,
         max_sessions=server.max_clients,
