@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
-from shapestream.client.session import Session
+from shapestream.client.ledger import Ledger
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving.egress import Egress
@@ -62,14 +62,14 @@ def swaps_answers(patch: pytest.MonkeyPatch) -> None:
 
 
 def hands_back_twice(patch: pytest.MonkeyPatch) -> None:
-    """The client's session finishes each ticket two times."""
-    finish = Session._finish
+    """The client's ledger finishes each ticket two times."""
+    finish = Ledger.finish
 
-    def twice(self: Session, *arguments: Any) -> None:
+    def twice(self: Ledger, *arguments: Any) -> None:
         finish(self, *arguments)
         finish(self, *arguments)
 
-    patch.setattr(Session, "_finish", twice)
+    patch.setattr(Ledger, "finish", twice)
 
 
 def starts_late(patch: pytest.MonkeyPatch) -> None:
