@@ -12,15 +12,22 @@ from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.hostile import Hostile, client, hostile_server
 from tests.pipeline.serving.raw_messages import assert_served
 
-import shapestream.serving.server
+import shapestream.serving.parts
 
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> EagerScheduler:
     """The one that the next server uses."""
     made = EagerScheduler()
-    monkeypatch.setattr(shapestream.serving.server, "Scheduler", lambda **_: made)
+    monkeypatch.setattr(shapestream.serving.parts, "Scheduler", lambda **_: made)
     return made
+
+
+@pytest.fixture
+def sends_ahead(scheduler: EagerScheduler) -> EagerScheduler:
+    """One that asks nothing back of its own accord."""
+    scheduler.recall_share = 0.0
+    return scheduler
 
 
 @pytest.fixture
