@@ -2,76 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.harness import SIGNATURE, RawPeer, ScriptedSlots, echo_tensors, request
+from tests.pipeline.serving.harness import SIGNATURE, Owner, ScriptedSlots, echo_tensors, request
+from tests.pipeline.serving.protected_server import ADMIN, ALICE, BOB, BOX, OTHER_BOX, Place, serving
 
 from shapestream.errors import ConfigurationError
 from shapestream.serving import ownership
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.ownership import ClientOwners
-from shapestream.serving.server import Server, serve
-from shapestream.transport.curve import CallerKeys, ProtectedDealer, ServerSecurity
-from shapestream.transport.curve_keys import KeyPair, new_key_pair
-from shapestream.transport.zap import KeyRing
+from shapestream.serving.server import serve
 from shapestream.wire.codec import Role
 from shapestream.wire.messages import Execute, Failure, Goodbye, Hello, Result, WorkerHello
 
-SERVER, ALICE, BOB, ADMIN, BOX, OTHER_BOX = (new_key_pair() for _ in range(6))
-SECURITY = ServerSecurity(
-    key=SERVER,
-    ring=KeyRing(
-        clients={ALICE.public: "alice", BOB.public: "bob"},
-        admins={ADMIN.public: "admin"},
-        workers={BOX.public: "box", OTHER_BOX.public: "other"},
-    ),
-)
 ID = b"alice's own id.."
-
-
-class Place:
-    """A protected server, and ways to it."""
-
-    def __init__(self, server: Server, nursery: trio.Nursery) -> None:
-        self.server = server
-        self._nursery = nursery
-        self.sockets: list[ProtectedDealer] = []
-
-    async def peer(self, pair: KeyPair, role: Role = Role.CLIENT) -> RawPeer:
-        """A new connection with this key."""
-        dealer = ProtectedDealer(CallerKeys(key=pair, server_key=SERVER.public))
-        self.sockets.append(dealer)
-        addresses = self.server.worker_addresses if role is Role.WORKER else self.server.addresses
-        dealer.connect(addresses[0])
-        await self._nursery.start(dealer.run)
-        return RawPeer(dealer, role)
-
-
-@asynccontextmanager
-async def serving(slots: ScriptedSlots | None = None) -> AsyncIterator[Place]:
-    """A protected server for the time of the block, with scripted slots or a port for workers."""
-    options = ServerOptions(
-        listen=("tcp://127.0.0.1:*",),
-        worker_listen=None if slots is not None else "tcp://127.0.0.1:*",
-        security=SECURITY,
-    )
-    async with trio.open_nursery() as nursery:
-
-        async def run(task_status: trio.TaskStatus[Server]) -> None:
-            await serve(options, local=slots, task_status=task_status)
-
-        place = Place(await nursery.start(run), nursery)
-        with trio.fail_after(60):
-            yield place
-        for dealer in place.sockets:
-            dealer.close()
-        nursery.cancel_scope.cancel()
 
 
 def bad(place: Place, port: str) -> int:
@@ -85,8 +32,7 @@ async def test_a_client_id_belongs_to_the_key_that_used_it_first() -> None:
     """Bob presents the id of Alice's session: his connection ends, hers goes on, and one counter has moved."""
     slots = ScriptedSlots()
     async with serving(slots) as place:
-        alice, bob = await place.peer(ALICE), await place.peer(BOB)
-        await alice.open_session(ID)
+        alice, bob = await place.client(ALICE, ID), await place.peer(BOB)
         alice.say(request(1))
         batch = await slots.next_batch()
         bob.say(Hello(client=ID, software="bob"), request(1))
@@ -102,17 +48,15 @@ async def test_a_kept_reply_goes_to_nobody_else() -> None:
     """Alice's connection is gone, her reply is kept; Bob asks for it under her id and number, and gets nothing."""
     slots = ScriptedSlots()
     async with serving(slots) as place:
-        alice, bob = await place.peer(ALICE), await place.peer(BOB)
-        await alice.open_session(ID)
+        alice, bob = await place.client(ALICE, ID), await place.peer(BOB)
         alice.say(request(1))
         slots.finish(await slots.next_batch())
         first = await alice.hear(Result)
         place.sockets[0].close()
         bob.say(Hello(client=ID, software="bob"), request(1))
         await bob.hear(Goodbye)
-        assert not any(isinstance(entry, Result) for entry in bob.heard)
-        again = await place.peer(ALICE)
-        await again.open_session(ID)
+        assert not bob.has_heard(Result)
+        again = await place.client(ALICE, ID)
         again.say(request(1))
         assert first.tensors.layout == (await again.hear(Result)).tensors.layout
         assert [] == slots.started
@@ -123,12 +67,10 @@ async def test_a_client_comes_back_on_another_connection_with_its_key() -> None:
     """It is the same client: its running request is answered there, and runs once."""
     slots = ScriptedSlots()
     async with serving(slots) as place:
-        before = await place.peer(ALICE)
-        await before.open_session(ID)
+        before = await place.client(ALICE, ID)
         before.say(request(1))
         batch = await slots.next_batch()
-        after = await place.peer(ALICE)
-        await after.open_session(ID)
+        after = await place.client(ALICE, ID)
         after.say(request(1))
         slots.finish(batch)
         assert 1 == (await after.hear(Result)).sequence
@@ -159,32 +101,16 @@ async def test_a_workers_name_belongs_to_its_key() -> None:
         other.say(WorkerHello(worker="box", pid=2, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
         await other.hear(Goodbye)
         assert 1 == bad(place, "workers")
-        alice = await place.peer(ALICE)
-        await alice.open_session(ID)
+        alice = await place.client(ALICE, ID)
         alice.say(request(1, echo_tensors()))
         assert 1 == len((await box.hear(Execute)).members)
-
-
-class Owner:
-    """Owns one process, and notes which it is asked to kill."""
-
-    def __init__(self) -> None:
-        self.killed: list[str] = []
-
-    def owns(self, worker: str, pid: int) -> bool:
-        """Only this one."""
-        return (worker, pid) == ("w0-7", 7)
-
-    def kill(self, worker: str, pid: int, reason: str) -> None:
-        """Notes it."""
-        self.killed.append(worker)
 
 
 @real_time
 async def test_a_dialled_in_worker_cannot_pass_for_one_of_the_servers_own() -> None:
     """What it did would be laid at that process's door: it could have it killed."""
     async with serving() as place:
-        owner = Owner()
+        owner = Owner("w0-7")
         place.server.own_processes(owner)
         box = await place.peer(BOX, Role.WORKER)
         box.say(WorkerHello(worker="w0-7", pid=7, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
@@ -196,8 +122,7 @@ async def test_a_dialled_in_worker_cannot_pass_for_one_of_the_servers_own() -> N
 async def test_a_client_cannot_speak_as_a_worker() -> None:
     """What belongs to the other port is refused at this one, whatever the key may do elsewhere."""
     async with serving(ScriptedSlots()) as place:
-        alice = await place.peer(ALICE)
-        await alice.open_session(ID)
+        alice = await place.client(ALICE, ID)
         alice.say(WorkerHello(worker="w", pid=1, slots=1, models={}))
         alice.say(request(1, echo_tensors(), model=7))
         assert "invalid" == (await alice.hear(Failure)).code
