@@ -163,15 +163,11 @@ class Ledger:
         """What fits into the window now. `transit` tells what of a deadline will be left at the server.
 
         What fits into no window that the server grants ends here, and what would be late on arrival.
-        A model that is being opened again holds up those behind it too: it is a matter of one round trip, and
-        keeps the order.
         """
         sendable: list[Request] = []
-        waiting = self._waiting
-        while waiting and self.held_at is None:
-            ticket = next(iter(waiting.values()))
-            if ticket.model.number is None:
-                break
+        for ticket in self._in_line():
+            number = ticket.model.number
+            assert number is not None  # or it would not be in line
             if ticket.nbytes > self.largest_bytes:
                 reason = f"{ticket.nbytes} bytes of tensors; the server takes at most {self.largest_bytes} from one client"
                 self.end(ticket, TooLarge(reason))
@@ -185,20 +181,34 @@ class Ledger:
             if remaining_ms == 0:
                 self.end(ticket, DeadlineExceeded(NEVER_SENT))
                 continue
-            del waiting[ticket.id]
+            del self._waiting[ticket.id]
             self.outstanding_requests += 1
             self.outstanding_bytes += ticket.nbytes
             ticket.sent_at = now
             sendable.append(
                 Request(
                     sequence=ticket.id,
-                    model=ticket.model.number,
+                    model=number,
                     remaining_ms=remaining_ms,
                     priority=ticket.priority,
                     tensors=ticket.tensors,
                 )
             )
         return sendable
+
+    def _in_line(self) -> Iterator[RequestTicket]:
+        """The requests that may be sent, in order; each is to be taken out before the next is asked for.
+
+        One whose model is being opened again lets those of other models pass: a server that has just started answers
+        when the model is loaded, which may take minutes.
+        """
+        waiting = self._waiting
+        while waiting and self.held_at is None:
+            ticket = next(iter(waiting.values()))
+            if ticket.model.number is None:
+                yield from [other for other in waiting.values() if other.model.number is not None]
+                return
+            yield ticket
 
     def recall(self) -> list[int]:
         """The server forgot everything: what was sent waits again, in order. Returns ids nobody wants."""
