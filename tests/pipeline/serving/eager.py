@@ -131,7 +131,7 @@ class EagerScheduler:
 
     def statistics(self) -> SimpleNamespace:
         """What the server reports of it."""
-        return SimpleNamespace(queued=len(self.queue), suspects=0)
+        return SimpleNamespace(queued=len(self.queue), suspects=0, draining=False)
 
     def check_invariants(self) -> None:
         """Nothing that is not asserted on the way."""
