@@ -7,6 +7,8 @@ rules: at most one batch behind another, an id ends once, nothing is started aga
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +43,17 @@ class EagerScheduler:
         self.joined: list[events.SlotJoined] = []
         self.closing: set[int] = set()
         self._numbers = 0
+
+    @contextmanager
+    def recalling(self) -> Iterator[None]:
+        """Whatever is sent ahead meanwhile is asked back; nothing is afterwards."""
+        self.recall_share = 1.0
+        yield
+        self.recall_share = 0.0
+
+    def codes(self) -> list[str]:
+        """Why batches have failed so far."""
+        return [event.code for event in self.log if isinstance(event, events.BatchFailed)]
 
     def handle(self, event: events.Event, now: float) -> list[Action]:
         """Decides."""

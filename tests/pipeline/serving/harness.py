@@ -16,9 +16,11 @@ from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.transport.memory import MemoryServer, memory_server
 from shapestream.wire.codec import Role
+from shapestream.wire.messages import Execute, Result
 
 __all__ = [
     "SIGNATURE",
+    "Owner",
     "RawPeer",
     "Running",
     "ScriptedSlots",
@@ -65,6 +67,35 @@ class Running:
         """One of each, introduced."""
         worker = await self.joined()
         return await self.greeted(), worker
+
+    async def busy_worker(self) -> tuple[RawPeer, RawPeer, Execute]:
+        """The same, and the batch of the client's one request, which the worker was given."""
+        client, worker = await self.client_and_worker()
+        client.say(request(1))
+        return client, worker, await worker.hear(Execute)
+
+    async def assert_redone(self, client: RawPeer, sequence: int = 1) -> None:
+        """Another worker comes, and the request is answered by it."""
+        other = await self.joined("other")
+        await other.run_next()
+        result = await client.hear(Result)
+        assert (sequence, "other/0") == (result.sequence, result.timings.worker)
+
+
+class Owner:
+    """Owns the processes that it is told to own, and notes whom it should kill."""
+
+    def __init__(self, *owned: str) -> None:
+        self.owned = set(owned)
+        self.killed: list[str] = []
+
+    def owns(self, worker: str, pid: int) -> bool:
+        """By name."""
+        return worker in self.owned
+
+    def kill(self, worker: str, pid: int, reason: str) -> None:
+        """Notes it."""
+        self.killed.append(worker)
 
 
 @asynccontextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.harness import (
+    RawPeer,
     ScriptedSlots,
     done,
     ending,
@@ -16,6 +18,7 @@ from tests.pipeline.serving.harness import (
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events
+from shapestream.serving.batches import Batch
 from shapestream.serving.local_executor import LOCAL_PREFETCH_S
 from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
 from shapestream.wire.messages import (
@@ -30,77 +33,80 @@ from shapestream.wire.messages import (
 )
 
 
+async def one_behind_the_other(client: RawPeer, slots: ScriptedSlots) -> tuple[Batch, Batch]:
+    """Two requests: the batch that runs, and the one that was sent ahead."""
+    client.say(request(1), request(2))
+    return await slots.next_batch(), await slots.next_batch()
+
+
 @virtual_time
-async def test_a_worker_gets_one_batch_more_than_it_runs(scheduler: EagerScheduler) -> None:
+async def test_a_worker_gets_one_batch_more_than_it_runs(sends_ahead: EagerScheduler) -> None:
     """`Execute` goes out at once; `RecallBatch` asks it back, and both possible answers are good ones."""
-    scheduler.recall_share = 0.0
     async with memory_serving() as running:
         client, worker = await running.client_and_worker()
         client.say(*[request(number) for number in range(3)])
-        first, second = await worker.hear(Execute), await worker.hear(Execute)
+        first, second = await worker.hear_each(Execute, 2)
         assert first.slot == second.slot
         await wait_all_tasks_blocked()
-        assert not [entry for entry in worker.heard if isinstance(entry, Execute)]
-        scheduler.recall_share = 1.0
-        client.say(request(3))
-        assert second.batch == (await worker.hear(RecallBatch)).batch
-        scheduler.recall_share = 0.0
+        assert not worker.has_heard(Execute)
+        with sends_ahead.recalling():
+            client.say(request(3))
+            assert second.batch == (await worker.hear(RecallBatch)).batch
         worker.say(done(first), done(second))  # it had begun
-        third, fourth = await worker.hear(Execute), await worker.hear(Execute)
-        scheduler.recall_share = 1.0
-        client.say(request(4))
-        assert fourth.batch == (await worker.hear(RecallBatch)).batch
-        scheduler.recall_share = 0.0
+        third, fourth = await worker.hear_each(Execute, 2)
+        with sends_ahead.recalling():
+            client.say(request(4))
+            assert fourth.batch == (await worker.hear(RecallBatch)).batch
         worker.say(BatchFailed(batch=fourth.batch, code="recalled", message="as asked"))
         again = await worker.hear(Execute)
         assert again.batch not in (first.batch, second.batch, third.batch, fourth.batch)
         worker.say(done(third), done(again))
         await worker.run_next()
-        assert [0, 1, 2, 3, 4] == sorted([(await client.hear(Result)).sequence for _ in range(5)])
+        assert [0, 1, 2, 3, 4] == sorted(result.sequence for result in await client.hear_each(Result, 5))
         statistics = running.server.statistics()
         assert (1, 0) == (statistics["batches_recalled"], statistics["batches_failed"])
 
 
 @virtual_time
-async def test_a_worker_that_gives_back_what_nobody_asked_for_is_no_excuse(scheduler: EagerScheduler) -> None:
+async def test_a_worker_that_gives_back_what_nobody_asked_for_is_no_excuse(
+    sends_ahead: EagerScheduler,
+) -> None:
     """`recalled` costs no attempt, so it is believed only of batches that were asked back."""
-    scheduler.recall_share = 0.0
     async with memory_serving() as running:
         client, worker = await running.client_and_worker()
         client.say(request(1))
         execute = await worker.hear(Execute)
         worker.say(BatchFailed(batch=execute.batch, code="recalled", message="I would rather not"))
         await worker.hear(Execute)
-        failed = [event for event in scheduler.log if isinstance(event, events.BatchFailed)]
-        assert ["internal"] == [event.code for event in failed]
+        assert ["internal"] == sends_ahead.codes()
 
 
+@pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_a_worker_that_is_lost_gives_both_its_batches_back(scheduler: EagerScheduler) -> None:
+async def test_a_worker_that_is_lost_gives_both_its_batches_back() -> None:
     """The one that ran and the one behind it run again elsewhere, once; a late report of either is nobody's."""
-    scheduler.recall_share = 0.0
     async with memory_serving() as running:
         client, lost = await running.client_and_worker()
         client.say(request(0), request(1))
-        old = [await lost.hear(Execute), await lost.hear(Execute)]
+        old = await lost.hear_each(Execute, 2)
         lost.connection.close()
         await trio.sleep(5.0)
         other = await running.joined("other")
-        new = [await other.hear(Execute), await other.hear(Execute)]
+        new = await other.hear_each(Execute, 2)
         assert {execute.batch for execute in old}.isdisjoint(execute.batch for execute in new)
         other.say(*[done(execute) for execute in old], *[done(execute) for execute in new])
-        assert {0, 1} == {(await client.hear(Result)).sequence for _ in range(2)}
+        assert {0, 1} == {result.sequence for result in await client.hear_each(Result, 2)}
         assert 2 == running.server.statistics()["results"]
 
 
+@pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_a_draining_worker_is_dismissed_after_both_its_batches(scheduler: EagerScheduler) -> None:
+async def test_a_draining_worker_is_dismissed_after_both_its_batches() -> None:
     """What waits behind the running one was sent, and is answered."""
-    scheduler.recall_share = 0.0
     async with memory_serving() as running:
         client, worker = await running.client_and_worker()
         client.say(request(0), request(1))
-        first, second = await worker.hear(Execute), await worker.hear(Execute)
+        first, second = await worker.hear_each(Execute, 2)
         worker.say(WorkerDraining(), done(first))
         assert 0 == (await client.hear(Result)).sequence
         assert {} == running.server.statistics()["peers_lost"]
@@ -108,31 +114,26 @@ async def test_a_draining_worker_is_dismissed_after_both_its_batches(scheduler: 
         assert 1 == (await client.hear(Result)).sequence
 
 
+@pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_what_waits_behind_a_batch_is_handed_back_at_the_end_of_the_grace(
-    scheduler: EagerScheduler,
-) -> None:
+async def test_what_waits_behind_a_batch_is_handed_back_at_the_end_of_the_grace() -> None:
     """Both are answered `draining`, once; whatever their slot says afterwards is nobody's."""
-    scheduler.recall_share = 0.0
     slots = ScriptedSlots()
     async with memory_serving(slots, grace_s=1.0) as running:
         client = await running.greeted()
-        client.say(request(1), request(2))
-        first, second = await slots.next_batch(), await slots.next_batch()
+        first, second = await one_behind_the_other(client, slots)
         running.server.drain()
-        failures = [await client.hear(Failure), await client.hear(Failure)]
-        assert {(1, "draining"), (2, "draining")} == set(map(ending, failures))
+        assert {(1, "draining"), (2, "draining")} == set(map(ending, await client.hear_each(Failure, 2)))
         slots.report(slots.ran(first), slots.ran(second))
         assert 0 == running.server.statistics()["results"]
 
 
+@pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_a_batch_that_fails_leaves_the_one_behind_it_alone(scheduler: EagerScheduler) -> None:
+async def test_a_batch_that_fails_leaves_the_one_behind_it_alone() -> None:
     """The slot is as good as new: what waits there begins, and its time in the queue ends with the failure."""
-    scheduler.recall_share = 0.0
     async with scripted_client() as (client, slots):
-        client.say(request(1), request(2))
-        first, second = await slots.next_batch(), await slots.next_batch()
+        first, second = await one_behind_the_other(client, slots)
         await trio.sleep(1.0)
         slots.fail(first)
         await trio.sleep(1.0)
@@ -147,13 +148,12 @@ async def test_a_batch_that_fails_leaves_the_one_behind_it_alone(scheduler: Eage
         assert 1 == (await client.hear(Result)).sequence
 
 
+@pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_cancelling_what_waits_behind_a_batch(scheduler: EagerScheduler) -> None:
+async def test_cancelling_what_waits_behind_a_batch() -> None:
     """Its client is answered at once, its slot is told, and the batch before it goes on."""
-    scheduler.recall_share = 0.0
     async with scripted_client() as (client, slots):
-        client.say(request(1), request(2))
-        first, second = await slots.next_batch(), await slots.next_batch()
+        first, second = await one_behind_the_other(client, slots)
         client.say(Cancel(sequence=2))
         assert (2, "cancelled") == ending(await client.hear(Failure))
         assert [second.batch] == slots.cancelled
@@ -162,48 +162,46 @@ async def test_cancelling_what_waits_behind_a_batch(scheduler: EagerScheduler) -
         assert 1 == (await client.hear(Result)).sequence
 
 
+@pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_a_cancellation_reaches_the_worker_while_the_batch_waits(scheduler: EagerScheduler) -> None:
+async def test_a_cancellation_reaches_the_worker_while_the_batch_waits() -> None:
     """By its number; the answer of the slot is awaited before anything else is sent there."""
-    scheduler.recall_share = 0.0
     async with memory_serving() as running:
         client, worker = await running.client_and_worker()
         client.say(request(1), request(2), request(3))
-        first, second = await worker.hear(Execute), await worker.hear(Execute)
+        first, second = await worker.hear_each(Execute, 2)
         client.say(Cancel(sequence=2))
         assert second.batch == (await worker.hear(CancelBatch)).batch
         worker.say(BatchFailed(batch=second.batch, code="cancelled", message="taken back"))
         third = await worker.hear(Execute)
         worker.say(done(first), done(third))
-        assert {1, 3} == {(await client.hear(Result)).sequence for _ in range(2)}
+        assert {1, 3} == {result.sequence for result in await client.hear_each(Result, 2)}
 
 
+@pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_the_time_behind_another_batch_is_time_in_the_queue(scheduler: EagerScheduler) -> None:
+async def test_the_time_behind_another_batch_is_time_in_the_queue() -> None:
     """Sent at 0 s; its slot was free at 2 s; it ran for half a second and was reported at 3 s."""
-    scheduler.recall_share = 0.0
     async with scripted_client() as (client, slots):
-        client.say(request(1), request(2))
-        first, second = await slots.next_batch(), await slots.next_batch()
+        first, second = await one_behind_the_other(client, slots)
         await trio.sleep(2.0)
         slots.finish(first, busy_s=2.0, run_s=1.5)
         await trio.sleep(1.0)
         slots.finish(second, busy_s=0.75, run_s=0.5)
-        one, two = (await client.hear(Result)).timings, (await client.hear(Result)).timings
+        one, two = (result.timings for result in await client.hear_each(Result, 2))
         assert (0, 1_500_000, 2_000_000) == (one.queue_us, one.run_us, one.total_us)
         assert (2_000_000, 500_000, 3_000_000) == (two.queue_us, two.run_us, two.total_us)
 
 
+@pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_two_batches_that_are_reported_together_have_honest_times(scheduler: EagerScheduler) -> None:
+async def test_two_batches_that_are_reported_together_have_honest_times() -> None:
     """Nothing was heard between them, so the second one's own time tells when it began."""
-    scheduler.recall_share = 0.0
     async with scripted_client() as (client, slots):
-        client.say(request(1), request(2))
-        first, second = await slots.next_batch(), await slots.next_batch()
+        first, second = await one_behind_the_other(client, slots)
         await trio.sleep(2.0)
         slots.report(slots.ran(first, busy_s=1.0, run_s=1.0), slots.ran(second, busy_s=0.75, run_s=0.5))
-        one, two = (await client.hear(Result)).timings, (await client.hear(Result)).timings
+        one, two = (result.timings for result in await client.hear_each(Result, 2))
         assert (0, 2_000_000) == (one.queue_us, one.total_us)
         assert (1_250_000, 500_000, 2_000_000) == (two.queue_us, two.run_us, two.total_us)
 

@@ -25,14 +25,9 @@ from shapestream.wire.messages import (
 async def test_the_batch_of_a_silent_worker_runs_again_elsewhere() -> None:
     """Silence ends the worker; the client notices nothing but the wait."""
     async with memory_serving() as running:
-        client, silent = await running.client_and_worker()
-        client.say(request(1))
-        await silent.hear(Execute)
+        client, _, _ = await running.busy_worker()
         await trio.sleep(2.0)
-        other = await running.joined("other")
-        execute = await other.hear(Execute)
-        other.say(done(execute))
-        assert 1 == (await client.hear(Result)).sequence
+        await running.assert_redone(client)
         assert {"worker: silent": 1} == running.server.statistics()["peers_lost"]
 
 
@@ -40,9 +35,7 @@ async def test_the_batch_of_a_silent_worker_runs_again_elsewhere() -> None:
 async def test_a_worker_that_leaves_gives_its_batch_back() -> None:
     """Goodbye is as good as silence, only faster; so is the loss of the connection."""
     async with memory_serving() as running:
-        client, leaver = await running.client_and_worker()
-        client.say(request(1))
-        await leaver.hear(Execute)
+        client, leaver, _ = await running.busy_worker()
         leaver.say(Goodbye())
         second = await running.joined("second")
         await second.hear(Execute)
@@ -50,8 +43,7 @@ async def test_a_worker_that_leaves_gives_its_batch_back() -> None:
         third = running.worker()
         await trio.sleep(2.0)
         await third.join_as_worker("third")
-        execute = await third.hear(Execute)
-        third.say(done(execute))
+        await third.run_next()
         assert 1 == (await client.hear(Result)).sequence
 
 
@@ -59,9 +51,7 @@ async def test_a_worker_that_leaves_gives_its_batch_back() -> None:
 async def test_a_draining_worker_gets_nothing_new_and_is_dismissed_when_it_owes_nothing() -> None:
     """Its batch is answered, the next request goes to another worker, no attempt is lost, nobody counts as lost."""
     async with memory_serving() as running:
-        client, leaver = await running.client_and_worker()
-        client.say(request(1))
-        execute = await leaver.hear(Execute)
+        client, leaver, execute = await running.busy_worker()
         client.say(request(2))
         await wait_all_tasks_blocked()
         leaver.say(WorkerDraining())
@@ -69,9 +59,7 @@ async def test_a_draining_worker_gets_nothing_new_and_is_dismissed_when_it_owes_
         await leaver.hear(Goodbye)
         assert [] == [entry for entry in leaver.heard if isinstance(entry, Execute)]
         assert 1 == (await client.hear(Result)).sequence
-        second = await running.joined("second")
-        await second.run_next()
-        assert 2 == (await client.hear(Result)).sequence
+        await running.assert_redone(client, 2)
         statistics = running.server.statistics()
         assert ({}, 0, 2) == (
             statistics["peers_lost"],
@@ -119,14 +107,10 @@ async def test_an_idle_worker_that_drains_is_dismissed_at_once() -> None:
 async def test_a_draining_worker_that_dies_loses_its_batch_like_any_other() -> None:
     """It runs again elsewhere."""
     async with memory_serving() as running:
-        client, leaver = await running.client_and_worker()
-        client.say(request(1))
-        await leaver.hear(Execute)
+        client, leaver, _ = await running.busy_worker()
         leaver.say(WorkerDraining())
         leaver.say(Goodbye())
-        second = await running.joined("second")
-        await second.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        await running.assert_redone(client)
         assert {"worker: goodbye": 1} == running.server.statistics()["peers_lost"]
 
 
@@ -157,18 +141,14 @@ async def test_the_idle_slots_of_a_worker_that_leaves_get_none_of_its_batches() 
         client.say(request(1))
         await leaver.hear(Execute)
         leaver.say(Goodbye())
-        second = await running.joined("second")
-        await second.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        await running.assert_redone(client)
 
 
 @virtual_time
 async def test_a_late_report_of_a_lost_attempt_changes_nothing() -> None:
     """The worker was given up; when it speaks again it is told to greet, and its result is nobody's."""
     async with memory_serving(worker_silence_s=2.0) as running:
-        client, slow = await running.client_and_worker()
-        client.say(request(1))
-        execute = await slow.hear(Execute)
+        client, slow, execute = await running.busy_worker()
         await trio.sleep(4.0)
         slow.say(done(execute))
         await slow.hear(Unknown)
@@ -221,6 +201,4 @@ async def test_a_worker_that_answers_and_leaves_at_once_takes_nothing_that_waits
         client.say(request(1), request(2))
         worker.say(done(await worker.hear(Execute)), Goodbye())
         assert 1 == (await client.hear(Result)).sequence
-        other = await running.joined("other")
-        await other.run_next()
-        assert 2 == (await client.hear(Result)).sequence
+        await running.assert_redone(client, 2)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import SIGNATURE, done, echo_tensors, echoed, memory_serving, request
 
-from shapestream.wire.messages import BatchFailed, Execute, Goodbye, Result, WorkerHello
+from shapestream.wire.messages import BatchFailed, Entry, Execute, Goodbye, Result, WorkerHello
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape
@@ -50,21 +49,21 @@ async def test_a_worker_whose_report_contradicts_the_model_is_cut_off(lie: str) 
         honest = await running.joined("honest")
         for _ in range(2):
             await honest.run_next()
-        results = [await client.hear(Result), await client.hear(Result)]
+        results = await client.hear_each(Result, 2)
         assert {(1, "honest/0"), (2, "honest/0")} == {(r.sequence, r.timings.worker) for r in results}
 
 
-IMPOSSIBLE: dict[str, Any] = {
-    "a batch that it was never sent": lambda execute: [done(execute, batch=execute.batch + 1)],
-    "a failure of a batch that it was never sent": lambda execute: [
-        BatchFailed(batch=execute.batch + 7, code="model_error", message="")
-    ],
-    "longer than it was there": lambda execute: [done(execute, busy_us=5_000_000)],
-    "calls that took longer than it was there": lambda execute: [done(execute, run_us=5_000_000)],
-    "more calls than rows": lambda execute: [done(execute, calls=((3, (1, 4)),))],
-    "calls of another model's sizes": lambda execute: [done(execute, calls=((1, (1, 4, 4)),))],
-    "more preparations than calls": lambda execute: [done(execute, preparations=2)],
-    "more reallocations than tensors": lambda execute: [done(execute, reallocations=4)],
+IMPOSSIBLE: dict[str, Callable[[Execute], Entry]] = {
+    "a batch that it was never sent": lambda execute: done(execute, batch=execute.batch + 1),
+    "a failure of a batch that it was never sent": lambda execute: BatchFailed(
+        batch=execute.batch + 7, code="model_error", message=""
+    ),
+    "longer than it was there": lambda execute: done(execute, busy_us=5_000_000),
+    "calls that took longer than it was there": lambda execute: done(execute, run_us=5_000_000),
+    "more calls than rows": lambda execute: done(execute, calls=((3, (1, 4)),)),
+    "calls of another model's sizes": lambda execute: done(execute, calls=((1, (1, 4, 4)),)),
+    "more preparations than calls": lambda execute: done(execute, preparations=2),
+    "more reallocations than tensors": lambda execute: done(execute, reallocations=4),
 }
 
 
@@ -73,14 +72,10 @@ IMPOSSIBLE: dict[str, Any] = {
 async def test_a_report_that_cannot_be_true_ends_the_worker_and_its_work_is_redone(lie: str) -> None:
     """No client sees any of it."""
     async with memory_serving() as running:
-        client, liar = await running.client_and_worker()
-        client.say(request(1))
-        liar.say(*IMPOSSIBLE[lie](await liar.hear(Execute)))
+        client, liar, execute = await running.busy_worker()
+        liar.say(IMPOSSIBLE[lie](execute))
         await liar.hear(Goodbye)
-        honest = await running.joined("honest")
-        await honest.run_next()
-        result = await client.hear(Result)
-        assert (1, "honest/0") == (result.sequence, result.timings.worker)
+        await running.assert_redone(client)
         assert {"worker: sent what cannot be accepted": 1} == running.server.statistics()["peers_lost"]
 
 
@@ -88,9 +83,7 @@ async def test_a_report_that_cannot_be_true_ends_the_worker_and_its_work_is_redo
 async def test_a_batch_that_is_answered_twice_ends_the_worker() -> None:
     """The first answer counts."""
     async with memory_serving() as running:
-        client, worker = await running.client_and_worker()
-        client.say(request(1))
-        execute = await worker.hear(Execute)
+        client, worker, execute = await running.busy_worker()
         worker.say(done(execute), done(execute))
         assert 1 == (await client.hear(Result)).sequence
         await worker.hear(Goodbye)
@@ -106,9 +99,7 @@ async def test_a_member_that_is_left_out_before_its_deadline_ends_the_worker() -
         execute = await liar.hear(Execute)
         liar.say(done(execute, (None,)))
         await liar.hear(Goodbye)
-        honest = await running.joined("honest")
-        await honest.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        await running.assert_redone(client)
 
 
 @virtual_time
@@ -143,11 +134,7 @@ async def test_a_worker_with_an_absurd_number_of_slots_is_refused(slots: int) ->
 async def test_a_worker_that_sends_garbage_is_cut_off_and_its_batch_runs_elsewhere() -> None:
     """Half-trusted: unreadable bytes end the worker, not the server."""
     async with memory_serving() as running:
-        client, vandal = await running.client_and_worker()
-        client.say(request(1))
-        await vandal.hear(Execute)
+        client, vandal, _ = await running.busy_worker()
         vandal.connection.send_nowait([b"\xc1"])
         await vandal.hear(Goodbye)
-        honest = await running.joined("honest")
-        await honest.run_next()
-        assert 1 == (await client.hear(Result)).sequence
+        await running.assert_redone(client)

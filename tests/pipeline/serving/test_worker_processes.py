@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import RawPeer, Running, done, memory_serving, request
+from tests.pipeline.serving.harness import Owner, RawPeer, done, memory_serving, request
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.serving.process_owner import LastState
@@ -21,22 +21,6 @@ from shapestream.wire.messages import (
 )
 
 
-class Owner:
-    """Owns the processes that it is told to own, and notes whom it should kill."""
-
-    def __init__(self, *owned: str) -> None:
-        self.owned = set(owned)
-        self.killed: list[str] = []
-
-    def owns(self, worker: str, pid: int) -> bool:
-        """By name; all pids are 1 here."""
-        return worker in self.owned
-
-    def kill(self, worker: str, pid: int, reason: str) -> None:
-        """Notes it."""
-        self.killed.append(worker)
-
-
 async def beat(*peers: RawPeer) -> None:
     """They live, until the test is over."""
     while True:
@@ -45,22 +29,12 @@ async def beat(*peers: RawPeer) -> None:
         await trio.sleep(0.5)
 
 
-async def hung(running: Running) -> tuple[RawPeer, RawPeer, Execute]:
-    """A client, and a worker that does not end its batch, nor says anything when that is cancelled."""
-    client, worker = await running.client_and_worker()
-    client.say(request(1))
-    execute = await worker.hear(Execute)
-    return client, worker, execute
-
-
 @pytest.mark.parametrize("died", [True, False])
 @virtual_time
 async def test_the_end_of_a_process_is_known_at_once(died: bool) -> None:
     """Its batch runs elsewhere without waiting for its silence; what was known of it is returned."""
     async with memory_serving() as running:
-        client, worker = await running.client_and_worker()
-        client.say(request(1))
-        await worker.hear(Execute)
+        client, _, _ = await running.busy_worker()
         other = await running.joined("other")
         began = trio.current_time()
         assert LastState(busy=True) == await running.server.worker_ended("w", 1, died=died)
@@ -75,9 +49,7 @@ async def test_the_end_of_a_process_is_known_at_once(died: bool) -> None:
 async def test_the_last_words_of_a_process_are_read_before_it_leaves() -> None:
     """What it had answered does not run again, and is not what it died of."""
     async with memory_serving() as running:
-        client, worker = await running.client_and_worker()
-        client.say(request(1))
-        execute = await worker.hear(Execute)
+        client, worker, execute = await running.busy_worker()
         async with trio.open_nursery() as nursery:
             states: list[LastState] = []
 
@@ -131,7 +103,7 @@ async def test_a_process_of_our_own_that_hangs_is_killed() -> None:
     owner = Owner("w")
     async with memory_serving() as running, trio.open_nursery() as nursery:
         running.server.own_processes(owner)
-        client, worker, execute = await hung(running)
+        client, worker, execute = await running.busy_worker()
         nursery.start_soon(beat, client, worker)
         assert execute.batch == (await worker.hear(CancelBatch)).batch
         await trio.sleep(6.0)
@@ -148,7 +120,7 @@ async def test_a_process_of_our_own_that_hangs_is_killed() -> None:
 async def test_a_worker_that_dialled_in_and_hangs_is_cut_off_and_not_welcomed_again() -> None:
     """Its slot is still held; another one, also under its name but for the pid, is welcome."""
     async with memory_serving() as running, trio.open_nursery() as nursery:
-        client, worker, _ = await hung(running)
+        client, worker, _ = await running.busy_worker()
         nursery.start_soon(beat, client, worker)
         await worker.hear(CancelBatch)
         await worker.hear(Goodbye)

@@ -78,9 +78,7 @@ async def test_deadlines_travel_as_the_time_that_remains() -> None:
 async def test_heartbeats_keep_a_busy_worker() -> None:
     """A batch may take longer than the silence that ends a worker."""
     async with memory_serving(worker_silence_s=3.0) as running:
-        client, worker = await running.client_and_worker()
-        client.say(request(1))
-        execute = await worker.hear(Execute)
+        client, worker, execute = await running.busy_worker()
         for _ in range(8):
             await trio.sleep(1.0)
             worker.say(Heartbeat())
@@ -111,9 +109,7 @@ async def test_two_slots_of_a_worker_run_at_the_same_time() -> None:
 async def test_a_cancelled_request_cancels_its_batch_on_the_worker() -> None:
     """The worker may stop early, and answers all the same."""
     async with memory_serving() as running:
-        client, worker = await running.client_and_worker()
-        client.say(request(1))
-        execute = await worker.hear(Execute)
+        client, worker, execute = await running.busy_worker()
         client.say(Cancel(sequence=1))
         assert "cancelled" == (await client.hear(Failure)).code
         assert execute.batch == (await worker.hear(CancelBatch)).batch
@@ -127,9 +123,7 @@ async def test_a_cancelled_request_cancels_its_batch_on_the_worker() -> None:
 async def test_a_model_error_of_a_worker_reaches_the_client_in_the_engines_words() -> None:
     """Alone in its batch, a refused request is not tried again."""
     async with memory_serving() as running:
-        client, worker = await running.client_and_worker()
-        client.say(request(1))
-        execute = await worker.hear(Execute)
+        client, worker, execute = await running.busy_worker()
         worker.say(BatchFailed(batch=execute.batch, code="model_error", message="NaN in x"))
         failure = await client.hear(Failure)
         assert ("model_error", "NaN in x") == (failure.code, failure.message)
