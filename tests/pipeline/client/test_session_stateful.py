@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.pipeline.client.bench import TIMINGS, Caller
 
 from shapestream.client.link import LinkSettings
 from shapestream.client.session import Session
@@ -25,25 +26,14 @@ from shapestream.wire.messages import (
     Result,
     Statistics,
     StatisticsRequest,
-    Timings,
     Unknown,
     Welcome,
 )
 from shapestream_engine.layout import Tensors
 
 TENSORS = Tensors(layout=(), buffers=())
-TIMINGS = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="w/0")
 SETTINGS = LinkSettings(greeting_s=1, silence_s=4, rest_s=0.5, unavailable_after_s=1e6)
 SIGNATURES: dict[str, dict[str, Any]] = {"m": {"name": "m"}, "once": {"name": "once", "idempotent": False}}
-
-
-class Caller:
-    """Whoever waits."""
-
-    closed = False
-
-    def finish(self, tickets: list[AnyTicket]) -> None:
-        """The core would call this."""
 
 
 class AnyServer(RuleBasedStateMachine):

@@ -1,0 +1,130 @@
+"""A pure session on its bench: its server is the test, its clock a number, and everything that came out is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from shapestream.client.link import LinkSettings
+from shapestream.client.session import Session, Turn
+from shapestream.client.tickets import (
+    AnyTicket,
+    ModelHandle,
+    OpenTicket,
+    RequestTicket,
+)
+from shapestream.wire.messages import (
+    Clock,
+    Entry,
+    Failure,
+    ModelOpened,
+    Request,
+    Result,
+    Timings,
+    Welcome,
+)
+from shapestream_engine.layout import Tensors
+
+TENSORS = Tensors(layout=((0, "f32", (1, 4)),), buffers=(bytes(16),))
+TIMINGS = Timings(queue_us=1, run_us=2, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
+SETTINGS = LinkSettings(greeting_s=1.0, silence_s=10.0, rest_s=0.5, unavailable_after_s=60.0)
+SIGNATURE: dict[str, Any] = {"name": "m"}
+
+
+class Caller:
+    """Somebody who waits; the session looks at nothing of it but its identity."""
+
+    closed = False
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        """The core would call this."""
+
+
+class Bench:
+    """A session, a clock, and everything that came out of it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.session = Session(
+            client=bytes(16), software="test", server="test://", settings=SETTINGS, now=self.now
+        )
+        self.finished: list[AnyTicket] = []
+        self.caller = Caller()
+
+    def turn(self, *, may_send: bool = True) -> Turn:
+        """One turn; the invariants hold after it."""
+        turn = self.session.turn(self.now, may_send=may_send)
+        self.session.check_invariants()
+        self.finished += turn.finished
+        return turn
+
+    def sent(self) -> list[Entry]:
+        """What this turn sends, besides what the clock shows."""
+        return [entry for entry in self.turn().entries if not isinstance(entry, Clock)]
+
+    def receive(self, *entries: Entry) -> None:
+        """The server says something."""
+        self.session.receive(entries, self.now)
+        self.session.check_invariants()
+
+    def wait_until_due(self) -> Turn:
+        """Move the clock to the next wake-up, and take that turn."""
+        self.now = self.session.next_wakeup()
+        return self.turn()
+
+    def welcome(self, *, epoch: bytes = b"a", requests: int = 8, nbytes: int = 1 << 20) -> None:
+        """The server answers `Hello`."""
+        self.receive(Welcome(epoch=epoch, window_requests=requests, window_bytes=nbytes, heartbeat_ms=1000))
+
+    def open(
+        self, *, requests: int = 8, nbytes: int = 1 << 20, signature: dict[str, Any] = SIGNATURE
+    ) -> ModelHandle:
+        """Connect, be welcomed, and open the model `m`."""
+        self.session.connected(self.now)
+        self.turn()
+        self.welcome(requests=requests, nbytes=nbytes)
+        ticket = OpenTicket(self.caller, name="m")
+        self.session.submit(ticket)
+        self.turn()
+        self.receive(ModelOpened(name="m", number=7, signature=signature))
+        self.turn()
+        handle = ticket.outcome
+        assert isinstance(handle, ModelHandle)
+        return handle
+
+    def come_back(
+        self, *, epoch: bytes = b"a", number: int = 7, signature: dict[str, Any] = SIGNATURE, **window: int
+    ) -> None:
+        """A server that knows nothing of this session welcomes it, and opens its model."""
+        self.welcome(epoch=epoch, **window)
+        self.turn()
+        self.receive(ModelOpened(name="m", number=number, signature=signature))
+
+    def submit(self, model: ModelHandle, *, nbytes: int = 16, timeout: float | None = None) -> RequestTicket:
+        """One request."""
+        ticket = RequestTicket(
+            self.caller,
+            model=model,
+            tensors=TENSORS,
+            nbytes=nbytes,
+            deadline=None if timeout is None else self.now + timeout,
+        )
+        self.session.submit(ticket)
+        self.session.check_invariants()
+        return ticket
+
+
+def result(sequence: int, *, total_us: int = TIMINGS.total_us) -> Result:
+    """The server's answer to a request."""
+    return Result(sequence=sequence, timings=replace(TIMINGS, total_us=total_us), tensors=TENSORS)
+
+
+def refusal(sequence: int, code: str) -> Failure:
+    """The server's answer to a request that it does not take."""
+    return Failure(sequence=sequence, code=code, message="no", retryable=True, retry_after_ms=None)
+
+
+def sequences(entries: Iterable[Entry]) -> list[int]:
+    """The requests among what was sent."""
+    return [entry.sequence for entry in entries if isinstance(entry, Request)]
