@@ -70,6 +70,7 @@ class Dispatcher:
         self._events: deque[events.Event] = deque()
         """Events that arose from actions still being carried out; empty between turns."""
         self._handling = False
+        self._handed_back = False
         self._alarm = Alarm(scheduler.next_wakeup, self._time_passed)
         self._idle = trio.Event()
 
@@ -184,7 +185,8 @@ class Dispatcher:
         self._handle(events.DrainStarted(), now)
 
     def hand_back(self, message: str) -> None:
-        """Ends every request that is left as `draining`. For the very end: the scheduler is not told."""
+        """Ends every request that is left as `draining`. For the very end: the scheduler decides nothing after this."""
+        self._handed_back = True
         self._book.batches.clear()
         for request in list(self._records):
             self._fail(FailRequest(id=request, code="draining", message=message))
@@ -209,7 +211,7 @@ class Dispatcher:
 
     def _handle(self, event: events.Event, now: float) -> None:
         self._events.append(event)
-        if self._handling:
+        if self._handling or self._handed_back:
             return
         self._handling = True
         try:

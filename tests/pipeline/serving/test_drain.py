@@ -6,13 +6,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
-from tests.pipeline.serving.harness import RawPeer, ScriptedSlots, request, verdict
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.harness import RawPeer, ScriptedSlots, memory_serving, request, verdict
 from trio.testing import MockClock
 
+from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.transport.memory import MemoryServer, memory_server
-from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Result
+from shapestream.wire.messages import Execute, Failure, Goodbye, Heartbeat, Result
 
 Body = Callable[[Server, RawPeer, ScriptedSlots], Awaitable[None]]
 
@@ -92,3 +94,18 @@ def test_what_is_not_finished_within_the_grace_is_handed_back() -> None:
         await client.hear(Goodbye)
 
     run_to_the_end(body, grace_s=5.0)
+
+
+@virtual_time
+async def test_a_worker_that_is_gone_when_the_grace_is_over_ends_nothing_twice() -> None:
+    """That it cannot be told goodbye is found out when its requests have been handed back, and their clients told."""
+    async with memory_serving(models={"echo": ModelOptions(idempotent=False)}, grace_s=0.5) as running:
+        client, worker = await running.client_and_worker()
+        client.say(request(1), request(2))
+        await worker.hear(Execute)
+        running.server.drain()
+        await trio.sleep(0.4)
+        worker.connection.close()
+        verdicts = [verdict(failure) for failure in await client.hear_each(Failure, 2)]
+        assert [(1, "worker_lost", True), (2, "draining", True)] == verdicts
+        await client.hear(Goodbye)
