@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tests.pipeline.client.bench import SIGNATURE, Bench
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pipeline.client.bench import SIGNATURE, Bench, Caller
 
-from shapestream.client.tickets import (
-    OpenTicket,
-    StatisticsTicket,
-)
-from shapestream.errors import (
-    InvalidRequest,
-)
+from shapestream.client.inquiries import Inquiries, Inquiry
+from shapestream.client.ledger import Ledger
+from shapestream.client.tickets import ModelHandle, OpenTicket, StatisticsTicket, WelcomeTicket
+from shapestream.errors import InvalidRequest
 from shapestream.wire.messages import (
+    Entry,
     ModelOpened,
     ModelRefused,
     OpenModel,
@@ -65,3 +65,72 @@ def test_statistics_are_asked_for_once_and_shared() -> None:
     bench.receive(Statistics(values={"requests": 3}))
     bench.turn()
     assert first.outcome == second.outcome == {"requests": 3}
+
+
+class Desk:
+    """Inquiries with a server that answers when it is told to; nothing is out twice."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.inquiries = Inquiries(self.ledger)
+        self.out: list[Entry] = []
+        self.asked: list[Inquiry] = []
+
+    def ask(self, ticket: Inquiry) -> None:
+        """Somebody asks; nobody asks the server what it was asked already."""
+        self.asked.append(ticket)
+        self.send(self.inquiries.take(ticket, is_open=True))
+
+    def send(self, entries: list[Entry]) -> None:
+        """What goes to the server."""
+        for entry in entries:
+            assert entry not in self.out
+            self.out.append(entry)
+
+    def reconnect(self) -> None:
+        """What the old server was asked it will not answer any more."""
+        self.out.clear()
+        self.send(self.inquiries.ask_again())
+
+    def answer(self, *, refuse: bool = False) -> None:
+        """The server answers the oldest question, if there is one."""
+        if not self.out:
+            return
+        question = self.out.pop(0)
+        if isinstance(question, StatisticsRequest):
+            self.inquiries.statistics(Statistics(values={}))
+        elif isinstance(question, OpenModel) and refuse:
+            self.inquiries.model_refused(ModelRefused(name=question.name, code="invalid", message=""))
+        elif isinstance(question, OpenModel):
+            self.inquiries.model_opened(
+                ModelOpened(name=question.name, number=1, signature={"name": question.name})
+            )
+
+
+STEPS = {
+    "open m": lambda desk: desk.ask(OpenTicket(Caller(), name="m")),
+    "open n": lambda desk: desk.ask(OpenTicket(Caller(), name="n")),
+    "count": lambda desk: desk.ask(StatisticsTicket(Caller())),
+    "connect": lambda desk: desk.ask(WelcomeTicket(Caller())),
+    "answer": Desk.answer,
+    "refuse": lambda desk: desk.answer(refuse=True),
+    "reconnect": Desk.reconnect,
+}
+
+
+@given(st.lists(st.sampled_from(sorted(STEPS)), max_size=30))
+def test_no_question_is_out_twice_and_everybody_is_answered(steps: list[str]) -> None:
+    """Whoever asks, in whatever order, and however often the server is another one."""
+    desk = Desk()
+    for step in steps:
+        STEPS[step](desk)
+        desk.inquiries.check_invariants(is_open=True)
+    while desk.out:
+        desk.answer()
+    assert {} == desk.ledger.tickets
+    finished = desk.ledger.take_finished()
+    assert len(finished) == len(desk.asked)
+    assert set(map(id, finished)) == set(map(id, desk.asked))
+    for ticket in desk.asked:
+        if isinstance(ticket, OpenTicket) and isinstance(ticket.outcome, ModelHandle):
+            assert ticket.name == ticket.outcome.name
