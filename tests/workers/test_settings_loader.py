@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import OutputSettings
 from shapestream.settings_loader import LoadedSettings, load_settings
 from shapestream.settings_messages import json_schema
+from shapestream.settings_models import OutputSettings
 from shapestream_engine.rules import Rule, parse_rule
 
 

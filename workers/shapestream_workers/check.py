@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import ModelSettings
 from shapestream.settings_loader import LoadedSettings
+from shapestream.settings_models import ModelSettings
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors

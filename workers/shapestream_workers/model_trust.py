@@ -17,8 +17,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from shapestream.settings import ModelSettings
 from shapestream.settings_file_values import registered_functions
+from shapestream.settings_models import ModelSettings
 from shapestream_engine.errors import ModelLoadError
 
 __all__ = ["ENVIRONMENT", "Distrusted", "allow_any_function", "digest_of_model", "require_trusted"]

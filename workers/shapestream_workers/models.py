@@ -10,8 +10,8 @@ from pathlib import Path
 import structlog
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import ModelSettings, ShapesSettings
 from shapestream.settings_loader import LoadedSettings
+from shapestream.settings_models import ModelSettings, ShapesSettings
 from shapestream.yaml_source import Location
 from shapestream_engine.batching.padded import Padded
 from shapestream_engine.batching.strategies import parse_strategy

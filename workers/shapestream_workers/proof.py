@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shapestream.settings import ModelSettings, ProbeSettings
+from shapestream.settings_models import ModelSettings, ProbeSettings
 from shapestream.yaml_source import Location
 from shapestream_engine.errors import RuleMissing
 from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
