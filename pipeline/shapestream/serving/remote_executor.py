@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from shapestream.serving.batches import Batch
 from shapestream.serving.links import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck
+from shapestream.wire.limits import MAX_INTEGER
 from shapestream.wire.messages import CancelBatch, Clock, Execute, ExecuteMember, RecallBatch
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.signature import ModelSignature
@@ -92,7 +93,8 @@ class RemoteExecutor(Link):
         start_before = batch.start_before or (None,) * len(batch.members)
         members = [
             ExecuteMember(
-                remaining_ms=None if at is None else max(0, int((at - now) * 1000)), tensors=tensors
+                remaining_ms=None if at is None else min(max(0, int((at - now) * 1000)), MAX_INTEGER),
+                tensors=tensors,
             )
             for tensors, at in zip(batch.members, start_before, strict=True)
         ]

@@ -127,3 +127,13 @@ async def test_a_model_error_of_a_worker_reaches_the_client_in_the_engines_words
         worker.say(BatchFailed(batch=execute.batch, code="model_error", message="NaN in x"))
         failure = await client.hear(Failure)
         assert ("model_error", "NaN in x") == (failure.code, failure.message)
+
+
+@virtual_time
+async def test_the_latest_deadline_that_a_client_can_write_is_none_that_a_worker_cannot_read() -> None:
+    """Seconds are floats: without a bound the milliseconds of it would be one more than the protocol has."""
+    async with memory_serving() as running:
+        client, worker = await running.client_and_worker()
+        client.say(request(1, remaining_ms=2**63 - 1))
+        await worker.run_next()
+        assert 1 == (await client.hear(Result)).sequence
