@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import prod
 from typing import Any
 
 from shapestream_engine.errors import EngineError
@@ -18,6 +18,9 @@ __all__ = ["MAX_POINTS", "CostPoint", "CostTable"]
 
 MAX_POINTS = 4096
 """More than a calibration ever measures; a table from elsewhere may not hold more."""
+MAX_SECONDS = 30 * 86_400.0
+MAX_ELEMENTS = 1 << 53
+"""Of a call. What is larger than these is no measurement, and would overflow where costs are fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,10 @@ class CostTable:
                 type(size) is not int or size < 0 for size in point.sizes
             ):
                 raise EngineError(f"{point.sizes} are no sizes of {', '.join(self.dimensions) or 'nothing'}")
+            if prod([size or 1 for size in point.sizes]) > MAX_ELEMENTS:
+                raise EngineError(f"{point.sizes} are more than anything computes")
             for seconds in (point.seconds, point.first_seconds):
-                if seconds is not None and not (isfinite(seconds) and seconds >= 0.0):
+                if seconds is not None and not 0.0 <= seconds <= MAX_SECONDS:
                     raise EngineError(f"{seconds!r} are no seconds of a call")
 
     @property

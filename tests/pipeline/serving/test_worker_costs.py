@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -59,6 +60,11 @@ def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.M
         {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[1], "much", None]]}},
         {SIGNATURE.name: {**TABLE.to_dict(), "dimensions": ["other"]}},
         {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4], -1.0, None]]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], 1e160, None]]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], 0.1, 1e160]]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], math.inf, None]]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], math.nan, None]]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[2**30, 2**30], 0.1, None]]}},
         {"another": TABLE.to_dict()},
     ],
 )
