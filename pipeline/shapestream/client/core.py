@@ -20,7 +20,7 @@ from shapestream.client.connector import Connector
 from shapestream.client.link import LinkSettings
 from shapestream.client.session import Session
 from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
-from shapestream.errors import Cancelled, ProtocolError, RequestError
+from shapestream.errors import Cancelled, ProtocolError, RequestError, TransportError
 from shapestream.transport.interface import Connection, Message
 from shapestream.wire.codec import Role, decode, encode, pack_messages
 from shapestream.wire.messages import Entry, Request
@@ -67,6 +67,7 @@ class Core:
         self._connector = connector
         self.clock = clock
         self._deliver = deliver
+        self._rest_s = settings.rest_s
         self._session = Session(
             client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
         )
@@ -158,7 +159,17 @@ class Core:
             connection.close()
             self._session.refused(self._connector.refusal())
             self._unsent.clear()
-            connection = self._connector.open()
+            connection = await self._open_again()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _open_again(self) -> Connection:
+        """The next connection. The first was made, so what is in its way now, such as a lack of descriptors, passes."""
+        while True:
+            try:
+                return self._connector.open()
+            except TransportError as error:
+                self._session.refused(str(error))
+                await trio.sleep(self._rest_s)
 
     @trio.lowlevel.enable_ki_protection
     async def _receive(self, connection: Connection) -> None:

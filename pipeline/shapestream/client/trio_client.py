@@ -136,7 +136,12 @@ class Stream:
             permits = _Permits()
             self._state = _State(opened, self._options, permits, core.post, core.clock)
             self._state.begin()
-            client._nursery.start_soon(self._pull, self._source, self._state, permits)
+            try:
+                client._nursery.start_soon(self._pull, self._source, self._state, permits)
+            except (
+                RuntimeError
+            ):  # the client is closed, and has told the stream so: the first item raises that
+                self._producer_ended.set()
         else:
             self._producer_ended.set()  # not waited for: nobody knows how long a next() in a thread takes
             thread_permits = ThreadPermits()

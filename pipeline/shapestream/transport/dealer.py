@@ -36,10 +36,18 @@ class DealerSocket(WatchedSocket):
     def __init__(
         self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
     ) -> None:
+        """Raises `TransportError` where the system gives no more sockets."""
         context = context or zmq.Context.instance()
-        super().__init__(zmq.DEALER, options or SocketOptions(), context)
         self._senders = trio.lowlevel.ParkingLot()
-        self._monitor = HandshakeMonitor(self._socket, context)
+        try:
+            super().__init__(zmq.DEALER, options or SocketOptions(), context)
+            try:
+                self._monitor = HandshakeMonitor(self._socket, context)
+            except zmq.ZMQError:
+                super().close()
+                raise
+        except zmq.ZMQError as error:
+            raise TransportError(f"this process cannot make another connection: {error.strerror}") from error
         self._refusal: str | None = None
         self._has_key = False
 

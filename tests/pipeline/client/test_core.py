@@ -18,6 +18,7 @@ from shapestream.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
+    TransportError,
     Unavailable,
 )
 from shapestream.testing import (
@@ -383,5 +384,71 @@ def test_a_model_that_takes_its_time_delays_only_its_own_requests() -> None:
 
             async with client.stream("identity", source(), ordered=False) as results:
                 assert [10.0, 20.0, 30.0] == [item.key async for item in results]
+
+    run(main)
+
+
+def test_where_no_connection_can_be_made_for_a_while_the_client_goes_on_trying() -> None:
+    """No descriptors are left just when the server must be looked for: nothing that waits is lost over it."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint):
+            refusals = [TransportError("too many open files")] * 3
+            failed: list[TransportError] = []
+
+            def connect() -> MemoryConnection:
+                if server.hellos and len(failed) < len(refusals):
+                    failed.append(refusals[len(failed)])
+                    raise failed[-1]
+                return endpoint.connect()
+
+            async with shapestream.connect(connect) as client:
+                await client.signature("identity")
+                server.say(Goodbye())
+                server.restart()
+                await client.infer("identity", ROW)
+            assert refusals == failed
+            assert 2 == server.hellos
+
+    run(main)
+
+
+def test_who_waits_while_no_connection_can_be_made_is_told_why() -> None:
+    """At the deadline, or when nothing has helped for `unavailable_after` seconds."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint):
+
+            def connect() -> MemoryConnection:
+                if server.hellos:
+                    raise TransportError("too many open files")
+                return endpoint.connect()
+
+            async with shapestream.connect(connect, unavailable_after=30) as client:
+                await client.signature("identity")
+                server.say(Goodbye())
+                await trio.testing.wait_all_tasks_blocked()
+                with pytest.raises(DeadlineExceeded, match="too many open files"):
+                    await client.infer("identity", ROW, deadline=3)
+                with pytest.raises(Unavailable, match="too many open files"):
+                    await client.infer("identity", ROW)
+
+    run(main)
+
+
+def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
+    """Whether its source is awaited or not."""
+
+    async def items() -> AsyncIterator[Any]:
+        yield ROW
+
+    async def main() -> None:
+        async with serving() as (_, endpoint):
+            async with shapestream.connect(endpoint.connect) as client:
+                await client.signature("identity")
+            for source in (items(), [ROW]):
+                async with client.stream("identity", source) as results:
+                    with pytest.raises(Cancelled, match="closed"):
+                        await anext(results)
 
     run(main)

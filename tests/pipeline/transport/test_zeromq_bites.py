@@ -14,7 +14,7 @@ import trio
 import trio.testing
 import zmq
 
-from shapestream.errors import OutboxFull, PeerGone
+from shapestream.errors import OutboxFull, PeerGone, TransportError
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import DealerSocket, RouterSocket
 
@@ -463,5 +463,21 @@ def test_an_oversized_frame_ends_its_connection_only(tmp_path: Path) -> None:
             modest.send_nowait([bytes(1_000_000)])
             ((_, frames),) = await router.receive()
             assert 1_000_000 == len(frames[0])
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("sockets", [0, 1])
+def test_where_no_more_sockets_are_given_a_dealer_says_so_and_leaves_none_behind(sockets: int) -> None:
+    """Whether its own is refused, or the one by which it hears of handshakes: libzmq says "too many open files"."""
+
+    async def main() -> None:
+        with zmq.Context() as context:
+            context.set(zmq.MAX_SOCKETS, sockets + 1)
+            taken = context.socket(zmq.PAIR)
+            for _ in range(3):
+                with pytest.raises(TransportError, match=r"cannot make another connection: .*open files"):
+                    DealerSocket(context=context)
+            taken.close()
 
     trio.run(main)
