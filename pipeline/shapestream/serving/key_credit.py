@@ -36,7 +36,7 @@ class KeyCredit:
         self.number = number
         """The scheduler's number of this key. It outlives its sessions: coming back is no way out of a debt."""
         self.requests = 0
-        """Unanswered requests of all its sessions, also of those that are over."""
+        """Unanswered requests of all its sessions."""
         self.held_bytes = 0
         """The same in bytes."""
         self.max_requests = windows * window.window_requests

@@ -107,7 +107,7 @@ def test_what_a_session_leaves_goes_to_the_others_now_and_then() -> None:
 
 
 def test_the_bound_is_on_requests_and_on_bytes() -> None:
-    """Of all sessions together, also of those that are over."""
+    """Of all sessions together."""
     credit = KeyCredit(1, window(2, 100), 2)
     for nbytes in (90, 90, 19):
         assert credit.covers(nbytes)
