@@ -1,14 +1,18 @@
-"""Measured costs, from a worker's start to its server's predictions."""
+"""Measured costs, from a worker's start to its server's predictions, and to those of the server after it."""
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shapestream_engine.calibration_cache import ENVIRONMENT
+from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.learned_costs import LearnedCosts
 
 pytestmark = pytest.mark.e2e
 
@@ -38,3 +42,67 @@ def test_of_two_workers_one_measures_and_both_serve(
         for n in (1, 7, 64):
             rows = np.full((2, n), 3.0, np.float32)
             assert np.array_equal(rows, client.infer("cleaned", {"x": rows})["y"])
+
+
+PACED = """\
+    models:
+      - name: paced
+        function: paced:same
+        trust: true
+        inputs: {x: {shape: "batch:1..2, 4", element_type: f32}}
+        outputs: {y: {shape: "batch, 4", element_type: f32}}
+        calibration_s: 0.5
+    workers: [{count: 1, slots: 1, threads: 1}]
+"""
+CALIBRATED_S, SLOW_S = 0.001, 0.05
+
+
+class Paced:
+    """One model, whose calls take as long as is said, over several lives of its server."""
+
+    def __init__(self, workplace: Any, cache: CostCache) -> None:
+        self._workplace = workplace
+        self._cache = cache
+        self._pace = workplace.folder / "pace"
+        self._pace.write_text(str(CALIBRATED_S))
+
+    def served(self, requests: int, *, pace_s: float) -> LearnedCosts:
+        """What is kept after a server that served so many requests, one after the other, and was told to end."""
+        served = self._workplace.serve(PACED)
+        served.wait_for("worker joined")
+        self._pace.write_text(str(pace_s))
+        with served.client() as client:
+            for _ in range(requests):
+                client.infer("paced", {"x": np.zeros((1, 4), np.float32)})
+        served.send(signal.SIGTERM)
+        assert 0 == served.wait()
+        (learned,) = self._cache.all_learned().values()
+        return learned
+
+    def shown(self) -> dict[str, Any]:
+        """What `shapestream models --costs --json` prints of it."""
+        done = self._workplace.run("models", "--costs", "--json", str(self._workplace.folder / "server.yaml"))
+        assert 0 == done.returncode, done.stderr
+        (model,) = json.loads(done.stdout)
+        return dict(model)
+
+
+def test_a_server_begins_with_what_the_last_one_learned(
+    workplace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls became slower: the next server knows, people see it, and when they are quick again it is unlearned."""
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "costs"))
+    paced = Paced(workplace, CostCache(tmp_path / "costs"))
+    one_row = (1,)
+
+    first = paced.served(50, pace_s=SLOW_S)
+    shown = paced.shown()
+    measured = CostTable.from_dict(shown)
+    assert (True, 50, first.table) == (shown["from_cache"], first.batches, measured.digest)
+    assert first.to_dict().items() <= shown["corrected"].items()
+    (measured_s,) = [point.seconds for point in measured.points if point.sizes == one_row]
+    assert first.seconds[one_row] > 2 * measured_s
+
+    second = paced.served(60, pace_s=CALIBRATED_S)
+    assert 110 == second.batches  # it began where the first one had ended
+    assert second.seconds.get(one_row, measured_s) < 0.7 * first.seconds[one_row]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from shapestream.settings_loader import LoadedSettings, load_settings
-from shapestream_engine.calibration_cache import ENVIRONMENT
+from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
 from shapestream_engine.cost_table import CostTable
+from shapestream_engine.learned_costs import LearnedCosts
 from shapestream_workers.cli import app
 from shapestream_workers.costs import measure_costs, tables
 from shapestream_workers.costs_report import costs_of, slots_and_threads
@@ -100,6 +104,60 @@ def test_people_see_each_shape_with_its_cost(tmp_path):
     again = CliRunner().invoke(app, ["models", "--costs", str(config)])
     assert "kept from an earlier start" in again.stdout
     assert rows == again.stdout.splitlines()[2:]
+
+
+def corrected(folder: Path, **changes: Any) -> LearnedCosts:
+    """What a server wrote down about the table that is kept: half a millisecond at one measured shape and one other."""
+    shown = json.loads("\n".join(costs_of(load_settings(written(folder)), as_json=True)))[0]
+    learned = LearnedCosts(
+        table=CostTable.from_dict(shown).digest,
+        batches=7,
+        saved_at=time.time() - 3 * 3600.0 - 5.0,
+        seconds={(4, 8): 0.0005, (3, 7): 0.0005},
+    )
+    learned = replace(learned, **changes)
+    CostCache.of_environment().keep_learned(learned)
+    return learned
+
+
+def test_people_see_what_traffic_has_corrected(tmp_path):
+    """How many batches say so, how long ago, and what a call of each measured shape costs by now."""
+    corrected(tmp_path, preparation={8.0: 0.25, 32.0: 0.5})
+    about, *shapes = costs_of(load_settings(written(tmp_path)), as_json=False)
+    assert "kept from an earlier start" in about
+    assert [
+        "  corrected by 7 batches, written down 3 hours ago",
+        "  corrected, too: 1 call shape between or beyond what was measured (--json)",
+        "  a new call shape takes longer by 250.000 ms at 8 elements and 500.000 ms at 32 elements",
+    ] == shapes[:3]
+    assert shapes[3].split()[-1] == "corrected"
+    assert [["4", "8", "0.500"]] == [
+        [row.split()[0], row.split()[1], row.split()[-1]] for row in shapes[4:] if row.endswith(" 0.500")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "spelled"),
+    [(-50.0, "0 seconds"), (1.5, "1 second"), (150.0, "2 minutes"), (200_000.0, "2 days")],
+)
+def test_ages_are_told_in_units_that_people_use(tmp_path, age_s, spelled):
+    """A clock that was set back makes nothing younger than now."""
+    corrected(tmp_path, saved_at=time.time() - age_s)
+    lines = costs_of(load_settings(written(tmp_path)), as_json=False)
+    assert f"  corrected by 7 batches, written down {spelled} ago" in lines
+
+
+def test_scripts_get_corrections_beside_the_table(tmp_path):
+    """All of them, with their age; a table of the same file remains one."""
+    assert [None] == [
+        model["corrected"]
+        for model in json.loads(costs_of(load_settings(written(tmp_path)), as_json=True)[0])
+    ]
+    learned = corrected(tmp_path)
+    (shown,) = json.loads(costs_of(load_settings(written(tmp_path)), as_json=True)[0])
+    assert learned == LearnedCosts.from_dict(shown["corrected"])
+    assert shown["corrected"]["age_s"] >= 3 * 3600
+    assert learned.table == CostTable.from_dict(shown).digest
 
 
 def test_scripts_get_the_table_as_json(tmp_path):

@@ -43,9 +43,11 @@ class CostKeeper:
 
     async def run(self, learned: Callable[[float], Sequence[LearnedCosts]]) -> None:
         """Writes what `learned` returns, given the time in seconds since the epoch, until closed or cancelled."""
-        while not self._closing.is_set():
+        last = False
+        while not last:
             with trio.move_on_after(KEEP_EVERY_S):
                 await self._closing.wait()
+            last = self._closing.is_set()
             known = learned(time.time())
             news = [one for one in known if self._kept.get(one.table) != one.batches]
             if news:
