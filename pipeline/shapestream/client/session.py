@@ -5,8 +5,8 @@ the time is an argument. `turn()` says what is to be done now, `next_wakeup()` w
 beside it: who waits (`ledger`), whether there is a server (`link`), what was asked of it besides requests
 (`inquiries`), for how long to wait (`patience`), how long the way is (`transit`).
 
-What it promises: every submitted ticket is handed back exactly once, or withdrawn by its owner; requests are
-sent in order of submission, within the server's window; when the server forgets the session, or another
+What it promises: every submitted ticket is handed back exactly once, or withdrawn by its owner; the requests
+of a model are sent in order of submission, within the server's window; when the server forgets the session, or another
 server takes its place, models are opened again and unfinished requests are sent again under the same numbers. A server
 that is leaving (`draining`) ends no request either: it waits for the next one. Only a request of a model that is not
 idempotent, which a server had when another took its place, ends as `worker_lost`, since it may have run.
