@@ -61,7 +61,8 @@ class Command:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log's JSON lines about one kind of event so far."""
-        lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
+        # The last piece is empty, or a line that is being written.
+        lines = (line for line in self.log.read_bytes().split(b"\n")[:-1] if line.startswith(b"{"))
         return [event for line in lines if (event := json.loads(line)).get("event") == name]
 
     def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
@@ -83,7 +84,7 @@ class Command:
         for event in self.events("worker started"):
             running[event["worker"]] = event["pid"]
         self.family.update(running.values())
-        return {name: pid for name, pid in running.items() if psutil.pid_exists(pid)}
+        return {name: pid for name, pid in running.items() if _alive(pid)}
 
     def send(self, number: int) -> None:
         """A signal to the command itself, as a shell or systemd would send it."""
@@ -97,7 +98,7 @@ class Command:
     def family_is_gone(self) -> bool:
         """Whether neither the command nor any worker that it ever started is alive."""
         self.workers()
-        return not any(psutil.pid_exists(pid) and _alive(pid) for pid in self.family)
+        return not any(map(_alive, self.family))
 
     def kill(self) -> None:
         """The end of the test, however it went."""
@@ -221,7 +222,7 @@ def _workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
         command.kill()
     for command in place.commands:
         try:
-            until(f"the end of all processes of {command.log}", command.family_is_gone, 20.0)
+            until(f"the end of all processes of {command.log}", command.family_is_gone)
         finally:
             for pid in command.family:
                 if _alive(pid):

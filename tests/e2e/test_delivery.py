@@ -27,7 +27,8 @@ NOTED = """\
         function: gated:noted_when_open
         inputs: {x: {shape: "batch:1..8, n:1..4096", element_type: f32}}
         outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        trust: true   # a proof would wait at the gate,
+        batching: {hang_after_s: off}   # at the gate it is waited as long as it takes
+        trust: true   # a proof would wait there,
         calibration_s: 0   # and so would measuring
 """
 ONE_WORKER = NOTED + "    workers: [{count: 1, slots: 1, threads: 1}]\n"

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.e2e.conftest import COMMAND, PYTHONPATH, until
-from tests.e2e.test_memory_limit import HOARDER, Load, fewest_workers, nobody_noticed
+from tests.e2e.test_memory_limit import HOARDER, PATIENT, Load, fewest_workers, nobody_noticed, statuses
 from tests.e2e.test_survival import GATED, Asking, answer, rows
 
 import shapestream
@@ -20,7 +20,7 @@ import shapestream
 pytestmark = pytest.mark.e2e
 
 # So patient that nothing but the end of a process itself can tell that it has ended.
-PATIENT = (
+DEAF = (
     "    server: {listen: [ipc://s.sock], heartbeat_s: 300, worker_silence_s: 3600, client_silence_s: 3600}\n"
 )
 # Silence counts soon, and ten of them soon after.
@@ -30,7 +30,7 @@ TWO_WORKERS = "    workers: [{count: 2, slots: 1, threads: 1}]\n"
 
 def test_the_end_of_a_workers_process_is_seen_without_waiting_for_silence(workplace: Any) -> None:
     """With heartbeats every five minutes its batch is answered by the other worker all the same, and it is replaced."""
-    served = workplace.serve(PATIENT + GATED + TWO_WORKERS)
+    served = workplace.serve(DEAF + GATED + TWO_WORKERS)
     served.wait_for("workers ready")
     with served.client() as client:
         asking = Asking(client, "gated")
@@ -87,7 +87,7 @@ def test_a_server_that_stood_still_goes_on_where_it_was(workplace: Any) -> None:
 
 def test_sighup_replaces_every_worker_under_load_and_nobody_notices(workplace: Any) -> None:
     """One after the other, each by one that was ready before it left; no answer is missing, wrong or late for it."""
-    served = workplace.serve(HOARDER + "    workers: [{count: 2, slots: 2, threads: 1}]\n")
+    served = workplace.serve(PATIENT + HOARDER + "    workers: [{count: 2, slots: 2, threads: 1}]\n")
     served.wait_for("workers ready")
     first = set(served.workers().values())
     with served.client() as client:
@@ -99,8 +99,7 @@ def test_sighup_replaces_every_worker_under_load_and_nobody_notices(workplace: A
             until("answers of the new ones", lambda: load.answered > answered + 50)
         nobody_noticed(client, load)
     assert 2 <= fewest_workers(served)
-    ends = [event["status"] for event in served.events("worker ended") if event["pid"] in first]
-    assert [0, 0] == ends
+    assert [0, 0] == statuses(served, first)
     served.send(signal.SIGTERM)
     assert 0 == served.wait()
 

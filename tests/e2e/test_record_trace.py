@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapestream import blocking
 from shapestream.simulation.trace import TraceReader
 
 pytestmark = pytest.mark.e2e
@@ -29,11 +28,11 @@ def test_a_server_records_what_simulate_plays(workplace: Any) -> None:
     """Relative to the YAML, whole after SIGTERM; the recording is announced."""
     served = workplace.serve(SORT)
     assert 1 == len(served.events("recording a trace of shapes"))
-    with blocking.connect(f"ipc://{workplace.folder}/s.sock", connect_timeout=30) as client:
+    with served.client() as client:
         for width in (3, 5, 7):
-            client.infer("sort", {"a": np.ones((1, width), np.float32)}, deadline=30)
-    served.process.send_signal(signal.SIGTERM)
-    assert 0 == served.process.wait(30)
+            client.infer("sort", {"a": np.ones((1, width), np.float32)}, deadline=60)
+    served.send(signal.SIGTERM)
+    assert 0 == served.wait()
     reader = TraceReader(workplace.folder / "traffic.jsonl.gz")
     assert [(1, 3), (1, 5), (1, 7)] == [request.sizes for request in reader]
     assert {"sort": ("batch", "n")} == reader.models

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.e2e.conftest import until
 
 import shapestream
 from shapestream import blocking
@@ -24,8 +24,8 @@ GATED = """\
         function: gated:double_when_open
         inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
         outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
-        batching: {max_batch: 8}
-        trust: true   # a proof would wait at the gate,
+        batching: {max_batch: 8, hang_after_s: off}   # at the gate it is waited as long as it takes
+        trust: true   # a proof would wait there,
         calibration_s: 0   # and so would measuring
 """
 TWO_WORKERS = GATED + "    workers: [{count: 2, slots: 1, threads: 1}]\n"
@@ -106,7 +106,7 @@ def test_a_request_that_kills_its_workers_ends_alone(workplace: Any) -> None:
         assert {value: [[2.0 * value] * 3] for value in futures} == {
             value: answer(future) for value, future in futures.items()
         }
-        deaths = [event["status"] for event in served.events("worker ended")]
+        deaths = [event["status"] for event in served.wait_for("worker ended", 2)]
         assert [-signal.SIGKILL] * 2 == deaths
         asking.close()
 
@@ -136,8 +136,7 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_what_is_new(workplace: A
         until_queued(client, 3)
         served.send(signal.SIGTERM)
         served.wait_for("server drains")
-        with pytest.raises(shapestream.DeadlineExceeded, match="takes nothing new, and no other"):
-            late.infer("gated", rows(4), deadline=0.5)
+        until("late is told why", lambda: "takes nothing new, and no other" in said_in_half_a_second(late))
         workplace.open_gate()
         assert [[[2.0] * 3], [[4.0] * 3], [[6.0] * 3]] == [answer(future) for future in (running, *queued)]
         asking.close()
@@ -146,14 +145,47 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_what_is_new(workplace: A
     assert not (served.folder / "s.sock").exists()
 
 
+HASTY_SHELL = """\
+import signal, sys, structlog
+from shapestream.settings_loader import load_settings
+from shapestream_workers.serve import run_server
+
+def at_once(logger, name, event):
+    if event["event"] == "server ready":
+        signal.raise_signal(signal.SIGTERM)
+    return event
+
+structlog.configure(processors=[at_once, structlog.processors.JSONRenderer()])
+sys.exit(run_server(load_settings(sys.argv[1])))
+"""
+
+
+def test_sigterm_that_comes_with_the_news_that_the_server_is_ready_is_obeyed(workplace: Any) -> None:
+    """Whoever waits for that line and then stops it, in the same instant even, sees it drain and end with status 0."""
+    config = workplace.write(
+        GATED.replace("gated:double_when_open", "numpy:nan_to_num") + "    in_process: true\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", HASTY_SHELL, str(config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert 0 == ran.returncode, ran.stderr
+    assert '"server stopped"' in ran.stdout
+
+
+def said_in_half_a_second(client: blocking.Client) -> str:
+    """What a client is told whose request is not answered in time."""
+    with pytest.raises(shapestream.DeadlineExceeded) as caught:
+        client.infer("gated", rows(4), deadline=0.5)
+    return str(caught.value)
+
+
 def until_queued(client: blocking.Client, requests: int) -> None:
     """Waits until the server has admitted so many requests."""
-    waiting = threading.Event()
-    for _ in range(3000):
-        if client.statistics()["requests"] >= requests:
-            return
-        waiting.wait(0.01)
-    pytest.fail(f"the server did not admit {requests} requests: {client.statistics()}")
+    until(f"{requests} admitted requests", lambda: client.statistics()["requests"] >= requests)
 
 
 def test_a_drain_that_takes_too_long_hands_the_rest_back_and_the_next_server_gets_it(workplace: Any) -> None:
@@ -178,7 +210,7 @@ def test_a_drain_that_takes_too_long_hands_the_rest_back_and_the_next_server_get
 )
 def test_the_second_sigterm_ends_everything_at_once(workplace: Any, text: str) -> None:
     """A batch that would run for ever holds neither the server nor its worker back."""
-    served = workplace.serve(text)
+    served = workplace.serve("    server: {listen: [ipc://s.sock], grace_s: 600}\n" + text)
     with served.client() as client:
         asking = Asking(client, "gated")
         asking.ask(1)
@@ -186,9 +218,9 @@ def test_the_second_sigterm_ends_everything_at_once(workplace: Any, text: str) -
         served.send(signal.SIGTERM)
         served.wait_for("stopping")
         served.send(signal.SIGTERM)
-        assert 1 == served.wait(20)
+        assert 1 == served.wait()
         asking.close()
-    assert served.family_is_gone()
+    until("the end of its worker", served.family_is_gone)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
@@ -205,11 +237,7 @@ def test_no_worker_outlives_a_server_that_was_killed(workplace: Any, busy: bool)
         workplace.wait_entered()
     served.send(signal.SIGKILL)
     assert -signal.SIGKILL == served.wait()
-    for _ in range(500):
-        if served.family_is_gone():
-            break
-        threading.Event().wait(0.02)
-    assert served.family_is_gone()
+    until("the end of its workers", served.family_is_gone)
     if client is not None and asking is not None:
         asking.close()
         client.close()
@@ -232,7 +260,7 @@ def test_a_client_waits_for_a_server_that_is_restarted(workplace: Any) -> None:
 
 def test_work_of_a_client_that_disappears_is_dropped(workplace: Any) -> None:
     """Its queued requests never run; everybody else goes on."""
-    text = "    server: {listen: [ipc://s.sock], heartbeat_s: 0.2, client_silence_s: 0.8}\n" + ONE_WORKER
+    text = "    server: {listen: [ipc://s.sock], heartbeat_s: 0.2, client_silence_s: 1.5}\n" + ONE_WORKER
     served = workplace.serve(text)
     script = (
         "import sys, numpy as np\n"
@@ -249,12 +277,7 @@ def test_work_of_a_client_that_disappears_is_dropped(workplace: Any) -> None:
             until_queued(client, 20)
             doomed.kill()
             doomed.wait(30)
-            for _ in range(3000):
-                statistics = client.statistics()
-                if statistics["clients"] == 1:
-                    break
-                threading.Event().wait(0.01)
-            assert 1 == statistics["clients"]
+            until("its leaving", lambda: client.statistics()["clients"] == 1)
             workplace.open_gate()
             assert [[2.0, 2.0, 2.0]] == client.infer("gated", rows(1), deadline=30)["y"].tolist()
             # The batch that ran when the client died, and ours.
@@ -265,21 +288,14 @@ def test_work_of_a_client_that_disappears_is_dropped(workplace: Any) -> None:
 
 
 DIAL_IN = """\
-    server: {{listen: [ipc://s.sock], worker_listen: ipc://w.sock, heartbeat_s: 0.2, worker_silence_s: 1}}
-    models:
-      - name: gated
-        function: gated:double_when_open
-        inputs: {{x: {{shape: "batch:1..8, n:1..64", element_type: f32}}}}
-        outputs: {{y: {{shape: "batch, n", element_type: f32, rule: rows}}}}
-        trust: true   # a proof would wait at the gate,
-        calibration_s: 0   # and so would measuring
-    workers: []
+    server: {listen: [ipc://s.sock], worker_listen: ipc://w.sock, heartbeat_s: 0.2, worker_silence_s: 20}
 """
+DIAL_IN += GATED + "    workers: []\n"
 
 
 def test_a_worker_by_itself_finds_its_server_before_and_after_a_restart(workplace: Any) -> None:
     """The order of starting does not matter, and a new server gets the old worker."""
-    config = workplace.write(DIAL_IN.format())
+    config = workplace.write(DIAL_IN)
     worker = workplace.start("worker", str(config))
     worker.wait_for("worker starts")
     workplace.open_gate()
@@ -290,15 +306,17 @@ def test_a_worker_by_itself_finds_its_server_before_and_after_a_restart(workplac
         first.wait()
         second = workplace.serve(config)
         assert [[4.0] * 3] == client.infer("gated", rows(2), deadline=30)["y"].tolist()
+    # Who greets just as its patience ends greets again: joined, left, joined.
+    left = second.events("worker left")
     worker.send(signal.SIGTERM)
     assert 0 == worker.wait()
     second.wait_for("worker drained")
-    assert [] == second.events("worker left")
+    assert left == second.events("worker left")
 
 
 def test_a_worker_by_itself_finishes_its_batch_before_it_leaves(workplace: Any) -> None:
     """SIGTERM in the middle of a batch: the answer still comes from this worker, and the status is 0."""
-    config = workplace.write(DIAL_IN.format())
+    config = workplace.write(DIAL_IN)
     served = workplace.serve(config)
     worker = workplace.start("worker", str(config), "--name", "left")
     with served.client() as client:
@@ -316,7 +334,7 @@ def test_a_worker_by_itself_finishes_its_batch_before_it_leaves(workplace: Any) 
 
 def test_a_worker_that_is_stopped_is_taken_for_lost_and_welcomed_back(workplace: Any) -> None:
     """SIGSTOP is silence: its batch runs elsewhere. After SIGCONT it joins again, and its late answer harms nobody."""
-    config = workplace.write(DIAL_IN.format())
+    config = workplace.write(DIAL_IN.replace("worker_silence_s: 20", "worker_silence_s: 1"))
     served = workplace.serve(config)
     frozen = workplace.start("worker", str(config), "--name", "frozen")
     with served.client() as client:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +193,11 @@ class _Serving:
 
     async def run(self) -> int:
         """Returns the exit status."""
+        # From before anybody can know of the server: a signal that came earlier than its receiver would end the process.
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            return await self._run(signals)
+
+    async def _run(self, signals: AsyncIterator[int]) -> int:
         async with trio.open_nursery() as nursery:
             server = await nursery.start(self._serve)
             in_process = self._loaded.settings.in_process
@@ -201,7 +206,7 @@ class _Serving:
                     server, in_process.memory_limit, refuses=in_process.refuse_new_shapes
                 )
                 nursery.start_soon(warden.run)
-            nursery.start_soon(self._obey_signals, server, nursery.cancel_scope)
+            nursery.start_soon(self._obey_signals, signals, server, nursery.cancel_scope)
             await self._run_workers(server)
             await self._drained.wait()
             nursery.cancel_scope.cancel()
@@ -278,23 +283,24 @@ class _Serving:
             server.let_in(security.ring)
             log.info("keys are read again", **security.ring.counts())
 
-    async def _obey_signals(self, server: Server, scope: trio.CancelScope) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            async for number in signals:
-                name = signal.Signals(number).name
-                if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
-                    self._reread_keys(server)
-                    self._restart_workers()
-                    continue
-                if not self._stop_asked:
-                    self._stop_asked = True
-                    log.info("stopping", signal=name, grace_s=self._options.grace_s)
-                    server.drain()
-                    continue
-                log.warning("stopping at once", signal=name)
-                self._status = EXIT_RUNTIME
-                if self._workers is not None:
-                    self._workers.stop_now()
-                exit_after(LAST_WORDS_S)
-                scope.cancel()
-                return
+    async def _obey_signals(
+        self, signals: AsyncIterator[int], server: Server, scope: trio.CancelScope
+    ) -> None:
+        async for number in signals:
+            name = signal.Signals(number).name
+            if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
+                self._reread_keys(server)
+                self._restart_workers()
+                continue
+            if not self._stop_asked:
+                self._stop_asked = True
+                log.info("stopping", signal=name, grace_s=self._options.grace_s)
+                server.drain()
+                continue
+            log.warning("stopping at once", signal=name)
+            self._status = EXIT_RUNTIME
+            if self._workers is not None:
+                self._workers.stop_now()
+            exit_after(LAST_WORDS_S)
+            scope.cancel()
+            return

@@ -215,11 +215,13 @@ class Worker:
             interval_s = DEFAULT_HEARTBEAT_S if welcome is None else welcome.heartbeat_ms / 1000
             due = trio.current_time() + interval_s
             await trio.sleep_until(due)
-            if trio.current_time() > due + STALL_S:
+            now = trio.current_time()  # once: it may stand still between two looks, too
+            if now > due + STALL_S:
                 await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
+                now += STALL_S
             if session.greeting_waits:
-                self._heard_at = trio.current_time()  # nothing was said that could be answered
-            silence_s = trio.current_time() - self._heard_at
+                self._heard_at = now  # nothing was said that could be answered
+            silence_s = now - self._heard_at
             if silence_s > max(MISSED_HEARTBEATS * interval_s, MIN_SILENCE_S):
                 # Also a greeting may be lost, with a server that went away before it answered.
                 session.ended = f"the server was silent for {silence_s:.1f} s"

@@ -162,10 +162,12 @@ class Server:
         while True:
             due = trio.current_time() + self._options.heartbeat_s
             await trio.sleep_until(due)
-            if trio.current_time() > due + STALL_S:
-                log.warning("the server stood still", seconds=round(trio.current_time() - due, 1))
+            now = trio.current_time()  # once: it may stand still between two looks, too
+            if now > due + STALL_S:
+                log.warning("the server stood still", seconds=round(now - due, 1))
                 await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
-            self._parts.ports.beat(trio.current_time())
+                now += STALL_S
+            self._parts.ports.beat(now)
             self._parts.dispatcher.end_turn()
 
     async def _drain(self) -> None:

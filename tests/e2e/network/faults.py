@@ -26,6 +26,8 @@ __all__ = [
 
 SILENCE_S = 1.0
 """After which the processes of these tests take each other for gone."""
+BETWEEN = 24
+"""Requests that end between two faults: twice as many as are under way."""
 
 Fault: TypeAlias = Callable[[Proxy, random.Random], Awaitable[None]]
 
@@ -113,7 +115,8 @@ FAULTS: list[tuple[Fault, int]] = [
 async def misbehave(proxies: list[Proxy], fault: Fault, times: int, load: Load) -> int:
     """Injects the fault so many times, at the proxies in turn, and then ends the load.
 
-    Returns how often requests were under way when it struck.
+    Each comes when the last one is behind the load: some requests that were sent since have their answers. Returns how
+    often requests were under way when it struck.
     """
     chance = random.Random(fault.__name__)
     hit = 0
@@ -121,5 +124,6 @@ async def misbehave(proxies: list[Proxy], fault: Fault, times: int, load: Load) 
     for number in range(times):
         hit += load.outcomes.unfinished > 0
         await fault(proxies[number % len(proxies)], chance)
+        await load.outcomes.more_ends(BETWEEN)
     load.stop()
     return hit

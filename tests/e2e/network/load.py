@@ -47,6 +47,12 @@ class Outcomes:
         """Requests that are under way."""
         return len(self.asked) - len(self.right) - len(self.refused)
 
+    async def more_ends(self, count: int) -> None:
+        """Until so many more have ended."""
+        ended = len(self.asked) - self.unfinished
+        while len(self.asked) - self.unfinished < ended + count:  # noqa: ASYNC110 - nothing announces it
+            await trio.sleep(0.005)
+
     @property
     def defects(self) -> tuple[set[int], list[str], list[int], dict[int, shapestream.RequestError]]:
         """Lost, wrong, ended twice and refused: where requests have no deadline, all of it must be empty."""
@@ -115,18 +121,24 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "journal"
 
-    def starts(self, outcomes: Outcomes) -> list[tuple[int, float, float]]:
-        """Of these requests: number, time of the start and deadline, in the order of the starts."""
+    def starts(self, outcomes: Outcomes) -> list[tuple[int, float, float, float]]:
+        """Of these requests, in the order of the starts: number, time of the start, deadline, and how long the process had
+        just waited for a CPU."""
         lines = [line.split() for line in self._path.read_text().splitlines()]
-        starts = [(int(number), float(start), float(deadline)) for number, start, deadline in lines]
+        starts = [
+            (int(number), float(at), float(deadline), float(cpu)) for number, at, deadline, cpu in lines
+        ]
         return [start for start in starts if start[0] in outcomes.asked]
 
     def runs(self, outcomes: Outcomes) -> Counter[int]:
         """How often each of these requests was run."""
-        return Counter(number for number, _, _ in self.starts(outcomes))
+        return Counter(number for number, _, _, _ in self.starts(outcomes))
 
     def late_s(self, outcomes: Outcomes) -> dict[float, float]:
-        """By the time of a call that started after a member's deadline: how many seconds after it."""
+        """By the time of a call that started after a member's deadline: how many seconds after it, less what the process
+        had just waited for a CPU, perhaps between the slot's look at its clock and the model's."""
         return {
-            start: start - deadline for _, start, deadline in self.starts(outcomes) if 0 < deadline < start
+            start: start - deadline - cpu
+            for _, start, deadline, cpu in self.starts(outcomes)
+            if 0 < deadline < start
         }

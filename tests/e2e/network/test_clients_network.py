@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.e2e.network.faults import FAULTS, SILENCE_S, Fault, misbehave
-from tests.e2e.network.load import Journal, Load
+from tests.e2e.network.load import Journal, Load, Outcomes
 from tests.e2e.network.proxy import DOWN, UP, Proxy
 
 import shapestream
@@ -19,7 +19,7 @@ import shapestream
 pytestmark = pytest.mark.e2e
 
 CONFIG = """\
-    server: {listen: [ipc://s.sock, "tcp://127.0.0.1:*"], heartbeat_s: 0.2, client_silence_s: 1.5}
+    server: {listen: [ipc://s.sock, "tcp://127.0.0.1:*"], heartbeat_s: 0.2, client_silence_s: 2}
     models:
       - name: noted
         function: noted:noted
@@ -30,8 +30,8 @@ CONFIG = """\
     workers: [{count: 1, slots: 2, threads: 1}]
 """
 PATIENCE_S = 60.0
-# Between a slot's look at its clock and the model's lie microseconds, and what else two busy cores have to do. Without the
-# protocol's care these tests see 40 ms and more.
+# Between a slot's look at its clock and the model's lie microseconds, beside what it waits for a CPU, which the model notes.
+# Without the protocol's care these tests see 40 ms and more.
 TOLERANCE_S = 0.015
 # Calls that a worker was stopped in, right between the slot's look at its clock and the model's: 40 of every 4,000 us.
 UNSEEN = 2
@@ -88,17 +88,16 @@ def test_a_slow_and_uneven_network_costs_time_only(served: Any) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(proxy.run)
             with trio.fail_after(PATIENCE_S):
-                async with shapestream.connect(proxy.address, silence=SILENCE_S) as client:
+                async with shapestream.connect(proxy.address) as client:
                     load = Load(client, 2)
                     async with trio.open_nursery() as asking:
                         asking.start_soon(load.run)
-                        await trio.sleep(2.0)
+                        await load.outcomes.more_ends(120)
                         load.stop()
                     outcomes = load.outcomes
                     assert (set(), [], [], {}) == outcomes.defects
                     assert dict.fromkeys(outcomes.right, 1) == Journal(served.folder).runs(outcomes)
                     assert 1 == proxy.accepted
-                    assert len(outcomes.right) > 50
             nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -145,23 +144,28 @@ def test_nothing_is_started_after_its_deadline_however_long_it_was_on_its_way(se
                     load = Load(client, 4, deadline_s=0.15)
                     async with trio.open_nursery() as asking:
                         asking.start_soon(load.run)
-                        for _ in range(5):
+                        outcomes = load.outcomes
+                        rounds = 0
+                        while rounds < 5 or not shows_something(what, outcomes):
+                            rounds += 1
                             await trio.sleep(0.3)
                             with interrupted(what, proxy, served.pid, worker):
                                 await trio.sleep(0.4)
                         load.stop()
-                    outcomes = load.outcomes
                     await trio.sleep(0.5)  # what nobody waits for any more would run now
                     assert (set(), [], []) == outcomes.defects[:3]
                     late_s = Journal(served.folder).late_s(outcomes).values()
                     late = [seconds for seconds in late_s if seconds > TOLERANCE_S]
                     assert late[UNSEEN if what == "stopped worker" else 0 :] == []
                     assert {"deadline_exceeded", "overloaded"} >= outcomes.codes.keys()
-                    assert what == "delay" or outcomes.codes["deadline_exceeded"] >= 20
-                    assert len(outcomes.right) > 20
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+def shows_something(what: str, outcomes: Outcomes) -> bool:
+    """Whether enough was answered, and enough came too late."""
+    return len(outcomes.right) > 20 and (what == "delay" or outcomes.codes["deadline_exceeded"] >= 20)
 
 
 @contextmanager
