@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import trio
@@ -103,7 +104,9 @@ async def memory_serving(local: SlotSource | None = None, **options: Any) -> Asy
     """A server over memory endpoints for the time of the block."""
     clients, workers = memory_server(), memory_server()
     async with trio.open_nursery() as nursery:
-        server = await nursery.start(_serve, ServerOptions(**options), local, clients, workers)
+        server = await nursery.start(
+            partial(serve, ServerOptions(**options), local=local, clients=clients, workers=workers)
+        )
         yield Running(server, clients, workers)
         nursery.cancel_scope.cancel()
 
@@ -114,13 +117,3 @@ async def scripted_client(**options: Any) -> AsyncIterator[tuple[RawPeer, Script
     slots = ScriptedSlots()
     async with memory_serving(slots, **options) as running:
         yield await running.greeted(), slots
-
-
-async def _serve(
-    options: ServerOptions,
-    local: SlotSource | None,
-    clients: MemoryServer,
-    workers: MemoryServer,
-    task_status: trio.TaskStatus[Server],
-) -> None:
-    await serve(options, local=local, clients=clients, workers=workers, task_status=task_status)

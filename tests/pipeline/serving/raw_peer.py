@@ -17,6 +17,7 @@ from shapestream.wire.messages import (
     Hello,
     ModelOpened,
     OpenModel,
+    Result,
     Statistics,
     StatisticsRequest,
     Welcome,
@@ -57,6 +58,10 @@ class RawPeer:
     async def hear_each(self, kind: type[E], times: int) -> list[E]:
         """So many entries of this kind, in their order."""
         return [await self.hear(kind) for _ in range(times)]
+
+    async def sequences(self, times: int) -> list[int]:
+        """Which requests the next results answer."""
+        return [result.sequence for result in await self.hear_each(Result, times)]
 
     def has_heard(self, kind: type[Entry]) -> bool:
         """Whether such an entry came and was not asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import trio
@@ -19,10 +20,7 @@ from shapestream.wire.codec import Role
 @asynccontextmanager
 async def socket_serving(address: str, local: SlotSource, **options: Any) -> AsyncIterator[Server]:
     """A server that listens there for the time of the block; it drains at the end."""
-
-    async def start(*, task_status: trio.TaskStatus[Server]) -> None:
-        await serve(ServerOptions(listen=(address,), **options), local=local, task_status=task_status)
-
+    start = partial(serve, ServerOptions(listen=(address,), **options), local=local)
     async with trio.open_nursery() as nursery:
         server: Server = await nursery.start(start)
         yield server

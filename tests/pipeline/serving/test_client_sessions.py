@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+import pytest
 import structlog.testing
 import trio
 import trio.testing
@@ -18,7 +20,7 @@ from tests.pipeline.serving.harness import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.codec import pack_messages
+from shapestream.serving.ingress import Ingress
 from shapestream.wire.messages import (
     Failure,
     Goodbye,
@@ -31,6 +33,7 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
+from shapestream_engine.layout import Buffer
 
 CLIENT = b"c" * 16
 
@@ -230,13 +233,21 @@ async def test_questions_for_the_counters_in_one_turn_get_one_answer() -> None:
 
 
 @virtual_time
-async def test_a_burst_of_many_entries_is_read_in_several_turns() -> None:
+async def test_a_burst_of_many_entries_is_read_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """2048 entries make a turn, and the message that passes them is read to its end; then others get theirs."""
+    accept, read = Ingress.accept, list[int]()
+
+    def watched(self: Ingress, messages: Sequence[tuple[bytes, list[Buffer]]]) -> int:
+        read.append(accept(self, messages))
+        return read[-1]
+
+    monkeypatch.setattr(Ingress, "accept", watched)
     async with memory_serving() as running:
-        message = pack_messages([Heartbeat()] * 250)
-        burst = [(b"nobody", frames) for frames in message * 20]
-        accept = running.server._ingress.accept
-        assert [9, 9, 2] == [accept(burst), accept(burst[9:]), accept(burst[18:])]
+        peer = running.client()
+        for _ in range(20):
+            peer.say(*[Heartbeat()] * 250)
+        await wait_all_tasks_blocked()
+        assert [9, 9, 2] == read
 
 
 @virtual_time

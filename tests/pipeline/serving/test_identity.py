@@ -136,12 +136,8 @@ async def test_a_client_cannot_speak_as_a_worker() -> None:
 )
 def test_no_address_beyond_loopback_without_keys(address: str) -> None:
     """Also where no YAML was read: the error comes before anything listens."""
-
-    async def main() -> None:
-        await serve(ServerOptions(listen=(address,)))
-
     with pytest.raises(ConfigurationError, match="security is needed"):
-        trio.run(main)
+        trio.run(serve, ServerOptions(listen=(address,)))
 
 
 # ---------------------------------------------------------------- the table of owners

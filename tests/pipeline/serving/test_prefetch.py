@@ -62,7 +62,7 @@ async def test_a_worker_gets_one_batch_more_than_it_runs(sends_ahead: EagerSched
         assert again.batch not in (first.batch, second.batch, third.batch, fourth.batch)
         worker.say(done(third), done(again))
         await worker.run_next()
-        assert [0, 1, 2, 3, 4] == sorted(result.sequence for result in await client.hear_each(Result, 5))
+        assert [0, 1, 2, 3, 4] == sorted(await client.sequences(5))
         statistics = running.server.statistics()
         assert (1, 0) == (statistics["batches_recalled"], statistics["batches_failed"])
 
@@ -95,7 +95,7 @@ async def test_a_worker_that_is_lost_gives_both_its_batches_back() -> None:
         new = await other.hear_each(Execute, 2)
         assert {execute.batch for execute in old}.isdisjoint(execute.batch for execute in new)
         other.say(*[done(execute) for execute in old], *[done(execute) for execute in new])
-        assert {0, 1} == {result.sequence for result in await client.hear_each(Result, 2)}
+        assert {0, 1} == set(await client.sequences(2))
         assert 2 == running.server.statistics()["results"]
 
 
@@ -175,7 +175,7 @@ async def test_a_cancellation_reaches_the_worker_while_the_batch_waits() -> None
         worker.say(BatchFailed(batch=second.batch, code="cancelled", message="taken back"))
         third = await worker.hear(Execute)
         worker.say(done(first), done(third))
-        assert {1, 3} == {result.sequence for result in await client.hear_each(Result, 2)}
+        assert {1, 3} == set(await client.sequences(2))
 
 
 @pytest.mark.usefixtures("sends_ahead")

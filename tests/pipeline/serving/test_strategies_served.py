@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 import pytest
-import trio
+from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.serving.local_executor import LocalSlots
@@ -36,7 +36,7 @@ def request(sequence: int, array: Array) -> Request:
     return Request(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
 
 
-def serve(
+async def serve(
     strategy: Strategy, arrays: Sequence[Array], options: ModelOptions | None = None
 ) -> tuple[list[Any], dict[str, Any]]:
     """All arrays in one message; the answers by sequence, and the statistics."""
@@ -46,27 +46,16 @@ def serve(
         strategy=strategy,
         inputs={"x": InputSpec(shape="batch:1..32, seq:1..128", pad={"seq": 0})},
     )
-    model = compile_model(spec, threads=1)
-    answers: dict[int, Any] = {}
-    statistics: dict[str, Any] = {}
-
-    async def main() -> None:
-        # Real threads run, so the clock is the real one.
-        with trio.fail_after(60):
-            await converse()
-
-    async def converse() -> None:
-        known = {} if options is None else {"sums": options}
-        async with memory_serving(LocalSlots(models={"sums": model}), models=known) as running:
-            client = await running.greeted(model="sums")
-            client.say(*[request(number, array) for number, array in enumerate(arrays)])
-            while len(answers) < len(arrays):
-                answer = await client.hear((Result, Failure))  # type: ignore[arg-type] # either of them
-                answers[answer.sequence] = answer
-            statistics.update(running.server.statistics())
-
-    trio.run(main)
-    return [answers[number] for number in range(len(arrays))], statistics
+    local = LocalSlots(models={"sums": compile_model(spec, threads=1)})
+    known = {} if options is None else {"sums": options}
+    answers: dict[int, Result | Failure] = {}
+    async with memory_serving(local, models=known) as running:
+        client = await running.greeted(model="sums")
+        client.say(*[request(number, array) for number, array in enumerate(arrays)])
+        while len(answers) < len(arrays):
+            answer: Result | Failure = await client.hear((Result, Failure))  # type: ignore[arg-type] # either of them
+            answers[answer.sequence] = answer
+        return [answers[number] for number in range(len(arrays))], running.server.statistics()
 
 
 def check(answers: Sequence[Any], arrays: Sequence[Array]) -> None:
@@ -82,61 +71,68 @@ def ones(*shapes: tuple[int, int]) -> list[Array]:
     return [np.random.default_rng(7).standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
-def test_requests_of_one_bucket_share_a_call() -> None:
+@real_time
+async def test_requests_of_one_bucket_share_a_call() -> None:
     """They will be padded to the same size, so nothing speaks against it, however much each of them is padded."""
     arrays = ones((1, 33), (1, 64), (2, 40))
-    answers, statistics = serve(Bucketed({"seq": (64, 128)}), arrays)
+    answers, statistics = await serve(Bucketed({"seq": (64, 128)}), arrays)
     check(answers, arrays)
     assert (1, 1, 1) == (statistics["batches"], statistics["calls"], statistics["distinct_shapes"])
 
 
-def test_padding_is_counted_by_the_real_sizes() -> None:
+@real_time
+async def test_padding_is_counted_by_the_real_sizes() -> None:
     """33 + 64 + 80 elements in a call of 4 rows of 64."""
-    _, statistics = serve(Bucketed({"seq": (64, 128)}), ones((1, 33), (1, 64), (2, 40)))
+    _, statistics = await serve(Bucketed({"seq": (64, 128)}), ones((1, 33), (1, 64), (2, 40)))
     assert round(1 - (33 + 64 + 80) / 256, 4) == statistics["padding_ratio"]
     assert (0, 1) == (statistics["preparations"], statistics["prepared_hits"])
 
 
-def test_a_request_larger_than_any_call_is_divided_and_rejoined() -> None:
+@real_time
+async def test_a_request_larger_than_any_call_is_divided_and_rejoined() -> None:
     """21 rows as 8 + 8 + 4 + 1, in one batch."""
     arrays = ones((21, 100))
-    answers, statistics = serve(Partitioned({"batch": (1, 2, 4, 8), "seq": (128,)}), arrays)
+    answers, statistics = await serve(Partitioned({"batch": (1, 2, 4, 8), "seq": (128,)}), arrays)
     check(answers, arrays)
     assert (1, 4, 3) == (statistics["batches"], statistics["calls"], statistics["distinct_shapes"])
     # The largest and the smallest call were prepared at the start.
     assert (1, 3) == (statistics["preparations"], statistics["prepared_hits"])
 
 
-def test_a_size_that_no_call_has_is_refused() -> None:
+@real_time
+async def test_a_size_that_no_call_has_is_refused() -> None:
     """With the size that would be taken; the others of its message are served."""
     arrays = ones((1, 10), (1, 100), (1, 64))
-    answers, _ = serve(Bucketed({"seq": (16, 64)}), arrays)
+    answers, _ = await serve(Bucketed({"seq": (16, 64)}), arrays)
     assert isinstance(answers[1], Failure)
     assert "invalid" == answers[1].code
     assert "dimension 'seq' is 100, which is more than 64, the largest size" in answers[1].message
     check([answers[0], answers[2]], [arrays[0], arrays[2]])
 
 
-def test_a_batch_is_no_larger_than_the_largest_call() -> None:
+@real_time
+async def test_a_batch_is_no_larger_than_the_largest_call() -> None:
     """So that other slots get some of it: sixteen rows of one each are two batches."""
     arrays = ones(*[(1, 7)] * 16)
-    answers, statistics = serve(Partitioned({"batch": (1, 8)}), arrays)
+    answers, statistics = await serve(Partitioned({"batch": (1, 8)}), arrays)
     check(answers, arrays)
     assert (2, 2) == (statistics["batches"], statistics["calls"])
 
 
-def test_hot_shapes_are_served_by_static_models_and_all_others_by_the_dynamic_one() -> None:
+@real_time
+async def test_hot_shapes_are_served_by_static_models_and_all_others_by_the_dynamic_one() -> None:
     """Both give each request its own results; a static model is there before the first call, so none prepares it."""
     arrays = ones((1, 16), (1, 33), (3, 16), (1, 100), (1, 16))
-    answers, statistics = serve(parse_strategy({"static": [{"batch": [1, 2, 4], "seq": 16}]}), arrays)
+    answers, statistics = await serve(parse_strategy({"static": [{"batch": [1, 2, 4], "seq": 16}]}), arrays)
     check(answers, arrays)
     assert statistics["calls"] == statistics["preparations"] + statistics["prepared_hits"]
 
 
-def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
+@real_time
+async def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
     """Requests of 60 different sizes, as the scheduler rounds them."""
     arrays = ones(*[(1 + number % 3, 1 + 2 * number) for number in range(60)])
-    answers, statistics = serve(Native(max_prepared=16), arrays)
+    answers, statistics = await serve(Native(max_prepared=16), arrays)
     check(answers, arrays)
     assert 1 < statistics["distinct_shapes"] <= 13
 
@@ -151,9 +147,10 @@ def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
     ],
     ids=["native", "capped", "bucketed", "partitioned"],
 )
-def test_what_may_not_run_twice_runs_alone_under_every_strategy(strategy: Strategy) -> None:
+@real_time
+async def test_what_may_not_run_twice_runs_alone_under_every_strategy(strategy: Strategy) -> None:
     """Also with more rows than a call of one row, and more than the largest call, takes."""
     arrays = ones((1, 33), (3, 64), (1, 33), (21, 7))
-    answers, statistics = serve(strategy, arrays, ModelOptions(idempotent=False))
+    answers, statistics = await serve(strategy, arrays, ModelOptions(idempotent=False))
     check(answers, arrays)
     assert (4, 1.0) == (statistics["batches"], statistics["mean_batch_requests"])

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import structlog
-import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import ScriptedSlots, echo_tensors, memory_serving, request
-from trio.testing import MockClock
+from tests.pipeline.serving.harness import (
+    ScriptedSlots,
+    echo_tensors,
+    memory_serving,
+    request,
+    scripted_client,
+)
 
 from shapestream.telemetry.logging import LineBudget, RateLimit, configure, debug_enabled
 from shapestream.telemetry.statistics import LatencyHistogram, ServerStatistics
@@ -210,19 +214,18 @@ def test_calls_and_padding_are_counted_by_the_requests_real_sizes() -> None:
 def test_a_request_can_be_followed_by_its_id_at_debug_and_costs_no_line_at_info() -> None:
     """From arrival to delivery; the batch's line names its requests."""
 
-    async def main() -> None:
-        slots = ScriptedSlots()
-        async with memory_serving(slots) as running:
-            client = await running.greeted()
+    @virtual_time
+    async def serve_one() -> None:
+        async with scripted_client() as (client, slots):
             client.say(request(41))
             slots.finish(await slots.next_batch())
             await client.hear(Result)
 
     quiet, file = io.StringIO(), io.StringIO()
     configure("info", stream=quiet)
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    serve_one()
     configure("debug", stream=file)
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    serve_one()
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
     (arrived,) = [line for line in lines if line["event"] == "request arrived"]
     assert 41 == arrived["sequence"]

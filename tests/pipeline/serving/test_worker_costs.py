@@ -6,10 +6,8 @@ import math
 from typing import Any
 
 import pytest
-import trio
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.harness import SIGNATURE, memory_serving
-from trio.testing import MockClock
 
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import Action
@@ -31,7 +29,8 @@ def hello(costs: dict[str, dict[str, Any]]) -> WorkerHello:
     return WorkerHello(worker="w", pid=1, slots=2, models=models, costs=costs)
 
 
-def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's table, and whose slot it is."""
     joined: list[events.SlotJoined] = []
     handle = Scheduler.handle
@@ -42,14 +41,10 @@ def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.M
         return handle(self, event, now)
 
     monkeypatch.setattr(Scheduler, "handle", watched)
-
-    async def main() -> None:
-        async with memory_serving() as running:
-            worker = running.worker()
-            worker.say(hello({SIGNATURE.name: TABLE.to_dict()}))
-            await worker.hear(WorkerWelcome)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    async with memory_serving() as running:
+        worker = running.worker()
+        worker.say(hello({SIGNATURE.name: TABLE.to_dict()}))
+        await worker.hear(WorkerWelcome)
     assert [("w", {SIGNATURE.name: TABLE})] * 2 == [(event.worker, event.costs) for event in joined]
 
 
@@ -57,9 +52,9 @@ def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.M
     "costs",
     [
         {SIGNATURE.name: {}},
-        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[1], "much", None]]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], "much", None]]}},
         {SIGNATURE.name: {**TABLE.to_dict(), "dimensions": ["other"]}},
-        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4], -1.0, None]]}},
+        {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], -1.0, None]]}},
         {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], 1e160, None]]}},
         {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], 0.1, 1e160]]}},
         {SIGNATURE.name: {**TABLE.to_dict(), "points": [[[4, 4], math.inf, None]]}},
