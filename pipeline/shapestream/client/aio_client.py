@@ -16,7 +16,8 @@ from typing import Any
 from shapestream.client.async_face import AsyncClient
 from shapestream.client.background import BackgroundCore
 from shapestream.client.connector import Address, connector_for
-from shapestream.client.core import Core, Withdraw
+from shapestream.client.core import Core
+from shapestream.client.inbox import Withdraw
 from shapestream.client.link import LinkSettings
 from shapestream.client.outcomes import check, software
 from shapestream.client.producing import ThreadPermits, pull_async, start_pulling

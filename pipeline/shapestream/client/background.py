@@ -47,7 +47,6 @@ class BackgroundCore:
     def stop(self) -> None:
         """Ask the core to end; from any thread, any number of times."""
         self.core.stop()
-        self.core.wake_from_thread()
 
     def join(self) -> None:
         """Wait for the thread's end. A Ctrl-C interrupts it."""

@@ -15,7 +15,8 @@ from typing import Any
 
 from shapestream.client.background import BackgroundCore
 from shapestream.client.connector import Address, connector_for
-from shapestream.client.core import Core, Withdraw
+from shapestream.client.core import Core
+from shapestream.client.inbox import Withdraw
 from shapestream.client.link import LinkSettings
 from shapestream.client.models import OpenedModel, OpenModels
 from shapestream.client.outcomes import answer_of, check, counters_of, handle_of, software

@@ -1,6 +1,6 @@
 """The client's trio core: between one connection, the session, and the faces in whichever thread.
 
-Tickets come in by `post`, from any thread; everything that is ready in one turn of the event loop goes out
+Tickets come in by its inbox, from any thread; everything that is ready in one turn of the event loop goes out
 together, in as few messages as the limits allow, and what a turn finishes is handed back together.
 """
 
@@ -11,45 +11,20 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import trio
 
 from shapestream.client.connector import Connector
+from shapestream.client.inbox import Attend, Inbox, Withdraw, WithdrawAll, closing
 from shapestream.client.link import LinkSettings
 from shapestream.client.session import Session
-from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
-from shapestream.errors import Cancelled, ProtocolError, RequestError, TransportError
+from shapestream.client.tickets import AnyTicket, EndTicket, Owner, RequestTicket, hand_back
+from shapestream.errors import ProtocolError, RequestError, TransportError
 from shapestream.transport.interface import Connection, Message
 from shapestream.wire.codec import Role, decode, encode, pack_messages
 from shapestream.wire.messages import Entry, Request
 
-__all__ = ["Attend", "Core", "Posted", "Withdraw", "WithdrawAll"]
-
-
-@dataclass(frozen=True, slots=True)
-class Attend:
-    """A stream begins: it is told when the client closes, whatever else it waits for."""
-
-    owner: Owner
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Nobody waits for this ticket any more; its owner is closed already."""
-
-    ticket: Question
-
-
-@dataclass(frozen=True, slots=True)
-class WithdrawAll:
-    """A stream ends, early or not: nobody waits for its tickets any more. It is closed already."""
-
-    owner: Owner
-
-
-Posted: TypeAlias = AnyTicket | Attend | Withdraw | WithdrawAll
+__all__ = ["Core"]
 
 
 class Core:
@@ -71,61 +46,28 @@ class Core:
         self._session = Session(
             client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
         )
-        self._inbox: deque[Posted] = deque()
+        self._inbox = Inbox(deliver)
+        self.post = self._inbox.post
+        self.post_from_thread = self._inbox.post_from_thread
         self._streams: dict[int, Owner] = {}
-        self._awake = False
-        """Whether a turn is due that has not begun: what is posted until then needs no further wake-up."""
         self._stopping = False
-        self._closed = False
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._wakeup = trio.Event()
         self._asleep_until = math.inf
         self._connection: Connection | None = None
         self._connection_scope = trio.CancelScope()
         self._unsent: deque[Message] = deque()
         self._blocked = trio.Event()
 
-    # ------------------------------------------------------------ faces, in any thread
-
-    def post(self, item: Posted) -> None:
-        """Hand something to the core, from its own thread. After the end it is refused, never lost."""
-        self._inbox.append(item)
-        if not self._awake:
-            self._awake = True
-            self._wakeup.set()
-        if self._closed:
-            self._refuse_leftovers()
-
-    def post_from_thread(self, item: Posted) -> None:
-        """Hand something to the core, from another thread. After the end it is refused, never lost."""
-        self._inbox.append(item)
-        # Both threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
-        # lines, nobody wakes it: withdrawals therefore always do, and so does every heartbeat.
-        if not self._awake or type(item) is Withdraw or type(item) is WithdrawAll:
-            self._awake = True
-            self.wake_from_thread()
-        if self._closed:
-            self._refuse_leftovers()
-
-    def wake_from_thread(self) -> None:
-        """Make the core take a turn soon."""
-        if self._token is not None:
-            with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._wake)
-
     def stop(self) -> None:
-        """Ask `run` to end, with a goodbye to the server. From any thread, together with a wake-up."""
+        """Ask `run` to end, with a goodbye to the server. From any thread, any number of times."""
         self._stopping = True
-
-    def _wake(self) -> None:
-        self._wakeup.set()
+        self._inbox.wake_from_thread()
 
     # ------------------------------------------------------------ the tasks
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve the session until it is stopped or cancelled; either way nothing waits in vain afterwards."""
-        self._token = trio.lowlevel.current_trio_token()
+        self._inbox.open()
         try:
             connection = self._connector.open()
             async with trio.open_nursery() as nursery:
@@ -141,8 +83,8 @@ class Core:
         while not self._stopping:
             self._asleep_until = self._session.next_wakeup()
             with trio.move_on_after(max(0.0, self._asleep_until - self.clock())):
-                await self._wakeup.wait()
-            self._wakeup = trio.Event()
+                await self._inbox.wait()
+            self._inbox.turn_begins()
             self._turn()
 
     @trio.lowlevel.enable_ki_protection
@@ -212,14 +154,12 @@ class Core:
         if turn.reconnect:
             self._connection_scope.cancel()
         if self._session.next_wakeup() < self._asleep_until:
-            self._wakeup.set()
+            self._inbox.wake()
 
     def _take_inbox(self) -> list[AnyTicket]:
         """Submit what was posted; returns what needs no server, since it was refused before it came here."""
-        self._awake = False
         answered: list[AnyTicket] = []
-        while self._inbox:
-            item = self._inbox.popleft()
+        for item in self._inbox.take():
             match item:
                 case RequestTicket() if item.outcome is None:
                     if not item.owner.closed:
@@ -264,7 +204,7 @@ class Core:
         except RequestError as error:
             if isinstance(entry, Request):
                 self._session.unsendable(entry.sequence, error)
-                self._wakeup.set()
+                self._inbox.wake()
             return False
         return True
 
@@ -279,35 +219,6 @@ class Core:
                     self._connection.send_nowait(frames)
             self._connection.close()
         finished += turn.finished
-        finished += [_closing(owner) for owner in self._streams.values()]
+        finished += [closing(owner) for owner in self._streams.values()]
         self._deliver(finished)
-        # In this order: whoever posts from now on either finds it closed, or is found in the inbox.
-        self._closed = True
-        self._refuse_leftovers()
-
-    def _refuse_leftovers(self) -> None:
-        """What is posted after the end; whichever thread notices."""
-        refused: list[AnyTicket] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                item = self._inbox.popleft()
-                match item:
-                    case Withdraw() | WithdrawAll():
-                        continue
-                    case Attend():
-                        refused.append(_closing(item.owner))
-                        continue
-                    case EndTicket():
-                        pass
-                    case _ if item.outcome is None:
-                        item.outcome = Cancelled(_CLOSED)
-                refused.append(item)
-        if refused:
-            self._deliver(refused)
-
-
-_CLOSED = "the client is closed"
-
-
-def _closing(owner: Owner) -> EndTicket:
-    return EndTicket(owner, place=-1, outcome=Cancelled(_CLOSED))
+        self._inbox.close()

@@ -15,7 +15,7 @@ from itertools import islice
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
-from shapestream.client.core import Posted
+from shapestream.client.inbox import Posted
 from shapestream.client.tickets import EndTicket, Owner, RequestTicket
 
 __all__ = ["AsyncPermits", "ItemMaker", "Permits", "ThreadPermits", "pull_async", "start_pulling"]

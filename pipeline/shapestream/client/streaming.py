@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Literal, TypeAlias
 
-from shapestream.client.core import Attend, Posted, WithdrawAll
+from shapestream.client.inbox import Attend, Posted, WithdrawAll
 from shapestream.client.models import OpenedModel
 from shapestream.client.ordering import ItemOrder
 from shapestream.client.producing import Permits

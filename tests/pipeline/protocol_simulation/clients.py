@@ -11,7 +11,8 @@ from tests.pipeline.protocol_simulation.plan import COMMON, RARE
 from tests.pipeline.protocol_simulation.slots import answer_of, question_of
 
 from shapestream.client.connector import Connector
-from shapestream.client.core import Core, Withdraw
+from shapestream.client.core import Core
+from shapestream.client.inbox import Withdraw
 from shapestream.client.link import LinkSettings
 from shapestream.client.models import OpenedModel, OpenModels
 from shapestream.client.terms import deadline_at
