@@ -19,6 +19,9 @@ from enum import Enum
 
 __all__ = ["Link", "LinkSettings", "LinkState"]
 
+# Silence that is found out so late was perhaps none. Also how long what came meanwhile has to be read.
+STALL_S = 0.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
@@ -118,7 +121,12 @@ class Link:
 
     def must_reconnect(self, now: float) -> bool:
         """Whether this connection is to be given up now. True once; the link is then DOWN."""
-        silent = self.is_open and now >= self._heard_at + self._settings.silence_s
+        silent_at = self._heard_at + self._settings.silence_s
+        if self.is_open and now > silent_at + STALL_S:
+            # This process stood still, or it would have asked before: what came meanwhile is to be read first.
+            self._heard_at += now + STALL_S - silent_at
+            return False
+        silent = self.is_open and now >= silent_at
         if not silent and now < self._act_at:
             return False
         if silent:

@@ -55,6 +55,28 @@ def test_silence_asks_for_a_new_connection_and_greets_on_it() -> None:
     assert ticket.outcome is None
 
 
+def test_who_stood_still_reads_before_it_calls_the_server_silent() -> None:
+    """A process that was stopped finds the server's heartbeats behind its own late look at the clock."""
+    bench = Bench()
+    bench.open()
+    bench.now += 3 * SETTINGS.silence_s
+    assert not bench.turn().reconnect
+    assert bench.now < bench.session.next_wakeup() < bench.now + 1.0
+    bench.receive(Heartbeat())
+    bench.turn()
+    bench.now += 1.0
+    assert not bench.turn().reconnect
+
+
+def test_a_server_that_said_nothing_while_its_client_stood_still_is_silent() -> None:
+    """Half a second later, when nothing was there to be read."""
+    bench = Bench()
+    bench.open()
+    bench.now += 3 * SETTINGS.silence_s
+    bench.turn()
+    assert bench.wait_until_due().reconnect
+
+
 def test_an_unanswered_greeting_is_repeated_on_new_connections_ever_more_patiently() -> None:
     """1, 2, 4, 8, then every `silence_s` seconds."""
     bench = Bench()
