@@ -138,7 +138,8 @@ class Watch:
         """The same of the counter; whoever failed wrote a line of another kind."""
         await assert_served(self.honest, 1_000)
         moved = await self._moves()
-        assert ({} if counter is None else {counter: times}) == moved
+        expected = {} if counter is None else {counter: times}
+        assert expected == moved, moved
         assert self._server.process.poll() is None
 
     async def has_moved(self, counter: str) -> bool:

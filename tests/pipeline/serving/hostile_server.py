@@ -1,7 +1,7 @@
 """A server in a process of its own, for the tests of hostile input: `python hostile_server.py FOLDER`.
 
 Its memory is its own, so that it can be measured, and its log is a file, so that lines can be counted. For that the
-limit on the rate of lines is off here; it has tests of its own. Says where it listens, as JSON on stdout.
+limits on the rate of lines are off here; they have tests of their own. Says where it listens, as JSON on stdout.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import trio
 
-from shapestream.serving import ingress, links
+from shapestream.serving import ingress, links, reception
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
-from shapestream.telemetry.logging import RateLimit, configure
+from shapestream.telemetry.logging import LineBudget, RateLimit, configure
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 
 WINDOW_REQUESTS = 64
@@ -92,7 +92,8 @@ async def main(folder: str) -> None:
 
 if __name__ == "__main__":
     for module in (ingress, links):
-        module.RateLimit = partial(RateLimit, 0.0)  # type: ignore[attr-defined,misc] # see above
+        module.RateLimit = partial(RateLimit, 0.0)  # type: ignore[attr-defined] # see above
+    reception.LineBudget = partial(LineBudget, 10**9)  # type: ignore[assignment,attr-defined] # the same
     keep_freed_memory()  # as `shapestream serve` does
     configure("info", "json")
     trio.run(main, sys.argv[1])
