@@ -23,6 +23,8 @@ ENOUGH = 20
 """Batches, from which on the 99th percentile says something; the largest of fewer than a hundred is taken for it."""
 REMEMBERED = 512
 """Batches per model that it is taken of."""
+STALL_S = 1.0
+"""A look that comes so late proves nothing: reports have waited, too, and are read first."""
 RECKON_EVERY = 32
 """Sorting them takes some 30 us, so it is done once in so many batches."""
 
@@ -93,7 +95,10 @@ class HangWatch:
         for batch in batches:
             if batch.started is None or batch.hang is Hang.GIVEN_UP:
                 continue
-            if batch.hang_at <= now:
+            if batch.hang_at + STALL_S < now:
+                # Nobody looked in time, so this process stood still, and perhaps the worker's as well (a paused machine).
+                batch.hang_at = now + self.limits.grace_s
+            elif batch.hang_at <= now:
                 batch.hang = Hang(batch.hang + 1)
                 batch.hang_at = inf if batch.hang is Hang.GIVEN_UP else now + self.limits.grace_s
                 due.append(batch)

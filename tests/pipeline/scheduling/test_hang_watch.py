@@ -48,6 +48,19 @@ def test_the_least_limit_holds_for_quick_models(watched):
     assert [CancelBatch(batch=21, slot=0)] == _steps(watched)
 
 
+def test_who_stood_still_takes_no_batch_for_hanging(watched):
+    """Reports are read first, and a worker that was paused with the server has time to go on; one that hangs is found then."""
+    watched.model()
+    watched.slots(0)
+    _warm_up(watched, 20)
+    watched.wait(15.0)
+    watched.arrive((1, 4))
+    watched.wait(60.0)
+    assert [] == _steps(watched)
+    assert 60.0 + LIMITS.grace_s == _wake(watched)
+    assert [CancelBatch(batch=21, slot=0)] == _steps(watched)
+
+
 def test_slow_models_have_many_times_what_nearly_all_of_their_batches_take(watched):
     """One outlier in two hundred does not count."""
     watched.model()
