@@ -49,7 +49,7 @@ def test_the_least_limit_holds_for_quick_models(watched):
 
 
 def test_who_stood_still_takes_no_batch_for_hanging(watched):
-    """Reports are read first, and a worker that was paused with the server has time to go on; one that hangs is found then."""
+    """Reports are read first, and a worker that was paused as well goes on; one that hangs is found then."""
     watched.model()
     watched.slots(0)
     _warm_up(watched, 20)
