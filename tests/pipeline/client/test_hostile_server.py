@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.client.test_session import Bench
+from tests.pipeline.client.bench import Bench
 from tests.pipeline.wire.strategies import BY_ROLE
 
 from shapestream.wire.codec import Role
