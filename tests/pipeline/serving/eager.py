@@ -63,9 +63,8 @@ class EagerScheduler:
             case events.RequestsArrived():
                 self.queue.extend(event.requests)
             case events.SlotsJoined():
-                for slot in event.slots:
-                    self.slots[slot.slot] = []
-                    self.joined.append(slot)
+                self.slots |= {joined.slot: [] for joined in event.slots}
+                self.joined.extend(event.slots)
             case events.SlotClosing():
                 self.closing.add(event.slot)
             case events.SlotLeft():

@@ -150,7 +150,9 @@ def test_no_address_beyond_loopback_without_keys(address: str) -> None:
 )
 def test_an_id_has_one_owner(claims: list[tuple[bytes, str | None]]) -> None:
     """Whatever the order: who came first keeps it, others never get it, and no two keys share what it is kept under."""
-    owners, first, kept = ClientOwners(), {}, {}
+    owners = ClientOwners()
+    first: dict[bytes, str | None] = {}
+    kept: dict[tuple[bytes, str | None], object] = {}
     for client, key in claims:
         owner = first.setdefault(client, key)
         under = owners.claim(client, key)

@@ -263,7 +263,7 @@ class Books(RuleBasedStateMachine):
                 assert sequence <= answered.highest
 
 
-class TestBooks(Books.TestCase):  # type: ignore[name-defined,misc]  # made by hypothesis
+class TestBooks(Books.TestCase):  # type: ignore[misc,valid-type] # made by hypothesis
     """Nothing that was answered is ever taken for new, and no bound is passed."""
 
     settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
