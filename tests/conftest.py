@@ -7,10 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from shapestream_engine import calibration_cache
 from shapestream_engine.probing.cache import ENVIRONMENT
 from shapestream_workers import model_trust
+
+# No test asserts a time, and Hypothesis' own limits are times: 200 ms per example, and a second for making ten of them.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,7 +22,7 @@ from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import Entry, Result
 from shapestream_workers import cli
 
-EVERY = 20
+EVERY = 10
 """Of so many results one is harmed."""
 HELD_BACK_S = 1.2
 """Longer than some deadlines and the ledger's slack, shorter than anybody's patience with the server."""
