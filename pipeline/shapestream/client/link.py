@@ -21,6 +21,8 @@ __all__ = ["Link", "LinkSettings", "LinkState"]
 
 # Silence that is found out so late was perhaps none. Also how long what came meanwhile has to be read.
 STALL_S = 0.5
+# A server that wants heartbeats more often gets no more of them: at 0 a client would do nothing else.
+MIN_HEARTBEAT_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ class Link:
     def welcomed(self, heartbeat_s: float) -> None:
         """`Welcome` has arrived."""
         self.state = LinkState.OPEN
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s = max(MIN_HEARTBEAT_S, heartbeat_s)
         self._act_at = math.inf
         self._attempts = 0
         self._hello_due = False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.pipeline.client.bench import SETTINGS, Bench, sequences
 
+from shapestream.client.link import MIN_HEARTBEAT_S
 from shapestream.client.tickets import (
     OpenTicket,
 )
@@ -12,6 +14,7 @@ from shapestream.wire.messages import (
     Heartbeat,
     Hello,
     OpenModel,
+    Welcome,
 )
 
 
@@ -113,3 +116,17 @@ def test_greets_first_and_sends_nothing_before_the_welcome() -> None:
     assert bench.sent() == []
     bench.welcome()
     assert bench.sent() == [OpenModel(name="m")]
+
+
+@pytest.mark.parametrize("heartbeat_ms", [0, 1])
+def test_a_server_that_wants_heartbeats_without_pause_gets_them_with_one(heartbeat_ms: int) -> None:
+    """Or the client would do nothing else: each turn would ask for the next one at once."""
+    bench = Bench()
+    bench.session.connected(bench.now)
+    bench.turn()
+    bench.receive(Welcome(epoch=b"a", window_requests=8, window_bytes=100, heartbeat_ms=heartbeat_ms))
+    bench.turn()
+    start = bench.now
+    beats = [bench.wait_until_due().entries for _ in range(20)]
+    assert [[Heartbeat()]] * 20 == beats
+    assert bench.now - start >= 20 * MIN_HEARTBEAT_S - 1e-9
