@@ -53,9 +53,10 @@ class Bench:
         self.caller = Caller()
 
     def turn(self, *, may_send: bool = True) -> Turn:
-        """One turn; the invariants hold after it."""
+        """One turn; the invariants hold after it, and nothing more is due at once, or a client would spin."""
         turn = self.session.turn(self.now, may_send=may_send)
         self.session.check_invariants()
+        assert self.session.next_wakeup() > self.now
         self.finished += turn.finished
         return turn
 

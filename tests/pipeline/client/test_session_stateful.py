@@ -65,6 +65,7 @@ class AnyServer(RuleBasedStateMachine):
     def turn(self) -> None:
         """What the core does."""
         turn = self.session.turn(self.now)
+        assert self.session.next_wakeup() > self.now, "more is due at once: a client would spin"
         for ticket in turn.finished:
             assert ticket in self.open, "handed back twice, or although it was withdrawn"
             assert ticket.outcome is not None
