@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import Any
 
 import trio
@@ -30,6 +31,9 @@ from shapestream.transport.interface import PeerSocket
 from shapestream.wire.limits import WORKER_LIMITS
 
 __all__ = ["Parts"]
+
+# Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
+MOST_SLOTS = 1024
 
 
 class Parts:
@@ -151,8 +155,9 @@ class Parts:
             "scheduler": repr(scheduler),
             "slots": {
                 slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
-                for slot in self.dispatcher.slots.values()
+                for slot in islice(self.dispatcher.slots.values(), MOST_SLOTS)
             },
+            "slots_in_all": len(self.dispatcher.slots),
             "peers_refused": self.ports.refused(),
             **self.counters.to_dict(),
         }
