@@ -1,7 +1,7 @@
 """What callers ask besides requests: for a model, for the counters, whether a server is there at all. Pure.
 
 Each is asked once per connection, however many wait for it, and its answer is for all of them. A new connection knows
-nothing of the old one's questions: `ask_again` repeats them.
+nothing of the old one's questions: `ask_again` repeats them. A model that nobody asked for is not listened to.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Inquiries:
 
     def model_opened(self, entry: ModelOpened) -> None:
         """Everybody who waits for this model gets it. What was checked against another signature of it fails."""
+        if not self._catalogue.is_asked(entry.name):
+            return
         handle, replaced = self._catalogue.opened(entry)
         if replaced is not None:
             self._ledger.fail_requests_of(replaced, lambda: Unavailable(CHANGED))
@@ -67,6 +69,8 @@ class Inquiries:
 
     def model_refused(self, entry: ModelRefused) -> None:
         """Everybody who waits for this model learns why there is none, and so do the requests of one that was."""
+        if not self._catalogue.is_asked(entry.name):
+            return
         handle = self._catalogue.refused(entry.name)
         if handle is not None:
             self._ledger.fail_requests_of(handle, lambda: error_from_code(entry.code, entry.message))

@@ -134,3 +134,18 @@ def test_no_question_is_out_twice_and_everybody_is_answered(steps: list[str]) ->
     for ticket in desk.asked:
         if isinstance(ticket, OpenTicket) and isinstance(ticket.outcome, ModelHandle):
             assert ticket.name == ticket.outcome.name
+
+
+def test_what_nobody_asked_is_not_listened_to() -> None:
+    """Or a server could fill this client's memory with models, and void those that are open."""
+    bench = Bench()
+    model = bench.open()
+    for number in range(3):
+        bench.receive(ModelOpened(name=f"other {number}", number=number, signature=SIGNATURE))
+    bench.receive(
+        ModelOpened(name="m", number=8, signature={}), ModelRefused(name="m", code="invalid", message="")
+    )
+    assert (7, False) == (model.number, model.stale)
+    assert [
+        "m"
+    ] == bench.session._inquiries._catalogue.names()  # the bound is the point, hence the look inside
