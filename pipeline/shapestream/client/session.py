@@ -184,6 +184,7 @@ class Session:
                 self._ledger.window_requests = entry.window_requests
                 self._ledger.window_bytes = entry.window_bytes
                 self._ledger.largest_bytes = max(self._ledger.largest_bytes, entry.window_bytes)
+                self._control.append(entry)
             case Statistics():
                 self._inquiries.statistics(entry)
             case Goodbye():

@@ -29,6 +29,7 @@ from shapestream.wire.codec import BadEntry, Role, decode
 from shapestream.wire.messages import (
     Cancel,
     Clock,
+    Credit,
     Entry,
     Goodbye,
     Heartbeat,
@@ -280,6 +281,8 @@ class Ingress:
             case Goodbye():
                 self._reception.leave(session, now)
                 return None
+            case Credit():
+                self._reception.credit_heard(session, entry)
             case Heartbeat():
                 pass
             case _:

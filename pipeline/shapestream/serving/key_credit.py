@@ -8,6 +8,9 @@ session while there are few, less when there are more. Where no key is asked for
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from operator import add, sub
 from typing import TYPE_CHECKING
 
 from shapestream.wire.messages import Credit
@@ -17,19 +20,40 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyCredit"]
 
-RESERVE = 8
-"""One part in so many is given to nobody: what a client had sent when it was told to send less must find room, too."""
+CONFIRM_WITHIN_S = 10.0
+"""A client that has not repeated its smaller credit for so long is taken to have heard it: it may be one that never does."""
+
+NOTHING = Credit(window_requests=0, window_bytes=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Former:
+    """What a session may still believe that it has."""
+
+    credit: Credit
+    since: float
 
 
 class KeyCredit:
     """One key's: what its sessions have unanswered, and what each was told that it may have.
 
     Parts are equal, and halved with each doubling of the sessions, so that a new one seldom changes the others'. They
-    shrink at once, when a session joins, and grow only in `grow`, which is called now and then: or a key could make
-    the server send many messages for each session that it opens and ends.
+    shrink at once, when a session joins; what was taken is given to new sessions when its client has repeated the smaller
+    credit, so what was on its way has room. They grow only in `grow`, which is called now and then: or a key could
+    make the server send many messages for each session that it opens and ends.
     """
 
-    __slots__ = ("_pool", "_told", "_window", "held_bytes", "max_bytes", "max_requests", "number", "requests")
+    __slots__ = (
+        "_former",
+        "_new",
+        "_told",
+        "_window",
+        "held_bytes",
+        "max_bytes",
+        "max_requests",
+        "number",
+        "requests",
+    )
 
     def __init__(self, number: int, window: Credit, windows: int) -> None:
         """`window`: what one session may have. `windows`: how many of these all sessions of the key may have together."""
@@ -42,11 +66,12 @@ class KeyCredit:
         self.max_requests = windows * window.window_requests
         self.max_bytes = windows * window.window_bytes
         self._window = window
-        self._pool = Credit(
-            window_requests=max(window.window_requests, self.max_requests - self.max_requests // RESERVE),
-            window_bytes=max(window.window_bytes, self.max_bytes - self.max_bytes // RESERVE),
-        )
         self._told: dict[Session, Credit] = {}
+        """Of those with a connection."""
+        self._former: dict[Session, _Former] = {}
+        """Of those that were told less and have not repeated it."""
+        self._new: dict[Session, None] = {}
+        """Those that have not had their whole part yet."""
 
     def __repr__(self) -> str:
         return f"<credit of {len(self._told)} sessions: {self.requests} requests, {self.held_bytes} bytes>"
@@ -73,69 +98,84 @@ class KeyCredit:
         """What this session may have unanswered, as it was told."""
         return self._told[session]
 
-    def join(self, session: Session) -> dict[Session, Credit]:
-        """A new session gets its part, as far as the others leave it. Returns what those others must be told."""
+    def join(self, session: Session, now: float) -> dict[Session, Credit]:
+        """A session gets its part, as far as the others leave it. Returns what those others must be told.
+
+        One that has joined before, and not left since, keeps what it has.
+        """
+        if session in self._told:
+            return {}
         part = self._part(len(self._told) + 1)
-        smaller = {other: _least(had, part) for other, had in self._told.items() if _least(had, part) != had}
+        smaller = {}
+        for other, had in self._told.items():
+            less = _each(min, had, part)
+            if less != had:
+                smaller[other] = less
+                former = self._former.get(other)
+                most = had if former is None else _each(max, had, former.credit)
+                self._former[other] = _Former(credit=most, since=now)
         self._told |= smaller
-        self._told[session] = _least(part, self._free())
+        self._told[session] = NOTHING
+        self._new[session] = None
+        self._give([session])
         return smaller
 
     def leave(self, session: Session) -> None:
-        """It is over; its part goes to the others at the next `grow`."""
+        """It is over, or has no connection; its part goes to the others at the next `grow`."""
         self._told.pop(session, None)
+        self._former.pop(session, None)
+        self._new.pop(session, None)
 
-    def grow(self) -> dict[Session, Credit]:
-        """Gives those that have less than their part what is free by now. Returns what they must be told."""
-        part = self._part(len(self._told))
-        if all(had == part for had in self._told.values()):
+    def confirm(self, session: Session, credit: Credit) -> dict[Session, Credit]:
+        """A client repeats what it was told: it keeps to that from now on. Returns what new sessions must be told."""
+        if self._told.get(session) != credit or self._former.pop(session, None) is None:
             return {}
-        free = self._free()
-        larger = {}
-        for session, had in self._told.items():
-            more = _least(_minus(part, had), free)
-            free = _minus(free, more)
-            if more.window_requests or more.window_bytes:
-                larger[session] = _plus(had, more)
-        self._told |= larger
-        return larger
+        return self._give(self._new)
+
+    def grow(self, now: float) -> dict[Session, Credit]:
+        """Gives those that have less than their part what is free by now. Returns what they must be told."""
+        for session in [other for other, was in self._former.items() if now - was.since > CONFIRM_WITHIN_S]:
+            del self._former[session]
+        part = self._part(len(self._told))
+        return self._give([session for session, had in self._told.items() if had != part])
+
+    def _give(self, sessions: Collection[Session]) -> dict[Session, Credit]:
+        """Gives these what they lack, as far as it is free."""
+        if not sessions:
+            return {}
+        part, free, given = self._part(len(self._told)), self._free(), {}
+        for session in list(sessions):
+            has = Credit(window_requests=len(session.running), window_bytes=session.held_bytes)
+            base = _each(max, self._told[session], _each(min, has, part))
+            more = _each(min, _each(sub, part, base), free)
+            free = _each(sub, free, more)
+            new = _each(add, base, more)
+            if new != self._told[session]:
+                self._told[session] = given[session] = new
+            if new == part:
+                self._new.pop(session, None)
+        return given
 
     def _part(self, sessions: int) -> Credit:
         """The part of each of so many sessions."""
         halvings = max(0, sessions - 1).bit_length()
-        part = Credit(
-            window_requests=self._pool.window_requests >> halvings,
-            window_bytes=self._pool.window_bytes >> halvings,
-        )
-        return _least(part, self._window)
+        part = Credit(window_requests=self.max_requests >> halvings, window_bytes=self.max_bytes >> halvings)
+        return _each(min, part, self._window)
 
     def _free(self) -> Credit:
-        """What no session has, nor was told that it may have."""
-        told = self._told.items()
-        requests = sum([max(len(session.running), had.window_requests) for session, had in told])
-        nbytes = sum([max(session.held_bytes, had.window_bytes) for session, had in told])
-        return Credit(
-            window_requests=max(0, self._pool.window_requests - requests),
-            window_bytes=max(0, self._pool.window_bytes - nbytes),
-        )
+        """What no session has, nor may believe that it may have."""
+        requests, nbytes = self.max_requests - self.requests, self.max_bytes - self.held_bytes
+        for session, may in self._told.items():
+            if session in self._former:
+                may = _each(max, may, self._former[session].credit)
+            requests -= max(0, may.window_requests - len(session.running))
+            nbytes -= max(0, may.window_bytes - session.held_bytes)
+        return Credit(window_requests=max(0, requests), window_bytes=max(0, nbytes))
 
 
-def _least(one: Credit, other: Credit) -> Credit:
+def _each(rule: Callable[[int, int], int], one: Credit, other: Credit) -> Credit:
+    """By the same rule for requests and for bytes."""
     return Credit(
-        window_requests=min(one.window_requests, other.window_requests),
-        window_bytes=min(one.window_bytes, other.window_bytes),
-    )
-
-
-def _plus(one: Credit, other: Credit) -> Credit:
-    return Credit(
-        window_requests=one.window_requests + other.window_requests,
-        window_bytes=one.window_bytes + other.window_bytes,
-    )
-
-
-def _minus(one: Credit, other: Credit) -> Credit:
-    return Credit(
-        window_requests=one.window_requests - other.window_requests,
-        window_bytes=one.window_bytes - other.window_bytes,
+        window_requests=rule(one.window_requests, other.window_requests),
+        window_bytes=rule(one.window_bytes, other.window_bytes),
     )

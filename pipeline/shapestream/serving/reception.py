@@ -81,8 +81,6 @@ class Reception:
             if known is None:
                 self.turn_away(peer, f"more than {self._options.max_sessions} sessions", now)
                 return None
-            if known.key_credit is not None:
-                self._give(known.key_credit.join(known).items())
             known_by = {} if key is None else {"key": key}
             self._tell("client joined", known, now, software=hello.software, **known_by)
         elif known.peer != peer:
@@ -90,9 +88,11 @@ class Reception:
             self._tell("client moved to a new connection", known, now)
         known.heard_at = now
         self._outgoing.say(known, self._welcome)
-        if known.key_credit is not None and (told := known.key_credit.told(known)) != self._window:
-            # The welcome says how large one request may be, this how much may be sent.
-            self._outgoing.say(known, told)
+        if known.key_credit is not None:
+            self._give(known.key_credit.join(known, now).items())
+            if (told := known.key_credit.told(known)) != self._window:
+                # The welcome says how large one request may be, this how much may be sent.
+                self._outgoing.say(known, told)
         return known
 
     def open_model(self, session: Session, name: str) -> None:
@@ -171,12 +171,17 @@ class Reception:
     def beat(self, now: float) -> None:
         """Once per heartbeat interval: ends silent sessions, and tells the others that this loop is alive."""
         self._kept.expire(now)
-        self._give(self.sessions.grown())
+        self._give(self.sessions.grow(now))
         for session in self.sessions:
             if now - session.heard_at > self._options.client_silence_s:
                 self.end(session, "silent", now)
             else:
                 self._outgoing.keep_alive(session)
+
+    def credit_heard(self, session: Session, credit: Credit) -> None:
+        """A client keeps to what it was told: what it lets go of may be another's."""
+        if session.key_credit is not None:
+            self._give(session.key_credit.confirm(session, credit).items())
 
     def _give(self, told: Iterable[tuple[Session, Credit]]) -> None:
         for session, credit in told:

@@ -140,7 +140,7 @@ class Sessions:
     ) -> Session | None:
         """A new session; None when there are too many, which the caller must say to the peer.
 
-        One with a key gets its credit from `key_credit.join`, which is the caller's, too: others may have to be told.
+        One with a key gets its credit from `key_credit.join`, which is for the caller to do: others may have to be told.
         """
         if self.full:
             return None
@@ -167,18 +167,18 @@ class Sessions:
         if session.peer is not None:
             self.by_peer.pop(session.peer, None)
             session.peer = None
+            if session.key_credit is not None:
+                session.key_credit.leave(session)
         session.outgoing.clear()
 
-    def grown(self) -> Iterator[tuple[Session, Credit]]:
+    def grow(self, now: float) -> Iterator[tuple[Session, Credit]]:
         """What sessions must be told because others of their key need less, or are over."""
         for credit in self._keys.values():
-            yield from credit.grow().items()
+            yield from credit.grow(now).items()
 
     def close(self, session: Session) -> None:
         """Forgets the session; what is said to it from now on goes nowhere."""
         self.detach(session)
-        if session.key_credit is not None:
-            session.key_credit.leave(session)
         if self._by_client.pop(session.client, None) is not None:
             self._kept.left(session.client)
 

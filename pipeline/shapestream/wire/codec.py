@@ -64,7 +64,17 @@ class Role(Enum):
 
 
 _ACCEPTED: dict[Role, tuple[type[Any], ...]] = {
-    Role.SERVER_OF_CLIENTS: (Heartbeat, Goodbye, Clock, Hello, OpenModel, Request, Cancel, StatisticsRequest),
+    Role.SERVER_OF_CLIENTS: (
+        Heartbeat,
+        Goodbye,
+        Clock,
+        Hello,
+        OpenModel,
+        Request,
+        Cancel,
+        StatisticsRequest,
+        Credit,
+    ),
     Role.CLIENT: (
         Heartbeat,
         Goodbye,

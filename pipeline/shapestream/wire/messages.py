@@ -184,7 +184,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """Replaces the window of `Welcome`."""
+    """Replaces the window of `Welcome`. A client repeats it, and keeps to it from then on."""
 
     KIND: ClassVar[int] = 26
     window_requests: int

@@ -110,9 +110,23 @@ def test_no_window_at_all_holds_requests_until_there_is_one() -> None:
     model = bench.open()
     bench.receive(Credit(window_requests=0, window_bytes=0))
     bench.submit(model)
-    assert bench.sent() == []
+    assert sequences(bench.sent()) == []
     bench.receive(Credit(window_requests=1, window_bytes=1 << 20))
     assert sequences(bench.sent()) == [1]
+
+
+def test_credit_is_repeated_ahead_of_what_it_lets_out() -> None:
+    """The server learns from when on the client keeps to it."""
+    bench = Bench()
+    model = bench.open(requests=1)
+    for _ in range(2):
+        bench.submit(model)
+    bench.sent()
+    credit = Credit(window_requests=2, window_bytes=1 << 20)
+    bench.receive(credit)
+    told, *rest = bench.sent()
+    assert told == credit
+    assert sequences(rest) == [2]
 
 
 def test_a_request_that_can_never_fit_the_window_fails_and_holds_up_nobody() -> None:

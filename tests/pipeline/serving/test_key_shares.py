@@ -62,11 +62,13 @@ async def refused(peer: RawPeer, requests: int, first: int = 0) -> int:
 
 
 async def parts(peers: list[RawPeer], window: int) -> list[int]:
-    """How many requests each may have unanswered, as it was told last; `window` is what the welcome said."""
-    for peer in peers:
+    """How many requests each may have unanswered, as it was told by now; `window` is what the welcome said."""
+    told = [window] * len(peers)
+    for number, peer in enumerate(peers):
         await peer.statistics()
-    told = [[entry.window_requests for entry in peer.heard if isinstance(entry, Credit)] for peer in peers]
-    return [windows[-1] if windows else window for windows in told]
+        while peer.has_heard(Credit):
+            told[number] = (await peer.hear(Credit)).window_requests
+    return told
 
 
 @pytest.mark.parametrize("n", [4, 16])
@@ -98,15 +100,16 @@ async def test_one_session_of_a_key_is_told_nothing_new() -> None:
 
 @real_time
 async def test_sessions_of_a_key_are_told_their_parts() -> None:
-    """As they come, and again when one has gone; another key's are told nothing."""
+    """As they come, and the others have repeated theirs; and again when one has gone. Another key's are told nothing."""
     async with serving(ScriptedSlots(), window_requests=16, heartbeat_s=0.1) as place:
         alice = await sessions(place, ALICE, 1)
         bob = await sessions(place, BOB, 3)
-        assert [7, 7, 7] == await parts(bob, 16)
-        for peer in bob:
-            peer.heard.clear()
+        assert [8, 8, 0] == await parts(bob, 16)
+        for peer in bob[:2]:
+            peer.say(Credit(window_requests=8, window_bytes=256 << 20))
+        assert 8 == (await bob[2].hear(Credit)).window_requests
         bob.pop().say(Goodbye())
-        assert [14, 14] == [(await peer.hear(Credit)).window_requests for peer in bob]
+        assert [16, 16] == [(await peer.hear(Credit)).window_requests for peer in bob]
         assert [16] == await parts(alice, 16)
 
 
@@ -117,7 +120,7 @@ async def test_a_session_that_greets_again_is_told_its_part_again() -> None:
         bob = await sessions(place, BOB, 3)
         bob[0].heard.clear()
         await bob[0].open_session(client_id(BOB, 0))
-        assert [7] == await parts(bob[:1], 16)
+        assert [8] == await parts(bob[:1], 16)
 
 
 @real_time

@@ -97,6 +97,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
         requests,
         st.builds(Cancel, sequence=integers),
         st.builds(StatisticsRequest),
+        st.builds(Credit, window_requests=integers, window_bytes=integers),
     ],
     Role.CLIENT: [
         st.builds(Heartbeat),
