@@ -61,11 +61,11 @@ def ran(costs: CostModel, sizes: tuple[int, ...], factor: float, times: int, slo
         costs.observe(slot, "m", sizes, factor * seconds_of(*sizes))
 
 
-def predictions(costs: CostModel) -> list[float]:
-    """Of all `SIZES`, by all that was observed: what was held back until it is 5 % is published."""
+def predictions(costs: CostModel, *asked: tuple[int, ...]) -> list[float]:
+    """Of these sizes, else of all `SIZES`, by all that was observed: what is held back until it is 5 % is published."""
     (kind,) = costs._models["m"].kinds.values()
     kind.base._publish()
-    return [costs.batch_s("m", sizes) or 0.0 for sizes in SIZES]
+    return [costs.batch_s("m", sizes) or 0.0 for sizes in asked or SIZES]
 
 
 @given(
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_unlearned_as_quickly_as_by_who_learned_it(factor, size
 
     def until_right(costs: CostModel) -> int:
         count = 0
-        while abs(log((costs.batch_s("m", sizes, 0) or 0.0) / seconds_of(*sizes))) > log(1.1):
+        while abs(log(predictions(costs, sizes)[0] / seconds_of(*sizes))) > log(1.1):
             ran(costs, sizes, 1.0, 1)
             count += 1
         return count
@@ -99,7 +99,7 @@ def test_what_is_wrong_is_unlearned_as_quickly_as_by_who_learned_it(factor, size
     again = started(stayed.learned(1.0))
     batches = until_right(stayed)
     assert until_right(again) <= batches + 1
-    assert batches < 60
+    assert batches < 60  # where it is off by up to seven times
 
 
 def test_corrections_belong_to_the_table_that_they_correct():
