@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from tests.pipeline.serving.batches import batch_of
 
 from shapestream.client.inputs import InputEncoder
 from shapestream.errors import InvalidRequest, ModelError
-from shapestream.serving.batches import Batch
 from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
@@ -140,22 +140,11 @@ def test_slots_that_end_start_nothing_new() -> None:
     go_on = threading.Event()
     model = compiled(lambda x: x if go_on.wait(10) else None)
     tensors, _ = InputEncoder(model.signature).encode({"x": [[1.0]]})
-    shape = model.signature.resolve(tensors.layout)
     reports: list[Any] = []
 
     async def main() -> None:
         executor = LocalExecutor({"double": model}, 1, reports.extend)
-        executor.start_nowait(
-            Batch(
-                batch=1,
-                slot=0,
-                model="double",
-                sizes=shape.sizes,
-                members=(tensors,),
-                shapes=(shape,),
-                start_before=None,
-            )
-        )
+        executor.start_nowait(batch_of(model.signature, tensors))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(executor.aclose)
             await trio.testing.wait_all_tasks_blocked()

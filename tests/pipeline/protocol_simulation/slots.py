@@ -16,6 +16,7 @@ import trio
 from tests.pipeline.protocol_simulation.agenda import Agenda
 from tests.pipeline.protocol_simulation.journal import Journal, Run
 from tests.pipeline.protocol_simulation.plan import Kind
+from tests.pipeline.serving.batches import report_of
 
 from shapestream.serving.batches import Batch, BatchReport, Reports, SlotSource
 from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
@@ -130,7 +131,7 @@ class SimulatedSlots(SlotSource):
             for held in waiting:
                 if held.batch == batch:
                     waiting.remove(held)
-                    self._say(_report(held, code=code, message="taken back before it began"))
+                    self._say(report_of(held, code=code, message="taken back before it began"))
                     return True
         return False
 
@@ -184,9 +185,9 @@ class SimulatedSlots(SlotSource):
                     for member, run in zip(begun.batch.members, begun.runs, strict=True)
                 ]
             )
-            self._say(_report(begun.batch, outputs=outputs, run_s=took_s, busy_s=took_s))
+            self._say(report_of(begun.batch, outputs=outputs, run_s=took_s, busy_s=took_s))
         else:
-            self._say(_report(begun.batch, busy_s=took_s, code=code, message=f"simulated: {code}"))
+            self._say(report_of(begun.batch, busy_s=took_s, code=code, message=f"simulated: {code}"))
         self._begin(slot)
 
     def _say(self, report: BatchReport) -> None:
@@ -197,15 +198,3 @@ class SimulatedSlots(SlotSource):
 def _answered(member: Tensors) -> Tensors:
     element_type, shape, buffer = from_array(answer_of(_array(member)))
     return Tensors(layout=((0, element_type, shape),), buffers=(buffer,))
-
-
-def _report(batch: Batch, **fields: Any) -> BatchReport:
-    values: dict[str, Any] = {
-        "outputs": None,
-        "run_s": 0.0,
-        "busy_s": 0.0,
-        "code": None,
-        "message": "",
-        **fields,
-    }
-    return BatchReport(batch=batch.batch, reallocations=0, preparations=0, **values)

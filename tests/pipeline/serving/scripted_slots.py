@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import trio
+from tests.pipeline.serving.batches import report_of
 from tests.pipeline.serving.echo_model import SIGNATURE, echoed
 
 from shapestream.serving.batches import Batch, BatchReport, Reports, SlotSource
@@ -74,24 +74,12 @@ class ScriptedSlots(SlotSource):
     ) -> BatchReport:
         """The report of that, for several in one turn."""
         given = tuple(echoed(member) for member in batch.members) if outputs is None else tuple(outputs)
-        return _report(batch, **{"outputs": given, "run_s": 0.001, "busy_s": 0.002, **times})
+        return report_of(batch, **{"outputs": given, "run_s": 0.001, "busy_s": 0.002, **times})
 
     def fail(self, batch: Batch, code: str = "model_error", message: str = "no") -> None:
         """The batch failed."""
-        self.report(_report(batch, code=code, message=message))
+        self.report(report_of(batch, code=code, message=message))
 
     def report(self, *reports: BatchReport) -> None:
         """Hands reports to the server, as a slot's thread would."""
         self._report(reports)
-
-
-def _report(batch: Batch, **fields: Any) -> BatchReport:
-    values: dict[str, Any] = {
-        "outputs": None,
-        "run_s": 0.0,
-        "busy_s": 0.0,
-        "code": None,
-        "message": "",
-        **fields,
-    }
-    return BatchReport(batch=batch.batch, **{"reallocations": 0, "preparations": 0, **values})

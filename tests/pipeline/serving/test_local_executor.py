@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from tests.pipeline.serving.batches import batch_of
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
 from shapestream.serving.batches import Batch, BatchReport
@@ -42,21 +43,15 @@ def doubling(before: Callable[[], object] = lambda: None) -> CompiledModel:
     )
 
 
-def batch_of(
-    model: CompiledModel, number: int, slot: int, *values: int, within_s: float | None = None
+def doubled_batch(
+    model: CompiledModel, number: int, *values: int, slot: int = 0, within_s: float | None = None
 ) -> Batch:
-    """A batch of one request per value, of which the first has a deadline."""
-    layout = ((0, "i64", (1,)),)
-    members = tuple(Tensors(layout=layout, buffers=(np.int64(value).tobytes(),)) for value in values)
+    """A batch of one request per value, of which the first may have a deadline."""
+    members = [Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),)) for value in values]
     start_before = None if within_s is None else (trio.current_time() + within_s, *[None] * (len(values) - 1))
-    return Batch(
-        batch=number,
-        slot=slot,
-        model="double",
-        sizes=(len(values),),
-        members=members,
-        shapes=tuple(model.signature.resolve(layout) for _ in values),
-        start_before=start_before,
+    sizes = (len(values),)
+    return batch_of(
+        model.signature, *members, batch=number, slot=slot, sizes=sizes, start_before=start_before
     )
 
 
@@ -71,7 +66,7 @@ class Bench:
 
     def start(self, number: int, *values: int, slot: int = 0, within_s: float | None = None) -> None:
         """One batch."""
-        self.executor.start_nowait(batch_of(self._model, number, slot, *values, within_s=within_s))
+        self.executor.start_nowait(doubled_batch(self._model, number, *values, slot=slot, within_s=within_s))
 
     def _take(self, reports: Sequence[BatchReport]) -> None:
         for report in reports:
@@ -228,5 +223,5 @@ def test_a_report_after_the_event_loop_has_ended_is_dropped() -> None:
 
     trio.run(main)
     assert executor is not None
-    executor.start_nowait(batch_of(model, 1, 0, 1))
+    executor.start_nowait(doubled_batch(model, 1, 1))
     executor.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from tests.pipeline.serving.batches import batch_of
 from tests.pipeline.serving.harness import SIGNATURE, echo_tensors
 
-from shapestream.serving.batches import Batch
 from shapestream.serving.links import Link
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import Clock, Entry, Execute
@@ -34,18 +34,8 @@ def test_a_deadline_is_the_same_however_long_this_process_stands_still_between_t
     executor = RemoteExecutor(
         b"peer", "w-1", 42, 1, models, outgoing, 0.0, clock=lambda: 10.0 + 0.4 * next(looks)
     )
-    tensors = echo_tensors(1)
-    shape = SIGNATURE.resolve(tensors.layout)
     executor.start_nowait(
-        Batch(
-            batch=1,
-            slot=0,
-            model="echo",
-            sizes=shape.sizes,
-            members=(tensors, tensors),
-            shapes=(shape, shape),
-            start_before=(10.5, None),
-        )
+        batch_of(SIGNATURE, echo_tensors(), echo_tensors(), sizes=(2, 4), start_before=(10.5, None))
     )
     clock, execute = said.entries
     assert isinstance(clock, Clock)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.pipeline.serving.batches import batch_of
 
-from shapestream.serving.batches import Batch
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream_engine.layout import Layout, Tensors
 from shapestream_engine.rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
@@ -40,17 +40,8 @@ GOOD = {
 
 def check(shapes: dict[str, tuple[int, ...]]) -> None:
     """Checks the report of a batch of one request, whose outputs have these shapes."""
-    shape = SIGNATURE.resolve(((0, "f32", (2, 7)),))
     request = Tensors(layout=((0, "f32", (2, 7)),), buffers=(bytes(56),))
-    batch = Batch(
-        batch=1,
-        slot=0,
-        model="detector",
-        sizes=(2, 9),
-        members=(request,),
-        shapes=(shape,),
-        start_before=None,
-    )
+    batch = batch_of(SIGNATURE, request, sizes=(2, 9))
     layout: Layout = tuple(
         (number, port.element_type, shapes[port.name]) for number, port in enumerate(SIGNATURE.outputs)
     )
