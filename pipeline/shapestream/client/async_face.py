@@ -11,7 +11,7 @@ from shapestream.client.models import OpenedModel, OpenModels
 from shapestream.client.outcomes import answer_of, counters_of, handle_of
 from shapestream.client.results import Result
 from shapestream.client.streaming import OnError, StreamOptions
-from shapestream.client.terms import checked_priority, deadline_at
+from shapestream.client.terms import checked_name, checked_priority, deadline_at
 from shapestream.client.tickets import OpenTicket, Owner, Question, StatisticsTicket
 from shapestream_engine.signature import ModelSignature
 
@@ -102,7 +102,9 @@ class AsyncClient(ABC, Generic[AnyStream]):
 
     async def _open(self, name: str, due: float | None) -> OpenedModel:
         call = self._call(self._core)
-        return self._models.add(handle_of(await call.ask(OpenTicket(call, deadline=due, name=name))))
+        return self._models.add(
+            handle_of(await call.ask(OpenTicket(call, deadline=due, name=checked_name(name))))
+        )
 
     @abstractmethod
     def _stream(

@@ -23,7 +23,7 @@ from shapestream.client.outcomes import answer_of, check, counters_of, handle_of
 from shapestream.client.producing import ThreadPermits, start_pulling
 from shapestream.client.results import Result
 from shapestream.client.streaming import Item, Nothing, OnError, StreamOptions, StreamState
-from shapestream.client.terms import checked_priority, deadline_at
+from shapestream.client.terms import checked_name, checked_priority, deadline_at
 from shapestream.client.tickets import (
     AnyTicket,
     OpenTicket,
@@ -148,7 +148,7 @@ class Client:
 
     def _open(self, name: str, due: float | None) -> OpenedModel:
         call = _Call(self._core)
-        return self._models.add(handle_of(call.ask(OpenTicket(call, deadline=due, name=name))))
+        return self._models.add(handle_of(call.ask(OpenTicket(call, deadline=due, name=checked_name(name)))))
 
 
 class _Call:

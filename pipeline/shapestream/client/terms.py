@@ -1,4 +1,4 @@
-"""What a caller asks of a request besides its result: a deadline and a priority, checked before anybody relies on them.
+"""What a caller asks of a request besides its result: model, deadline and priority, checked before anybody relies on them.
 
 A deadline is given as seconds from the call, and is a point in time from there on, by the core's clock: seconds that
 are left would begin anew with every look at a clock, and a process that stood still in between would forget it.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["checked_deadline", "checked_priority", "deadline_at"]
+__all__ = ["checked_deadline", "checked_name", "checked_priority", "deadline_at"]
 
 MAX_PRIORITY = 2**31 - 1
 """What the protocol takes (docs/protocol.md, `Request`)."""
+MAX_NAME_CHARACTERS = 512
+"""The same of a name (docs/protocol.md, Limits)."""
 NEVER_S = 1e9
 """Thirty years: who gives as much sets no deadline."""
 
@@ -48,6 +50,19 @@ def checked_priority(priority: int) -> int:
             f"a priority is an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {priority}"
         )
     return priority
+
+
+def checked_name(model: str) -> str:
+    """The model's name as it can be sent; raises TypeError and ValueError: nobody could answer for another."""
+    if not isinstance(model, str):
+        raise TypeError(f"a model's name is a string, not {model!r}")
+    if len(model) > MAX_NAME_CHARACTERS:
+        raise ValueError(f"a model's name has at most {MAX_NAME_CHARACTERS} characters, not {len(model)}")
+    try:
+        model.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a model's name is text that UTF-8 can write, not {model!r}") from None
+    return model
 
 
 _DEADLINE = "a deadline is a number of seconds from now, or None for no deadline"

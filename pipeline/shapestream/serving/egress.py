@@ -105,7 +105,7 @@ def _failure(sequence: int, code: str, message: str, retry_after_s: float | None
     return Failure(
         sequence=sequence,
         code=error.code,
-        message=message.encode(errors="replace").decode(),  # an engine's words may hold any surrogate
+        message=message,
         retryable=error.retryable,
         retry_after_ms=None if retry_after_s is None else max(1, round(retry_after_s * 1000)),
     )

@@ -155,13 +155,13 @@ def _fields_writer(kind: Any, *fields: str) -> Writer:
 
 
 def _write_words(kind: Any, *fields: str) -> Writer:
-    """For kinds with a `message` for humans, which an engine may have made long."""
+    """For kinds with a `message` for humans, which an engine may have made long, or of what is no text (any surrogate)."""
     values = attrgetter(*fields)
     at = fields.index("message")
 
     def write(entry: Any, frames: list[Buffer]) -> bytes:
         row = list(values(entry))
-        row[at] = row[at][:MAX_MESSAGE_CHARACTERS]
+        row[at] = row[at][:MAX_MESSAGE_CHARACTERS].encode(errors="replace").decode()
         return _pack((kind.KIND, 0, *row))
 
     return write

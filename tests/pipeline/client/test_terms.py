@@ -93,6 +93,22 @@ def test_a_call_with_impossible_terms_fails_alone(face: Any, terms: dict[str, An
     face.run(scenario)
 
 
+@pytest.mark.parametrize("name", ["x" * 513, "\ud800", b"identity", 7], ids=repr)
+def test_a_call_with_an_impossible_name_fails_alone(face: Any, name: Any) -> None:
+    """In each face, single or as a stream: the server could not answer, or nobody write it down."""
+
+    async def scenario(face: Any) -> None:
+        async with face.connect() as client:
+            with pytest.raises((TypeError, ValueError), match="a model's name"):
+                await client.infer(name, ROW)
+            with pytest.raises((TypeError, ValueError), match="a model's name"):
+                async with client.stream(name, [ROW]) as results:
+                    [result async for result in results]
+            assert (await client.infer("identity", ROW)).ok
+
+    face.run(scenario)
+
+
 class SlowInputs(dict[str, Any]):
     """Inputs that take five seconds to be read: somebody stops the process there."""
 

@@ -164,6 +164,14 @@ def test_long_words_of_an_engine_are_cut() -> None:
     assert "w" * 8192 == entry.message
 
 
+def test_words_of_an_engine_that_are_no_text_arrive_as_question_marks() -> None:
+    """A file name that is not UTF-8, say: the codec must not fail where somebody tells of a failure."""
+    failures: list[Entry] = [BatchFailed(batch=1, code="model_error", message="no file caf\udce9.bin")]
+    (entry,) = decode(encode(failures), role=Role.SERVER_OF_WORKERS).entries
+    assert isinstance(entry, BatchFailed)
+    assert "no file caf?.bin" == entry.message
+
+
 def test_sixteen_entries_and_more_have_a_longer_array_header() -> None:
     """The count of entries is written in msgpack's shortest form on both sides of each border."""
     for count in (0, 1, 15, 16, 255, 256):
