@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.scheduling.conftest import Stage
+from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.division import water_level
 from shapestream.scheduling.events import ModelProfile

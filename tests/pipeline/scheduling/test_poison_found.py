@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.pipeline.scheduling.conftest import Stage, table
+from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.actions import CancelBatch, RecallBatch, StartBatch
 from shapestream.scheduling.events import (

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.scheduling.conftest import Stage
+from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.actions import StartBatch
 
