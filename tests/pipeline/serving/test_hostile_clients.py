@@ -12,6 +12,7 @@ from tests.pipeline.serving.real_sockets import dialled
 
 from shapestream.wire.messages import (
     Cancel,
+    Credit,
     Failure,
     Goodbye,
     Heartbeat,
@@ -113,6 +114,19 @@ async def test_credit_that_is_overdrawn_is_refused(excess: int, server: Hostile)
             assert ("overloaded", True) == (failure.code, failure.retryable)
         await greedy.hear_each(Result, WINDOW_REQUESTS)
         await watch.done("failures.overloaded", excess)
+
+
+@real_time
+async def test_credit_for_itself_is_none(server: Hostile) -> None:
+    """A client may repeat what it was told. More it cannot give itself, nor does less that it was not told bind it."""
+    async with watched(server) as watch, client(server.ipc) as greedy:
+        greedy.say(
+            Credit(window_requests=2**62, window_bytes=2**62), Credit(window_requests=0, window_bytes=0)
+        )
+        greedy.connection.send_nowait(message(*[entry(sequence=n) for n in range(WINDOW_REQUESTS + 1)]))
+        assert (WINDOW_REQUESTS, "overloaded", True) == verdict(await greedy.hear(Failure))
+        await greedy.hear_each(Result, WINDOW_REQUESTS)
+        await watch.done("failures.overloaded")
 
 
 @real_time
