@@ -8,22 +8,8 @@ from typing import Any
 
 from shapestream.client.link import LinkSettings
 from shapestream.client.session import Session, Turn
-from shapestream.client.tickets import (
-    AnyTicket,
-    ModelHandle,
-    OpenTicket,
-    RequestTicket,
-)
-from shapestream.wire.messages import (
-    Clock,
-    Entry,
-    Failure,
-    ModelOpened,
-    Request,
-    Result,
-    Timings,
-    Welcome,
-)
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
+from shapestream.wire.messages import Clock, Entry, Failure, ModelOpened, Request, Result, Timings, Welcome
 from shapestream_engine.layout import Tensors
 
 TENSORS = Tensors(layout=((0, "f32", (1, 4)),), buffers=(bytes(16),))

@@ -5,27 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.client.bench import SIGNATURE, TENSORS, Bench, Caller, refusal, result, sequences
 
-from shapestream.client.tickets import (
-    ModelHandle,
-    OpenTicket,
-)
-from shapestream.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    Overloaded,
-    TooLarge,
-    Unavailable,
-)
-from shapestream.wire.messages import (
-    Cancel,
-    Credit,
-    Failure,
-    Goodbye,
-    ModelOpened,
-    Request,
-    Unknown,
-)
+from shapestream.client.tickets import ModelHandle, OpenTicket
+from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, TooLarge, Unavailable
+from shapestream.wire.messages import Cancel, Credit, Failure, Goodbye, ModelOpened, Request, Unknown
 
 
 def test_a_model_that_a_new_server_still_loads_holds_up_no_other() -> None:

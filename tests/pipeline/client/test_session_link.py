@@ -6,16 +6,8 @@ import pytest
 from tests.pipeline.client.bench import SETTINGS, Bench, sequences
 
 from shapestream.client.link import MIN_HEARTBEAT_S
-from shapestream.client.tickets import (
-    OpenTicket,
-)
-from shapestream.wire.messages import (
-    Goodbye,
-    Heartbeat,
-    Hello,
-    OpenModel,
-    Welcome,
-)
+from shapestream.client.tickets import OpenTicket
+from shapestream.wire.messages import Goodbye, Heartbeat, Hello, OpenModel, Welcome
 
 
 def test_wakes_for_the_next_deadline() -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from tests.pipeline.client.bench import SIGNATURE, Bench, refusal, result, sequences
 
-from shapestream.errors import (
-    AlreadyAnswered,
-    Unavailable,
-    WorkerLost,
-)
+from shapestream.errors import AlreadyAnswered, Unavailable, WorkerLost
 from shapestream.wire.messages import (
     Cancel,
     Goodbye,
