@@ -432,4 +432,4 @@ def test_what_does_not_fit_a_model_is_refused_with_its_own_words(
 ) -> None:
     """The error names the port or the dimension that is wrong."""
     with pytest.raises(shapestream.InvalidRequest, match=words):
-        served.client.infer(served.names[case_name, "ir"], inputs, deadline=30)
+        served.client.infer(served.names[case_name, "ir"], inputs, deadline=120)

@@ -233,7 +233,7 @@ def test_logs_are_json_lines_that_follow_a_request_by_its_id(workplace: Any) -> 
     text = "    logging: {level: debug}\n" + SORT + "    workers: [{count: 1}]\n"
     served = workplace.serve(text)
     with served.client() as client:
-        client.infer("sort", {"a": np.array([[7654321, 1]], np.float32)}, deadline=30)
+        client.infer("sort", {"a": np.array([[7654321, 1]], np.float32)}, deadline=120)
     served.send(signal.SIGTERM)
     assert 0 == served.wait()
     lines = served.log.read_text().splitlines()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from tests.e2e.conftest import PATIENCE_S
 from tests.pipeline.serving.harness import RawPeer
 
 import shapestream
@@ -97,7 +98,7 @@ def with_deadline(main: Any) -> None:
     """Runs it; what never comes is an error, not a hang."""
 
     async def in_time() -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             await main()
 
     trio.run(in_time)
@@ -112,7 +113,7 @@ def test_what_may_not_run_twice_is_lost_with_its_worker(workplace: Any) -> None:
         (victim,) = workplace.wait_entered()
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(shapestream.WorkerLost, match="may not be run twice"):
-            asked.result(60)
+            asked.result(PATIENCE_S)
         workplace.open_gate()
         assert 16.0 == client.infer("noted", row(8))["y"][0, 0]
     assert ["7", "8"] == begun(workplace)
@@ -129,7 +130,7 @@ def test_what_may_not_run_twice_is_not_sent_to_the_server_that_comes_after(workp
         served.wait()
         workplace.serve(TWO_WORKERS)
         with pytest.raises(shapestream.WorkerLost, match="the server was replaced"):
-            asked.result(60)
+            asked.result(PATIENCE_S)
         workplace.open_gate()
         assert 16.0 == client.infer("noted", row(8))["y"][0, 0]
     assert ["7", "8"] == begun(workplace)

@@ -21,7 +21,7 @@ LENGTHS = lognormal(6_000).lengths
 
 def _run(module: str, *arguments: str) -> Any:
     command = [sys.executable, "-m", module, "--smoke", "--json", *arguments]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert 0 == ran.returncode, ran.stderr
     return json.loads(ran.stdout)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.e2e.conftest import COMMAND, PYTHONPATH, until
+from tests.e2e.conftest import COMMAND, PATIENCE_S, PYTHONPATH, until
 from tests.e2e.test_memory_limit import HOARDER, PATIENT, Load, fewest_workers, nobody_noticed, statuses
 from tests.e2e.test_survival import GATED, Asking, answer, rows
 
@@ -79,7 +79,7 @@ def test_a_server_that_stood_still_goes_on_where_it_was(workplace: Any) -> None:
         threading.Event().wait(4.0)
         served.send(signal.SIGCONT)
         assert [[4.0] * 3] == answer(future)
-        assert [[6.0] * 3] == client.infer("gated", rows(3), deadline=30)["y"].tolist()
+        assert [[6.0] * 3] == client.infer("gated", rows(3), deadline=PATIENCE_S)["y"].tolist()
         asking.close()
     assert before == served.workers()
     assert served.events("the server stood still")
@@ -125,11 +125,11 @@ def test_a_closed_terminal_stops_the_server_in_order(workplace: Any) -> None:
         assert 1 == len(workers)
         os.close(terminal)
         process.send_signal(signal.SIGHUP)
-        assert 0 == process.wait(60)
+        assert 0 == process.wait(PATIENCE_S)
         assert [] == [worker for worker in workers if worker.is_running()]
     finally:
         process.kill()
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
 
 APART = """\

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from tests.e2e.conftest import Served, until
+from tests.e2e.conftest import PATIENCE_S, Served, until
 
 import shapestream
 from shapestream import blocking
@@ -52,7 +52,7 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         if self.error is not None:
             raise self.error
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.e2e.conftest import until
+from tests.e2e.conftest import PATIENCE_S, until
 
 import shapestream
 from shapestream import blocking
@@ -76,8 +76,8 @@ class Scene:
 
     def check_answers(self) -> None:
         """Both are right."""
-        assert [[200.0] * 3] == self.running.result(60)["y"].tolist()
-        assert [[400.0] * 3] == self.waiting.result(60)["y"].tolist()
+        assert [[200.0] * 3] == self.running.result(PATIENCE_S)["y"].tolist()
+        assert [[400.0] * 3] == self.waiting.result(PATIENCE_S)["y"].tolist()
         self.threads.shutdown()
 
 

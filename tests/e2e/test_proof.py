@@ -74,7 +74,7 @@ prove(spec, compile_model(spec), ProbeOptions())
 
 def _until(condition: Callable[[], Any]) -> Any:
     """Polls real processes."""
-    give_up_at = time.monotonic() + 60
+    give_up_at = time.monotonic() + 120
     while not (value := condition()):
         assert time.monotonic() < give_up_at
         time.sleep(0.01)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 PATIENT = RestartPolicy(backoff_initial_s=0.0, max_crashes=1000)
 HASTY = RestartPolicy(backoff_initial_s=0.0, backoff_max_s=0.0, max_crashes=3, window_s=1000.0)
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def python(code: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.e2e.conftest import until
+from tests.e2e.conftest import PATIENCE_S, until
 
 import shapestream
 from shapestream import blocking
@@ -56,7 +56,7 @@ class Asking:
 
 def answer(future: Future[shapestream.Result]) -> list[list[float]]:
     """The output of a request, within reason."""
-    result: list[list[float]] = future.result(60)["y"].tolist()
+    result: list[list[float]] = future.result(PATIENCE_S)["y"].tolist()
     return result
 
 
@@ -169,7 +169,7 @@ def test_sigterm_that_comes_with_the_news_that_the_server_is_ready_is_obeyed(wor
         [sys.executable, "-c", HASTY_SHELL, str(config)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert 0 == ran.returncode, ran.stderr
@@ -276,15 +276,15 @@ def test_work_of_a_client_that_disappears_is_dropped(workplace: Any) -> None:
         with served.client() as client:
             until_queued(client, 20)
             doomed.kill()
-            doomed.wait(30)
+            doomed.wait(PATIENCE_S)
             until("its leaving", lambda: client.statistics()["clients"] == 1)
             workplace.open_gate()
-            assert [[2.0, 2.0, 2.0]] == client.infer("gated", rows(1), deadline=30)["y"].tolist()
+            assert [[2.0, 2.0, 2.0]] == client.infer("gated", rows(1), deadline=PATIENCE_S)["y"].tolist()
             # The batch that ran when the client died, and ours.
             assert (2, 1) == (client.statistics()["batches"], client.statistics()["results"])
     finally:
         doomed.kill()
-        doomed.wait(30)
+        doomed.wait(PATIENCE_S)
 
 
 DIAL_IN = """\
@@ -301,11 +301,11 @@ def test_a_worker_by_itself_finds_its_server_before_and_after_a_restart(workplac
     workplace.open_gate()
     first = workplace.serve(config)
     with first.client() as client:
-        assert [[2.0] * 3] == client.infer("gated", rows(1), deadline=30)["y"].tolist()
+        assert [[2.0] * 3] == client.infer("gated", rows(1), deadline=PATIENCE_S)["y"].tolist()
         first.send(signal.SIGKILL)
         first.wait()
         second = workplace.serve(config)
-        assert [[4.0] * 3] == client.infer("gated", rows(2), deadline=30)["y"].tolist()
+        assert [[4.0] * 3] == client.infer("gated", rows(2), deadline=PATIENCE_S)["y"].tolist()
     # Who greets just as its patience ends greets again: joined, left, joined.
     left = second.events("worker left")
     worker.send(signal.SIGTERM)
@@ -351,5 +351,7 @@ def test_a_worker_that_is_stopped_is_taken_for_lost_and_welcomed_back(workplace:
         frozen.send(signal.SIGCONT)
         served.wait_for("worker joined", 3)
         for value in range(10):
-            assert [[2.0 * value] * 3] == client.infer("gated", rows(value), deadline=30)["y"].tolist()
+            assert [[2.0 * value] * 3] == client.infer("gated", rows(value), deadline=PATIENCE_S)[
+                "y"
+            ].tolist()
         asking.close()

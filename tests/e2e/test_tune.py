@@ -99,5 +99,5 @@ def test_an_interrupted_run_leaves_nothing_behind(prepared: Any) -> None:
     command.send(signal.SIGINT)
     assert 1 == command.wait()
     assert "interrupted" in command.log.read_text()
-    assert command.family_is_gone()
+    until("the end of its processes", command.family_is_gone)
     assert not (folder / "sums.tuned.yaml").exists()

@@ -16,7 +16,7 @@ from tests.e2e.chaos.stage import Broken, Stage
 CLIENTS = 3
 ATTEMPTS = 5
 """How often a fault may miss before the run fails for want of it."""
-FAREWELL_S = 40.0
+FAREWELL_S = 90.0
 """How long clients may take for their last answers."""
 DEFECT_S = 30.0
 """How long a defect may take to harm anybody."""

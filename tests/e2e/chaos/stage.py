@@ -18,7 +18,7 @@ from tests.e2e.chaos.witness import SOCKET_VARIABLE, Witness
 
 ROOT = Path(__file__).parents[3]
 LEDGER = Path(__file__).with_name("ledger.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 CONFIG = """\
 server:
   listen: [ipc://s.sock]

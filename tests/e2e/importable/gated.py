@@ -15,7 +15,7 @@ def double_when_open(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Says that this worker is in the middle of a batch, waits for the gate, and returns twice the input."""
     folder = Path(os.environ["E2E_FOLDER"])
     (folder / f"entered-{os.getpid()}").touch()
-    give_up_at = time.monotonic() + 120
+    give_up_at = time.monotonic() + 600
     while not (folder / "open").exists() and time.monotonic() < give_up_at:
         time.sleep(0.005)
     return x * 2

@@ -29,12 +29,13 @@ CONFIG = """\
         calibration_s: 0
     workers: [{count: 1, slots: 2, threads: 1}]
 """
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 # Between a slot's look at its clock and the model's lie microseconds, beside what it waits for a CPU, which the model notes.
 # Without the protocol's care these tests see 40 ms and more.
 TOLERANCE_S = 0.015
-# Calls that a worker was stopped in, right between the slot's look at its clock and the model's: 40 of every 4,000 us.
-UNSEEN = 2
+# Calls that a worker was stopped in, right between the slot's look at its clock and the model's: 40 of every 4,000 us, more
+# where a slot waits for a CPU just then. It has two slots, is stopped five times, and two batches wait in it each time.
+UNSEEN = 4
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from tests.e2e.conftest import until
+from tests.e2e.conftest import PATIENCE_S, until
 
 from shapestream.wire.codec import Role, decode, encode
 from shapestream.wire.messages import Heartbeat, Hello, ModelOpened, OpenModel, Request
@@ -96,7 +96,7 @@ def test_a_client_that_stops_reading_is_cut_off_and_an_honest_one_is_served_mean
                 nonlocal answers, most
                 for _ in range(100):
                     deaf.ask()
-                result = honest.infer("m", {"x": np.full((1, 5), answers, np.float32)}, deadline=30)
+                result = honest.infer("m", {"x": np.full((1, 5), answers, np.float32)}, deadline=PATIENCE_S)
                 assert [answers + 1.0] * 5 == result["y"].tolist()[0]
                 answers += 1
                 most = max(most, server.memory_info().rss)

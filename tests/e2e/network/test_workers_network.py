@@ -29,7 +29,7 @@ CONFIG = """\
         calibration_s: 0
     workers: []
 """
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 # A request whose attempts are lost is tried three times; then its client would hear `worker_lost`.
 MOST_RUNS = 3
 
