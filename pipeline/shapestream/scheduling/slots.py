@@ -103,6 +103,8 @@ class SlotTable:
             del self.workers[worker.name]
         if worker.isolated is not None and worker.isolated.batch is slot.batch:
             worker.isolated.batch = None
+        if any(not other.closing for other in worker.slots.values()):
+            self.spare(worker)  # a process that has gone as a whole has closed all its slots before
         behind = slot.behind
         if behind is not None:
             self._unqueue(slot, behind)

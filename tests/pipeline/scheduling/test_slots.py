@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shapestream.scheduling.actions import KillSlot
 from shapestream.scheduling.events import BatchFinished, ModelAdded, ModelProfile, SlotClosing, SlotLeft
+from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.slots import aside_s
 
 
@@ -153,3 +155,17 @@ def test_the_story_of_a_request_tells_of_the_rest(stage):
     stage.arrive((1, 4))
     stage.fail(stage.started[0], "unavailable")
     assert "slot 0 is put aside for 0.1 s" in [what for _, what in stage.scheduler.story(1)]
+
+
+def test_a_worker_is_not_kept_to_be_killed_when_the_slot_that_hung_has_left_alone(make_stage):
+    """The rest of it serves on: nobody will end its process any more."""
+    stage = make_stage(hangs=HangLimits(min_s=1.0, grace_s=1.0))
+    stage.model(hang_after_s=1.0)
+    stage.slots(0, 1, worker="w")
+    stage.arrive((1, 4))
+    stage.wait(1.0)
+    stage.wait(2.0)
+    assert [KillSlot] == [type(action) for action in stage.last]
+    hung = stage.started[0].slot
+    stage.play(SlotLeft(slot=hung))
+    assert [1 - hung] == places(stage)
