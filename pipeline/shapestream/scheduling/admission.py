@@ -11,8 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shapestream.scheduling.caution import FIRST_CAUTION
 from shapestream.scheduling.cost_model import CostModel
-from shapestream.scheduling.deadlines import OPTIMISM, PROBE_EVERY, earliest_s, expected_wait_s
+from shapestream.scheduling.deadlines import (
+    OPTIMISM,
+    PROBE_EVERY,
+    ahead_s,
+    done_in_s,
+    earliest_s,
+    waiting_s,
+)
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S
 from shapestream.scheduling.model_queue import ModelQueue
@@ -49,7 +57,7 @@ class Admission:
     """
 
     __slots__ = (
-        "_alone_s",
+        "_calls",
         "_terms",
         "costs",
         "draining",
@@ -82,12 +90,12 @@ class Admission:
         self.queued_bytes = 0
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms] = {}
-        self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
+        self._calls: dict[tuple[str, tuple[int, ...]], tuple[float, float] | None] = {}
 
     def new_turn(self) -> None:
         """Predictions are looked up once for all that arrive together."""
         self._terms.clear()
-        self._alone_s.clear()
+        self._calls.clear()
 
     def consider(
         self, arrival: Arrival, queue: ModelQueue | None, clients: int, now: float
@@ -135,9 +143,8 @@ class Admission:
         key = (arrival.model, sizes)
         terms = self._terms.get(key)
         if terms is None:
-            rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
-            # Nothing is free of charge, a request without rows neither.
-            cost_s = self.costs.request_s(arrival.model, shape, max(1, rows))
+            rows, shape = _rows_and_shape(arrival, queue)
+            cost_s = self.costs.request_s(arrival.model, shape, rows)
             slots = max(1, queue.slot_count)
             terms = Terms(0.0, NOMINAL_S / slots) if cost_s is None else Terms(cost_s, cost_s / slots)
             self._terms[key] = terms
@@ -147,37 +154,71 @@ class Admission:
         self, arrival: Arrival, deadline: float, queue: ModelQueue, terms: Terms, clients: int, now: float
     ) -> Terms | Refusal:
         """Refuses what cannot be met, or will hardly be, as far as that is known; see deadlines.py."""
-        key = (arrival.model, arrival.sizes)
-        if key not in self._alone_s:
-            self._alone_s[key] = self.costs.batch_s(arrival.model, arrival.sizes)
-        alone_s = self._alone_s[key]
-        if alone_s is None or not queue.slot_count:
+        calls = self._calls_of(arrival, queue)
+        if calls is None or not queue.slot_count:
             return terms
-        alone_s *= queue.fastest
+        alone_s = calls[0]
         left_s = deadline - now
         idle = bool(queue.free) and not queue.waiting
-        free_s = earliest_s(queue, now)
-        if OPTIMISM * (free_s + alone_s) >= left_s:
+        if OPTIMISM * (earliest_s(queue, now) + alone_s) >= left_s:
             queue.probes += idle
             if not idle or queue.probes % PROBE_EVERY:
                 message = (
                     f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
                 )
                 return Refusal("deadline_exceeded", message)
-        elif not idle:
-            priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
-            rank = queue.shares.rank(arrival.client, priority, clients)
-            wait_s = free_s + expected_wait_s(queue, rank, clients)
-            caution = queue.caution.factor
-            if wait_s and caution * (wait_s + alone_s) > left_s:
-                message = (
-                    f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
-                    f"and then it takes about {alone_s:.3f} s"
-                )
-                if caution > 1.0:
-                    message += f"; such estimates were too short lately, and count {caution:.2f} times"
-                return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
+        elif not idle and (refusal := self._crowded_out(arrival, queue, calls, left_s, clients, now)):
+            return refusal
         return Terms(terms.cost_s, terms.share_s, alone_s)
+
+    def _crowded_out(
+        self,
+        arrival: Arrival,
+        queue: ModelQueue,
+        calls: tuple[float, float],
+        left_s: float,
+        clients: int,
+        now: float,
+    ) -> Refusal | None:
+        """A refusal if the wait, and then the call, will probably take longer than what is left."""
+        alone_s, company_s = calls
+        caution = queue.caution.factor
+        crowded = now - queue.brimmed_at < left_s
+        all_s = waiting_s(queue)
+        # In time means with the whole call that it will be part of, unless that alone would take most of what is left.
+        most_s = company_s - alone_s
+        more_s = min(most_s, all_s if crowded else max(0.0, all_s - most_s))
+        call_s = min(alone_s + more_s, max(alone_s, left_s / 2))
+        wait_s = done_in_s(queue, all_s, now)
+        if not crowded and caution * (wait_s + call_s) <= left_s:
+            return None
+        priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
+        rank = queue.shares.rank(arrival.client, priority, clients)
+        wait_s = done_in_s(queue, ahead_s(queue, rank, clients, crowded=crowded), now)
+        if not wait_s or caution * (wait_s + call_s) <= left_s:
+            return None
+        queue.brimmed_at = now
+        message = (
+            f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
+            f"and then it takes about {call_s:.3f} s"
+        )
+        if caution > FIRST_CAUTION:
+            message += f"; such estimates were too short lately, and count {caution:.2f} times"
+        return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
+
+    def _calls_of(self, arrival: Arrival, queue: ModelQueue) -> tuple[float, float] | None:
+        """Seconds of its call, alone and in good company, on the fastest slot; None while nothing is measured."""
+        key = (arrival.model, arrival.sizes)
+        if key not in self._calls:
+            rows, shape = _rows_and_shape(arrival, queue)
+            alone_s = self.costs.batch_s(arrival.model, arrival.sizes)
+            company = self.costs.company_s(arrival.model, shape, rows)
+            if alone_s is None or company is None:
+                self._calls[key] = None
+            else:
+                alone_s *= queue.fastest
+                self._calls[key] = (alone_s, max(alone_s, company[1] * queue.fastest))
+        return self._calls[key]
 
     def queued_s(self) -> float:
         """Predicted seconds that the slots need for what waits.
@@ -200,3 +241,9 @@ class Admission:
                 cost_s = queue.waiting * request_s
             total = (total or 0.0) + cost_s / max(1, queue.slot_count)
         return None if total is None else min(total, MAX_RETRY_AFTER_S)
+
+
+def _rows_and_shape(arrival: Arrival, queue: ModelQueue) -> tuple[int, tuple[int, ...]]:
+    """As costs are asked for. Nothing is free of charge, a request without rows neither."""
+    sizes = arrival.sizes
+    return (max(1, sizes[0]), sizes[1:]) if queue.has_batch else (1, sizes)

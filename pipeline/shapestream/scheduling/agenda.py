@@ -53,10 +53,11 @@ class Agenda:
         """The latest."""
         return (self._entries[-1][0], self._entries[-1][2]) if self._entries else None
 
-    def sampled(self, count: int) -> Iterator[tuple[float, int]]:
-        """About `count` of the times, evenly spaced over the slots, each with the number of slots that it stands for."""
+    def sampled(self, count: int) -> Iterator[tuple[float, Slot, int]]:
+        """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
         entries = self._entries
         size = len(entries)
         step = -(-size // count)
         for at in range(0, size, step or 1):
-            yield entries[at][0], min(step, size - at)
+            time, _, slot = entries[at]
+            yield time, slot, min(step, size - at)

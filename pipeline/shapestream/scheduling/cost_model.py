@@ -24,6 +24,8 @@ Sizes: TypeAlias = tuple[int, ...]
 
 WEIGHT = 0.2
 """Weight of the newest batch in the running means."""
+CLOSE = 1.05
+"""Times the least per request that a call may cost and be as good: where company hardly pays, it need not be large."""
 MOST_KINDS = 32
 """Kinds of slots remembered per model; those without workers make room first."""
 
@@ -38,8 +40,8 @@ class _Model:
     batch_s: float | None = None
     request_s: float | None = None
     """Running means."""
-    usual: dict[tuple[int, int, Sizes], float] = field(default_factory=dict)
-    """`request_s` by version, rows and shape."""
+    usual: dict[tuple[int, int, Sizes], tuple[float, float]] = field(default_factory=dict)
+    """`company_s` by version, rows and shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +183,17 @@ class CostModel:
 
         Without a shape, those of the requests that ran lately, in the mean. None while nothing is measured.
         """
+        if shape is None:
+            known = self._models.get(model)
+            return None if known is None else known.request_s
+        company = self.company_s(model, shape, rows)
+        return None if company is None else company[0]
+
+    def company_s(self, model: str, shape: Sizes, rows: int = 1) -> tuple[float, float] | None:
+        """The same, and how long the call lasts that it then is in; None while nothing is measured."""
         known = self._models.get(model)
         if known is None:
             return None
-        if shape is None:
-            return known.request_s
         surface = self.surface(model)
         if not surface.measured:
             return None
@@ -270,14 +278,16 @@ class CostModel:
         return surface
 
 
-def _in_company(surface: Surface, profile: ModelProfile, rows: int, shape: Sizes) -> float:
+def _in_company(surface: Surface, profile: ModelProfile, rows: int, shape: Sizes) -> tuple[float, float]:
+    """Seconds per request where they are least, and of the smallest call that comes close to that."""
     rows = max(1, rows)
-    best = surface.second(rows, shape)
+    calls = [(1, surface.second(rows, shape))]
     together = 2
     while profile.has_batch and together * rows <= profile.max_batch:
-        best = min(best, surface.second(together * rows, shape) / together)
+        calls.append((together, surface.second(together * rows, shape)))
         together *= 2
-    return best
+    least_s = min([seconds / together for together, seconds in calls])
+    return least_s, next(seconds for together, seconds in calls if seconds / together <= CLOSE * least_s)
 
 
 def _count(model: _Model, batch_s: float, request_s: float) -> None:

@@ -7,13 +7,23 @@ client's own requests: that takes a cautious one.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from shapestream.scheduling.lazy_heap import LazyHeap
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import Request
 
-__all__ = ["CAUTION", "OPTIMISM", "PROBE_EVERY", "earliest_s", "expected_wait_s", "take_turn"]
+__all__ = [
+    "CAUTION",
+    "OPTIMISM",
+    "PROBE_EVERY",
+    "ahead_s",
+    "done_in_s",
+    "earliest_s",
+    "take_turn",
+    "waiting_s",
+]
 
 OPTIMISM: Final = 0.5
 """Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
@@ -25,6 +35,9 @@ PROBE_EVERY: Final = 16
 """Of the requests that seem hopeless though a slot is free, every so many are tried all the same: a prediction that
 is wrong, and keeps everything from running, would never be corrected."""
 
+SAMPLE: Final = 64
+"""Slots, and waiting requests, that are looked at for an estimate, at most; of more, every so many stands for the others."""
+
 
 def earliest_s(queue: ModelQueue, now: float) -> float:
     """Seconds until the first slot of the model is predicted to be free; 0.0 if one is, or if none is known."""
@@ -34,18 +47,54 @@ def earliest_s(queue: ModelQueue, now: float) -> float:
     return 0.0 if first is None else max(0.0, first[0] - now)
 
 
-def expected_wait_s(queue: ModelQueue, rank: float, clients: int) -> float:
-    """Predicted seconds of others' work before a request of this rank, from when a slot is free on.
+def done_in_s(queue: ModelQueue, work_s: float, now: float) -> float:
+    """Predicted seconds until the slots of a model have done what they were given, and then `work_s` each, on average.
 
-    Those who arrive later are left aside.
+    What waits at a slot behind what that runs, counts. The work is poured over the slots as in division.py.
+    """
+    slots = max(1, queue.slot_count)
+    if queue.free:
+        return work_s
+    heights = []
+    for ends_at, slot, alike in queue.ends.sampled(SAMPLE):
+        behind_s = 0.0 if slot.behind is None else slot.behind.predicted_s or 0.0
+        heights.append((max(0.0, ends_at - now) + behind_s, alike))
+    heights.sort()
+    filled_s = work_s * slots
+    level_s, below = inf, 0
+    for height_s, alike in heights:
+        if height_s >= level_s:
+            break
+        filled_s += alike * height_s
+        below += alike
+        level_s = filled_s / below
+    return level_s if below else work_s
 
-    Virtual time has to reach its rank, and passes at 1/clients of the slots' time; but what waits altogether is not
-    more than what waits.
+
+def waiting_s(queue: ModelQueue) -> float:
+    """Predicted seconds of all that waits for a model's slots, for each of them."""
+    return sum([other.cost_s / max(1, other.slot_count) for other in queue.shares.queues])
+
+
+def ahead_s(queue: ModelQueue, rank: float, clients: int, *, crowded: bool) -> float:
+    """What of it goes before a request of this rank.
+
+    Virtual time has to reach its rank, and passes at 1/clients of the slots' time. Where it is `crowded` it will: who is
+    passed, is passed, whoever that will be. Otherwise what waits altogether is not more than what waits. A newcomer, on
+    the other hand, is at the virtual time already, and goes behind the other newcomers: so what has no larger rank counts
+    in any case.
     """
     shares = queue.shares
     turn_s = max(0.0, rank - shares.virtual_s) * clients
-    all_s = sum([other.cost_s / max(1, other.slot_count) for other in shares.queues])
-    return min(turn_s, all_s)
+    all_s = waiting_s(queue)
+    if turn_s >= all_s:
+        return turn_s if crowded else all_s
+    before_s = [
+        other.oldest.share_until(rank, SAMPLE) * other.cost_s / max(1, other.slot_count)
+        for other in shares.queues
+        if other.count
+    ]
+    return max(turn_s, sum(before_s))
 
 
 def take_turn(anchor: Request, urgent: LazyHeap | None, clients: int, now: float) -> Request:

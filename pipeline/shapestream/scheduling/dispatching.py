@@ -5,7 +5,7 @@ The scheduler tells what happened to the books; this, called once at the end of 
 
 from __future__ import annotations
 
-from shapestream.scheduling.actions import Action, RecallBatch, StartBatch
+from shapestream.scheduling.actions import Action, FailRequest, RecallBatch, StartBatch
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.deadlines import take_turn
 from shapestream.scheduling.division import portion
@@ -66,7 +66,7 @@ class Dispatching:
             if request is None:
                 break
             slot = faster_first(request.queue)
-            actions.append(self._give(request, slot, now))
+            actions.append(self._give_up(request, slot, now) or self._give(request, slot, now))
         if waiting:
             self._send_ahead(now, actions)
             for name in [name for name, queue in waiting.items() if not queue.waiting]:
@@ -102,6 +102,28 @@ class Dispatching:
         return min(times, default=None)
 
     # ------------------------------------------------------------ starting
+
+    def _give_up(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
+        """Ends a request whose turn has come too late for a whole call, where the queue is as long as deadlines allow.
+
+        Then somebody will be late, since the queue took longer than was promised. To cut the call so that this one is in
+        time would make everybody behind it later, who are as near to their deadlines; then their calls have to be cut as
+        well, and soon the slots run calls of one row. Who had little time from the start is not meant: its deadline is
+        near because it waited, for two thirds of its time at least.
+        """
+        queue = request.queue
+        deadline = request.deadline
+        if deadline is None or queue.brimmed_at < request.arrived or request.state is RERUN:
+            return None
+        starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
+        left_s = deadline - starts_at
+        if starts_at - request.arrived < 2.0 * left_s:
+            return None
+        name = queue.profile.name
+        company = self._costs.company_s(name, request.shape, request.rows)
+        if company is None or left_s >= company[1] * self._costs.speed(name, slot.id):
+            return None
+        return self._ledger.fail_late(request, now)
 
     def _give(self, request: Request, slot: Slot, now: float) -> StartBatch:
         """Cuts the batch that a request goes in, and starts it on a slot, or behind what that runs."""
@@ -179,7 +201,7 @@ class Dispatching:
         while (request := next_up(self.waiting.values(), now, _wants_ahead, self._fills)) is not None:
             first = request.queue.commits.first()
             assert first is not None
-            actions.append(self._give(request, first[1], now))
+            actions.append(self._give_up(request, first[1], now) or self._give(request, first[1], now))
 
     def _recall_for_free(self, now: float, actions: list[Action]) -> None:
         """Where a slot is free and nothing waits for it, calls back what waits elsewhere behind another batch.

@@ -69,7 +69,7 @@ def water_level(queue: ModelQueue, work_s: float, now: float) -> tuple[float, in
     slots = len(queue.free)
     filled_s = work_s
     level_s = work_s / slots if slots else inf
-    for ends_at, alike in queue.ends.sampled(SAMPLE):
+    for ends_at, _, alike in queue.ends.sampled(SAMPLE):
         busy_s = max(0.0, ends_at - now)
         if busy_s >= level_s:
             break

@@ -182,7 +182,7 @@ class Ledger:
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """Ends a request whose deadline has passed, or cannot be met any more."""
-        request.queue.caution.ended_late()
+        request.queue.caution.ended_late(request.arrived, now)
         if request.state is RUNNING and request.batch is not None and request.batch.started is not None:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:

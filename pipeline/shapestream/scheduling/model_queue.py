@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import prod
+from math import inf, prod
 
 from shapestream.scheduling.agenda import Agenda
 from shapestream.scheduling.caution import Caution
@@ -24,6 +24,7 @@ class ModelQueue:
 
     __slots__ = (
         "ahead",
+        "brimmed_at",
         "buckets",
         "caution",
         "commits",
@@ -93,6 +94,9 @@ class ModelQueue:
         self.recalling = 0
         """Batches of this model that were recalled, of which nothing was heard yet."""
         self.caution = Caution()
+        self.brimmed_at = -inf
+        """When the last request was refused because it would have waited too long: then the queue is as long as
+        deadlines allow, and whatever takes longer than it might makes somebody late."""
         self.probes = 0
         """Requests whose deadline seemed hopeless though a slot was free; see deadlines.py."""
         self.seen: dict[tuple[int, ...], None] = {}

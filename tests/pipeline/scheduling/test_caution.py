@@ -6,24 +6,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.scheduling.actions import FailRequest
-from shapestream.scheduling.caution import MAX_CAUTION, Caution
+from shapestream.scheduling.caution import FIRST_CAUTION, MAX_CAUTION, Caution
 
 
-def test_nothing_is_multiplied_before_anything_was_late() -> None:
-    """However much went well."""
+def test_the_first_rush_is_met_with_a_margin_that_results_take_away() -> None:
+    """Nothing is known of the estimates before; when enough went well, they are taken as they are."""
     caution = Caution()
-    caution.ended_well(1000)
-    assert 1.0 == caution.factor
+    assert FIRST_CAUTION == caution.factor
+    caution.ended_well(10_000)
+    assert 1.0 == round(caution.factor, 3)
+
+
+def test_what_was_admitted_before_the_factor_rose_raises_it_by_half_at_most() -> None:
+    """A queue full of promises that were all too short is one mistake; what came later is another."""
+    caution = Caution()
+    for _ in range(100):
+        caution.ended_late(0.0, 1.0)
+    assert FIRST_CAUTION * 1.5 == caution.factor
+    caution.ended_late(1.0, 2.0)
+    assert FIRST_CAUTION * 1.5 < caution.factor
 
 
 @given(st.lists(st.booleans() | st.integers(1, 1000), max_size=300))
 def test_the_factor_stays_between_one_and_its_limit(ends: list[bool | int]) -> None:
     """Each late end raises it, each result lowers it."""
     caution = Caution()
-    for end in ends:
+    for now, end in enumerate(ends):
         before = caution.factor
         if isinstance(end, bool):
-            caution.ended_late()
+            caution.ended_late(now, now)
             assert before < caution.factor or MAX_CAUTION == caution.factor
         else:
             caution.ended_well(end)
@@ -35,9 +46,9 @@ def test_the_share_of_late_ends_settles_near_one_in_a_hundred() -> None:
     """Where every estimate is half of the truth, so that more than half of it would be late without caution."""
     caution = Caution()
     late = 0
-    for _ in range(20_000):
+    for now in range(20_000):
         if caution.factor < 2.0:
-            caution.ended_late()
+            caution.ended_late(now, now)
             late += 1
         else:
             caution.ended_well(1)
@@ -68,7 +79,7 @@ def test_broken_promises_make_admission_refuse_earlier_and_kept_ones_trust_again
     stage.arrive((1, 4))
     stage.arrive((1, 4), deadline=stage.now + 0.25)
     assert ["overloaded"] == _refused(stage)
-    assert "count 1.55 times" in stage.last[0].message
+    assert "count 1.65 times" in stage.last[0].message
     stage.finish(stage.started[-1], at=1.3)
     _in_time(stage, 400.0)
     stage.arrive((1, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.scheduling.conftest import Stage
+from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.actions import FailRequest, StartBatch
 from shapestream.scheduling.deadlines import PROBE_EVERY
@@ -45,7 +45,7 @@ def test_a_wait_that_outlasts_the_deadline_is_refused_with_a_hint(alone):
     alone.arrive((1, 4), deadline=0.6)
     (refused,) = alone.last
     assert ("overloaded", pytest.approx(1.1)) == (refused.code, refused.retry_after_s)
-    alone.arrive((1, 4), deadline=1.25)
+    alone.arrive((1, 4), deadline=1.35)
     assert [] == _failures(alone)
 
 
@@ -61,6 +61,37 @@ def test_priority_shortens_the_expected_wait(alone):
     alone.arrive(*[(1, 4)] * 10)
     alone.arrive((1, 4), deadline=0.6, priority=5)
     assert [] == _failures(alone)
+
+
+def test_a_newcomer_waits_for_the_newcomers_before_it(alone):
+    """Fair shares put none of them before another: whoever asks first goes first."""
+    for client in range(10):
+        alone.arrive((1, 4), client=client)
+    alone.arrive((1, 4), client=10, deadline=0.8)
+    assert [(12, "overloaded")] == _failures(alone)
+
+
+def test_what_was_sent_ahead_is_waited_for(stage):
+    """A slot is not free before it has run what waits there, too."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0, prefetch_s=0.05)
+    stage.arrive((1, 4), (1, 4))
+    stage.wait(0.06)
+    assert [None, 1] == [start.behind for start in stage.started]
+    stage.arrive((1, 4), deadline=0.06 + 0.25)
+    assert [(3, "overloaded")] == _failures(stage)
+
+
+def test_time_is_left_for_the_whole_call(stage):
+    """Eight rows of 64 take 0.6 s together: 0.75 s are enough for the wait and a call of one, and not for that."""
+    stage.model(max_batch=8)
+    stage.measured_slots(0)
+    stage.arrive((1, 64))
+    stage.arrive(*[(1, 64)] * 10)
+    stage.arrive((1, 64), deadline=1.15)
+    assert [(12, "overloaded")] == _failures(stage)
+    stage.arrive((1, 64), deadline=1.9)
+    assert [] == _failures(stage)
 
 
 def test_nothing_is_refused_while_nothing_is_measured(stage):
