@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shapestream import Failed
-from shapestream.errors import Cancelled, InvalidRequest, ModelError
+from shapestream.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelError
 
 
 def rows(value: float) -> dict[str, Any]:
@@ -317,3 +317,27 @@ def test_wrong_arguments_are_refused_where_they_are_given(face: Any) -> None:
                 await anext(client.stream("double", []))
 
     face.run(scenario)
+
+
+def test_each_item_has_a_deadline_of_its_own_from_when_it_was_pulled(sourced: Any) -> None:
+    """Whoever pulls it, a thread or a task: the item fails in its place, and the stream goes on."""
+
+    async def scenario(face: Any) -> None:
+        async with face.connect() as client:
+            await client.signature("double")
+            face.server.hold()
+            options: dict[str, Any] = {"on_error": "yield", "max_in_flight": 2}
+            async with client.stream(
+                "double", face.as_source(Counted(4)), deadline=0.02, **options
+            ) as results:
+                late = await collect(results)
+            face.server.release()
+            async with client.stream(
+                "double", face.as_source(Counted(4)), deadline=600.0, **options
+            ) as results:
+                in_time = await collect(results)
+            assert [0, 1, 2, 3] == [item.key for item in late] == [item.key for item in in_time]
+            assert all(isinstance(item.error, DeadlineExceeded) for item in late)
+            assert all(item.ok for item in in_time)
+
+    sourced.run(scenario)
