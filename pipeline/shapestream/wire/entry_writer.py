@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from shapestream.errors import InvalidRequest
+from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.wire.layouts import LayoutBook
-from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_MESSAGE_CHARACTERS
+from shapestream.wire.limits import MAX_FRAME_BYTES, MAX_INLINE_BYTES, MAX_MESSAGE_CHARACTERS
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
@@ -75,6 +75,8 @@ def _inline_or_frame(data: Buffer, expected: int, frames: list[Buffer]) -> bytes
         raise InvalidRequest(f"a tensor has {view.nbytes} bytes, but its layout takes {expected}")
     if expected <= MAX_INLINE_BYTES:
         return view.tobytes()
+    if expected > MAX_FRAME_BYTES:
+        raise TooLarge(f"a tensor of {expected} bytes; in one message it may have {MAX_FRAME_BYTES}")
     frames.append(data)
     return None
 

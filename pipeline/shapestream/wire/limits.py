@@ -10,6 +10,8 @@ MAX_INTEGER = 2**63 - 1
 """The largest id, count, dimension or byte length: what a signed 64-bit integer holds."""
 MAX_INLINE_BYTES = 1024
 """A tensor of at most so many bytes may travel inside the header."""
+MAX_FRAME_BYTES = 1 << 30
+"""Of one tensor: the receiver's libzmq drops the connection for a larger frame (`SocketOptions.max_frame_bytes`)."""
 MAX_TENSORS = 64
 """Tensors of one request or result."""
 MAX_RANK = 32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 import zmq
@@ -10,9 +12,11 @@ from hypothesis import strategies as st
 from tests.pipeline.wire.strategies import comparable, entries_for
 
 from shapestream.errors import InvalidRequest, TooLarge
+from shapestream.transport.socket_options import SocketOptions
 from shapestream.wire.codec import Role, decode, encode, pack_messages
-from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
+from shapestream.wire.limits import CLIENT_LIMITS, MAX_FRAME_BYTES, WORKER_LIMITS, Limits
 from shapestream.wire.messages import (
+    BatchDone,
     BatchFailed,
     Cancel,
     CancelBatch,
@@ -170,6 +174,18 @@ def test_words_of_an_engine_that_are_no_text_arrive_as_question_marks() -> None:
     (entry,) = decode(encode(failures), role=Role.SERVER_OF_WORKERS).entries
     assert isinstance(entry, BatchFailed)
     assert "no file caf?.bin" == entry.message
+
+
+def test_a_tensor_that_would_end_the_connection_is_not_sent() -> None:
+    """The other side's libzmq drops whoever announces a larger frame, and all that was on its way there."""
+    assert SocketOptions().max_frame_bytes == MAX_FRAME_BYTES
+    with mmap.mmap(-1, MAX_FRAME_BYTES + 1) as nothing_written:  # so it takes no memory
+        tensors = Tensors(layout=((0, "u8", (MAX_FRAME_BYTES + 1,)),), buffers=(nothing_written,))
+        done = BatchDone(
+            batch=1, run_us=1, busy_us=1, reallocations=0, preparations=0, calls=(), outputs=(tensors,)
+        )
+        with pytest.raises(TooLarge, match="a tensor of 1073741825 bytes"):
+            encode([done], limits=WORKER_LIMITS)
 
 
 def test_sixteen_entries_and_more_have_a_longer_array_header() -> None:
