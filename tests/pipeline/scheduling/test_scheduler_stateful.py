@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from tests.pipeline.scheduling.referee import (
+from tests.pipeline.scheduling.books import (
     LATE,
     MAX_ATTEMPTS,
     MAX_QUEUED_BYTES,
@@ -13,9 +13,9 @@ from tests.pipeline.scheduling.referee import (
     MODELS,
     PROFILES,
     Known,
-    Referee,
     Running,
 )
+from tests.pipeline.scheduling.referee import Referee
 
 from shapestream.scheduling.actions import (
     DeliverResults,
