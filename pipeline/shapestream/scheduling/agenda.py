@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shapestream.scheduling.records import Slot
+    from shapestream.scheduling.slot import Slot
 
 __all__ = ["Agenda"]
 

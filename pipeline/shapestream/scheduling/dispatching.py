@@ -13,7 +13,8 @@ from shapestream.scheduling.isolation import Isolation
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut, PlanningBudget, plan_batch, together
-from shapestream.scheduling.records import RERUN, RUNNING, Batch, Request, Slot
+from shapestream.scheduling.records import RERUN, RUNNING, Batch, Request
+from shapestream.scheduling.slot import Slot
 from shapestream.scheduling.slots import SlotTable
 from shapestream.scheduling.turns import faster_first, next_up
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from shapestream.scheduling.cost_surface import Surface
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Request, Slot
+from shapestream.scheduling.records import Request
+from shapestream.scheduling.slot import Slot
 
 __all__ = ["ALL", "Portion", "portion", "water_level"]
 

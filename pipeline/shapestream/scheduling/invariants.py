@@ -12,7 +12,8 @@ from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.lanes import Lane
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Batch, Hang, Request, Slot
+from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Batch, Hang, Request
+from shapestream.scheduling.slot import Slot
 from shapestream.scheduling.slots import SlotTable
 
 

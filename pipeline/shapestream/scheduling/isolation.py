@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from shapestream.scheduling.actions import Action, RecallBatch, StartBatch
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Batch, Hang, Request, Slot, Worker
+from shapestream.scheduling.records import Batch, Hang, Request
+from shapestream.scheduling.slot import Slot, Worker
 from shapestream.scheduling.slots import SlotTable
 
 __all__ = ["Isolation"]

@@ -12,8 +12,9 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.lanes import Bucket, Lane
 from shapestream.scheduling.lazy_heap import LazyHeap
-from shapestream.scheduling.records import DONE, RERUN, RUNNING, SUSPECT, Request, Slot, State
+from shapestream.scheduling.records import DONE, RERUN, RUNNING, SUSPECT, Request, State
 from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.slot import Slot
 
 MAX_SEEN = 1024
 """Sizes of batches that are remembered to tell new ones. When another comes, the one that was met first goes."""

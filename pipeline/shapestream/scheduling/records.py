@@ -1,4 +1,4 @@
-"""The scheduler's own records: what it remembers of a request, a batch and a slot while they live.
+"""The scheduler's own records: what it remembers of a request and a batch while they live. Those of slots: slot.py.
 
 Events and actions are frozen because they cross a border. These are mutable and slotted because nobody
 but the scheduler ever sees them, and because each request pays for every attribute that is written.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from shapestream.scheduling.lanes import Bucket
     from shapestream.scheduling.model_queue import ModelQueue
+    from shapestream.scheduling.slot import Slot
 
 
 class State(IntEnum):
@@ -189,97 +190,3 @@ class Batch:
     def release_members(self) -> None:
         """The batch is over. Members point at their batch; this cycle must not be left to the collector."""
         self.members = ()
-
-
-class Worker:
-    """A process with some slots: what one batch does to it, it does to all that run there."""
-
-    __slots__ = ("isolated", "killed", "name", "slots")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.slots: dict[int, Slot] = {}
-        self.isolated: Isolated | None = None
-        """Nothing new is started here but one suspect at a time; None in ordinary times."""
-        self.killed = False
-        """Its process is to be ended, because a batch hangs there."""
-
-    @property
-    def open(self) -> bool:
-        """Whether its slots may be given any batch."""
-        return self.isolated is None and not self.killed
-
-    def __repr__(self) -> str:
-        return f"<worker {self.name}: {len(self.slots)} slots{', isolated' if self.isolated else ''}>"
-
-
-class Isolated:
-    """What a worker that is kept for suspects runs: nothing yet, or one."""
-
-    __slots__ = ("batch",)
-
-    def __init__(self) -> None:
-        self.batch: Batch | None = None
-
-
-class Slot:
-    """A place where one batch at a time runs."""
-
-    __slots__ = (
-        "aside_until",
-        "batch",
-        "behind",
-        "closing",
-        "id",
-        "models",
-        "owes_rest",
-        "paces",
-        "prefetch_s",
-        "queues",
-        "refusals",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the name that events use
-        models: frozenset[str],
-        prefetch_s: float | None = None,
-        worker: Worker | None = None,
-    ) -> None:
-        self.id = id
-        self.models = models
-        self.worker = Worker(f"slot {id}") if worker is None else worker
-        self.worker.slots[id] = self
-        self.prefetch_s = prefetch_s
-        """How long a batch takes from the decision to the slot; None: nothing is sent ahead."""
-        self.queues: list[ModelQueue] = []
-        """The queues of those of its models that have been added so far."""
-        self.batch: Batch | None = None
-        """What it runs."""
-        self.behind: Batch | None = None
-        """What waits there for the end of `batch`; None without one."""
-        self.paces: dict[str, float] = {}
-        """By model: seconds here / seconds on the most common kind of slot, as far as known."""
-        self.closing = False
-        """It leaves when its batch is over; `queues` is empty by then."""
-        self.aside_until: float | None = None
-        """It gets nothing until then, since it could not run what it got."""
-        self.refusals = 0
-        """Batches in a row that it answered with `unavailable`."""
-        self.owes_rest = False
-        """It did so while another batch waited there, and rests when that one has ended."""
-
-    def __repr__(self) -> str:
-        idle = "closing" if self.closing else "aside" if self.aside_until else "free" if self.free else "kept"
-        return f"<slot {self.id}: {self.batch or idle}>"
-
-    @property
-    def idle(self) -> bool:
-        """Whether it could run a batch now."""
-        return self.batch is None and not self.closing and self.aside_until is None
-
-    @property
-    def free(self) -> bool:
-        """Whether it may be given any batch: it is idle, and its worker is neither kept for suspects nor to be killed."""
-        return self.idle and self.worker.open

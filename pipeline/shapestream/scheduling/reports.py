@@ -10,8 +10,9 @@ from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.records import RUNNING, Batch, Hang, Slot
+from shapestream.scheduling.records import RUNNING, Batch, Hang
 from shapestream.scheduling.recovery import Recovery
+from shapestream.scheduling.slot import Slot
 from shapestream.scheduling.slots import SlotTable, aside_s
 
 __all__ = ["Reports"]

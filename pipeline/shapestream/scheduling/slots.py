@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Batch, Hang, Isolated, Slot, Worker
+from shapestream.scheduling.records import Batch, Hang
+from shapestream.scheduling.slot import Isolated, Slot, Worker
 
 __all__ = ["SlotTable", "aside_s"]
 
@@ -36,7 +37,7 @@ def aside_s(refusals: int, call_s: float | None) -> float:
 
 
 class SlotTable:
-    """The slots. Each stands with every model that it serves: in `free`, or in the agendas of the busy ones."""
+    """The slots: they come, run batches, rest, are kept for suspects, and go."""
 
     __slots__ = ("_watch", "ahead_count", "aside", "free_count", "slots", "workers")
 
@@ -79,16 +80,10 @@ class SlotTable:
     def _connect(self, slot: Slot, queue: ModelQueue) -> None:
         if slot.queues and slot.queues[0].shares is not queue.shares:
             slot.queues[0].shares.absorb(queue.shares)
-        slot.queues.append(queue)
         # Nothing is known of its speed yet.
         queue.fastest = min(queue.fastest, 1.0) if queue.slot_count else 1.0
         queue.slot_count += 1
-        if slot.free:
-            queue.free[slot.id] = slot
-        elif slot.batch is not None:
-            queue.ends.add(slot.batch.ends_at, slot)
-            if slot.behind is None and slot.batch.commit_at is not None:
-                queue.commits.add(slot.batch.commit_at, slot)
+        slot.connect(queue)
 
     def leave(self, id: int) -> tuple[Batch | None, Batch | None]:  # noqa: A002
         """Removes a slot; what it ran and what waited behind that are returned. Unknown slots are ignored."""
@@ -101,8 +96,7 @@ class SlotTable:
         del worker.slots[id]
         if not worker.slots:
             del self.workers[worker.name]
-        if worker.isolated is not None and worker.isolated.batch is slot.batch:
-            worker.isolated.batch = None
+        worker.runs_no_longer(slot.batch)
         if any(not other.closing for other in worker.slots.values()):
             self.spare(worker)  # a process that has gone as a whole has closed all its slots before
         behind = slot.behind
@@ -116,13 +110,12 @@ class SlotTable:
         slot = self.slots.get(id)
         if slot is None or slot.closing:
             return None
-        if slot.free:
-            self._hide(slot)
+        self._hide(slot)
         self.aside.pop(id, None)
         slot.aside_until = None
         slot.closing = True
         if slot.batch is not None:
-            self._forget_end(slot, slot.batch)
+            slot.forget(slot.batch)
         for queue in slot.queues:
             queue.slot_count -= 1
             if slot.paces.get(queue.profile.name, 1.0) <= queue.fastest:
@@ -134,8 +127,7 @@ class SlotTable:
 
     def occupy(self, slot: Slot, batch: Batch, now: float) -> None:
         """A free slot starts a batch, or one that is kept for suspects starts one."""
-        if slot.free:
-            self._hide(slot)
+        self._hide(slot)
         self._begin(slot, batch, now)
 
     def send_ahead(self, slot: Slot, batch: Batch) -> None:
@@ -145,7 +137,7 @@ class SlotTable:
         assert slot.behind is None
         slot.behind = batch
         self.ahead_count += 1
-        self._forget_commit(slot, running)
+        slot.forget_commit(running)
         batch.queue.ahead.add(running.ends_at, slot)
 
     def recall(self, slot: Slot, batch: Batch) -> None:
@@ -162,7 +154,7 @@ class SlotTable:
         if running is None or running.recalled:
             return None
         running.recalled = True
-        self._forget_commit(slot, running)
+        slot.forget_commit(running)
         running.commit_at = None
         return running
 
@@ -172,26 +164,21 @@ class SlotTable:
         What waited is returned if it runs now.
         """
         slot = batch.slot
-        kept = slot.worker.isolated
-        if kept is not None and kept.batch is batch:
-            kept.batch = None
+        slot.worker.runs_no_longer(batch)
         if slot.behind is batch:
             self._unqueue(slot, batch)
             slot.behind = None
-            running = slot.batch
-            if running is not None and running.commit_at is not None:
-                for queue in slot.queues:
-                    queue.commits.add(running.commit_at, slot)
+            if slot.batch is not None:
+                slot.commit_again(slot.batch)
             return None
-        self._forget_end(slot, batch)
+        slot.forget(batch)
         behind, slot.behind = slot.behind, None
         if behind is not None:
             self._unqueue(slot, behind, batch)
             self._begin(slot, behind, now)
         else:
             slot.batch = None
-            if slot.free:
-                self._show(slot)
+            self._show(slot)
         if slot.worker.killed:
             self.spare(slot.worker)  # whoever ends the process regardless lets it close first
         return behind
@@ -204,10 +191,7 @@ class SlotTable:
         expected = batch.predicted_s is not None and not batch.recalled and slot.worker.open
         if expected and slot.prefetch_s is not None and batch.predicted_s is not None:
             batch.commit_at = max(now, batch.ends_at - slot.prefetch_s - EARLY * batch.predicted_s)
-        for queue in slot.queues:
-            queue.ends.add(batch.ends_at, slot)
-            if batch.commit_at is not None:
-                queue.commits.add(batch.commit_at, slot)
+        slot.expect(batch)
         self._watch.began(batch, now)
 
     def _unqueue(self, slot: Slot, behind: Batch, running: Batch | None = None) -> None:
@@ -219,17 +203,6 @@ class SlotTable:
             ahead_of = running or slot.batch
             assert ahead_of is not None
             behind.queue.ahead.remove(ahead_of.ends_at, slot)
-
-    def _forget_end(self, slot: Slot, running: Batch) -> None:
-        for queue in slot.queues:
-            queue.ends.remove(running.ends_at, slot)
-        self._forget_commit(slot, running)
-
-    @staticmethod
-    def _forget_commit(slot: Slot, running: Batch) -> None:
-        if running.commit_at is not None:
-            for queue in slot.queues:
-                queue.commits.remove(running.commit_at, slot)
 
     # ------------------------------------------------------------ speed
 
@@ -257,8 +230,7 @@ class SlotTable:
 
     def put_aside(self, slot: Slot, until: float) -> None:
         """Lets an idle slot rest until then."""
-        if slot.free:
-            self._hide(slot)
+        self._hide(slot)
         slot.aside_until = until
         self.aside[slot.id] = slot
 
@@ -272,8 +244,7 @@ class SlotTable:
         for _, slot in sorted(due, key=lambda pair: pair[0]):
             del self.aside[slot.id]
             slot.aside_until = None
-            if slot.free:
-                self._show(slot)
+            self._show(slot)
 
     def next_return(self) -> float | None:
         """When the first slot has rested long enough."""
@@ -286,8 +257,7 @@ class SlotTable:
     def isolate(self, worker: Worker) -> list[Batch]:
         """Keeps a worker for suspects: it gets nothing else. What waits there behind other batches should be recalled."""
         for slot in worker.slots.values():
-            if slot.free:
-                self._hide(slot)
+            self._hide(slot)
         worker.isolated = Isolated()
         behind = [self.send_no_more(slot) for slot in worker.slots.values()]
         return [batch for batch in behind if batch is not None]
@@ -300,8 +270,7 @@ class SlotTable:
     def condemn(self, worker: Worker) -> None:
         """Its process is about to be ended: it gets nothing else."""
         for slot in worker.slots.values():
-            if slot.free:
-                self._hide(slot)
+            self._hide(slot)
             self.send_no_more(slot)
         worker.killed = True
 
@@ -315,9 +284,7 @@ class SlotTable:
 
     def give_up(self, slot: Slot) -> None:
         """What a slot runs will not end: it is lost, and the rest of its worker serves on."""
-        kept = slot.worker.isolated
-        if kept is not None and kept.batch is slot.batch:
-            kept.batch = None
+        slot.worker.runs_no_longer(slot.batch)
         self.spare(slot.worker)
         self.close(slot.id)
 
@@ -327,21 +294,24 @@ class SlotTable:
         if running is None:
             return None
         if slot.behind is None:
-            self._forget_commit(slot, running)
+            slot.forget_commit(running)
         running.commit_at = None
         return None if slot.behind is None or slot.behind.recalled else slot.behind
 
     def _show_all(self, worker: Worker) -> None:
         for slot in worker.slots.values():
-            if slot.free:
-                self._show(slot)
+            self._show(slot)
 
     def _show(self, slot: Slot) -> None:
-        self.free_count += 1
-        for queue in slot.queues:
-            queue.free[slot.id] = slot
+        """It can be given something, if nothing else is in the way."""
+        if slot.free:
+            self.free_count += 1
+            for queue in slot.queues:
+                queue.free[slot.id] = slot
 
     def _hide(self, slot: Slot) -> None:
-        self.free_count -= 1
-        for queue in slot.queues:
-            del queue.free[slot.id]
+        """It is given nothing from now on. To be called before that which makes it so."""
+        if slot.free:
+            self.free_count -= 1
+            for queue in slot.queues:
+                del queue.free[slot.id]

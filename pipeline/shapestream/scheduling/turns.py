@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Request, Slot
+from shapestream.scheduling.records import Request
+from shapestream.scheduling.slot import Slot
 
 __all__ = ["faster_first", "next_anchor", "next_up"]
 

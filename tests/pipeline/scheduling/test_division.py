@@ -10,7 +10,7 @@ from tests.pipeline.scheduling.stage import Stage
 from shapestream.scheduling.division import water_level
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Slot
+from shapestream.scheduling.slot import Slot
 
 
 def _sizes(stage) -> list[int]:
