@@ -51,7 +51,6 @@ PACED = """\
         trust: true
         inputs: {x: {shape: "batch:1..2, 4", element_type: f32}}
         outputs: {y: {shape: "batch, 4", element_type: f32}}
-        calibration_s: 0.5
     workers: [{count: 1, slots: 1, threads: 1}]
 """
 CALIBRATED_S, SLOW_S = 0.001, 0.05
