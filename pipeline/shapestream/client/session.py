@@ -82,6 +82,8 @@ class Session:
         self._transit = Transit()
         self._epoch: bytes | None = None
         self._control: list[Entry] = []
+        self._credit: Credit | None = None
+        """The server's last word on credit, to be repeated ahead of what is sent by it."""
 
     # ------------------------------------------------------------ callers
 
@@ -184,7 +186,7 @@ class Session:
                 self._ledger.window_requests = entry.window_requests
                 self._ledger.window_bytes = entry.window_bytes
                 self._ledger.largest_bytes = max(self._ledger.largest_bytes, entry.window_bytes)
-                self._control.append(entry)
+                self._credit = entry
             case Statistics():
                 self._inquiries.statistics(entry)
             case Goodbye():
@@ -219,6 +221,7 @@ class Session:
             self._epoch = entry.epoch
         if again:
             self._transit.welcomed(now)
+            self._credit = None
             unwanted = self._ledger.recall()
             self._control = [Cancel(sequence=sequence) for sequence in unwanted]
             self._control += self._inquiries.ask_again()
@@ -237,6 +240,9 @@ class Session:
         if not self._link.is_open:
             return []
         entries, self._control = self._control, []
+        if self._credit is not None:
+            entries.append(self._credit)
+            self._credit = None
         requests = self._ledger.take_sendable(now, self._transit)
         if any(request.remaining_ms is not None for request in requests):
             entries.append(_clock(now))

@@ -111,6 +111,17 @@ def test_credit_is_repeated_ahead_of_what_it_lets_out() -> None:
     assert sequences(rest) == [2]
 
 
+def test_of_credit_that_came_while_nothing_could_be_sent_the_last_is_repeated() -> None:
+    """A server that tells of more and more, and reads nothing, fills no memory here."""
+    bench = Bench()
+    bench.open()
+    for requests in range(1000):
+        bench.receive(Credit(window_requests=requests, window_bytes=100))
+        bench.turn(may_send=False)
+    assert [Credit(window_requests=999, window_bytes=100)] == bench.sent()
+    assert [] == bench.sent()
+
+
 def test_a_request_that_can_never_fit_the_window_fails_and_holds_up_nobody() -> None:
     """More bytes than the whole window are `too_large`, at once."""
     bench = Bench()
