@@ -144,10 +144,13 @@ class KeyCredit:
         if not sessions:
             return {}
         part, free, given = self._part(len(self._told)), self._free(), {}
+        # More sessions than requests: each may have one, so that none waits for ever, and some may be refused.
+        crowded = len(self._told) > self.max_requests
         for session in list(sessions):
             has = Credit(window_requests=len(session.running), window_bytes=session.held_bytes)
             base = _each(max, self._told[session], _each(min, has, part))
-            more = _each(min, _each(sub, part, base), free)
+            lacks = _each(sub, part, base)
+            more = lacks if crowded else _each(min, lacks, free)
             free = _each(sub, free, more)
             new = _each(add, base, more)
             if new != self._told[session]:
@@ -159,7 +162,9 @@ class KeyCredit:
     def _part(self, sessions: int) -> Credit:
         """The part of each of so many sessions."""
         halvings = max(0, sessions - 1).bit_length()
-        part = Credit(window_requests=self.max_requests >> halvings, window_bytes=self.max_bytes >> halvings)
+        part = Credit(
+            window_requests=max(1, self.max_requests >> halvings), window_bytes=self.max_bytes >> halvings
+        )
         return _each(min, part, self._window)
 
     def _free(self) -> Credit:
