@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shapestream.scheduling.actions import FailRequest, StartBatch
 from shapestream.scheduling.cost_line import Line
 from shapestream.scheduling.cost_model import CostModel
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import Arrival, ModelAdded, ModelProfile, RequestsArrived, SlotJoined
+from shapestream.scheduling.scheduler import Scheduler
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.learned_costs import LearnedCosts
 
@@ -111,6 +113,20 @@ def test_corrections_belong_to_the_table_that_they_correct():
     assert predictions(started(table=other)) == predictions(started(before.learned(1.0), table=other))
     of_another_key = started(before.learned(1.0), table=replace(TABLE, key="other"))
     assert predictions(started()) == predictions(of_another_key)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, StartBatch), (5.0, FailRequest)])
+def test_the_first_request_is_judged_by_it(factor, expected):
+    """A deadline that cannot be met any more is refused by the next server at once, which has run nothing yet."""
+    before = started()
+    ran(before, (4, 64), factor, 200)
+    (learned,) = before.learned(1.0)
+    scheduler = Scheduler(100, 10**6, learned={learned.table: learned})
+    scheduler.handle(ModelAdded(model=PROFILE), 0.0)
+    scheduler.handle(SlotJoined(slot=0, models=frozenset(["m"]), costs={"m": TABLE}), 0.0)
+    request = Arrival(id=1, client=1, model="m", sizes=(4, 64), nbytes=1, deadline=1.5 * seconds_of(4, 64))
+    (action,) = scheduler.handle(RequestsArrived(requests=(request,)), 0.0)
+    assert expected is type(action)
 
 
 def test_what_preparing_costs_is_learned_too():
