@@ -189,12 +189,11 @@ class Admission:
         most_s = company_s - alone_s
         more_s = min(most_s, all_s if crowded else max(0.0, all_s - most_s))
         call_s = min(alone_s + more_s, max(alone_s, left_s / 2))
-        wait_s = done_in_s(queue, all_s, now)
-        if not crowded and caution * (wait_s + call_s) <= left_s:
+        if not crowded and caution * (done_in_s(queue, all_s, now) + call_s) <= left_s:
             return None
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
         rank = queue.shares.rank(arrival.client, priority, clients)
-        wait_s = done_in_s(queue, ahead_s(queue, rank, clients, crowded=crowded), now)
+        wait_s = done_in_s(queue, ahead_s(queue, rank, clients, all_s, crowded=crowded), now)
         if not wait_s or caution * (wait_s + call_s) <= left_s:
             return None
         queue.brimmed_at = now

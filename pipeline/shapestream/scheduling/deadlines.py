@@ -13,6 +13,7 @@ from typing import Final
 from shapestream.scheduling.lazy_heap import LazyHeap
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import Request
+from shapestream.scheduling.slot import Slot
 
 __all__ = [
     "CAUTION",
@@ -52,15 +53,15 @@ def done_in_s(queue: ModelQueue, work_s: float, now: float) -> float:
 
     What waits at a slot behind what that runs, counts. The work is poured over the slots as in division.py.
     """
-    slots = max(1, queue.slot_count)
     if queue.free:
         return work_s
+    if queue.slot_count == 1:
+        return work_s + sum([_height_s(ends_at, slot, now) for ends_at, _, slot in queue.ends])
     heights = []
     for ends_at, slot, alike in queue.ends.sampled(SAMPLE):
-        behind_s = 0.0 if slot.behind is None else slot.behind.predicted_s or 0.0
-        heights.append((max(0.0, ends_at - now) + behind_s, alike))
+        heights.append((_height_s(ends_at, slot, now), alike))
     heights.sort()
-    filled_s = work_s * slots
+    filled_s = work_s * queue.slot_count
     level_s, below = inf, 0
     for height_s, alike in heights:
         if height_s >= level_s:
@@ -71,13 +72,18 @@ def done_in_s(queue: ModelQueue, work_s: float, now: float) -> float:
     return level_s if below else work_s
 
 
+def _height_s(ends_at: float, slot: Slot, now: float) -> float:
+    behind = slot.behind
+    return max(0.0, ends_at - now) + (behind.predicted_s or 0.0 if behind is not None else 0.0)
+
+
 def waiting_s(queue: ModelQueue) -> float:
     """Predicted seconds of all that waits for a model's slots, for each of them."""
     return sum([other.cost_s / max(1, other.slot_count) for other in queue.shares.queues])
 
 
-def ahead_s(queue: ModelQueue, rank: float, clients: int, *, crowded: bool) -> float:
-    """What of it goes before a request of this rank.
+def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowded: bool) -> float:
+    """What goes before a request of this rank, of `all_s` that waits.
 
     Virtual time has to reach its rank, and passes at 1/clients of the slots' time. Where it is `crowded` it will: who is
     passed, is passed, whoever that will be. Otherwise what waits altogether is not more than what waits. A newcomer, on
@@ -86,7 +92,6 @@ def ahead_s(queue: ModelQueue, rank: float, clients: int, *, crowded: bool) -> f
     """
     shares = queue.shares
     turn_s = max(0.0, rank - shares.virtual_s) * clients
-    all_s = waiting_s(queue)
     if turn_s >= all_s:
         return turn_s if crowded else all_s
     before_s = [
