@@ -1,4 +1,4 @@
-"""Owns the scheduler and carries out what it decides: batches to executors, answers to egress.
+"""Owns the scheduler: tells it what happens, one event after the other, and has done what it decides (`effects.py`).
 
 Every method is synchronous and is called from the event loop's one thread, so that nothing comes between a
 decision and its effect. An effect may itself be an event (a slot that cannot be reached has left): such
@@ -11,29 +11,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
-from typing import assert_never
 
 import trio
 
 from shapestream.scheduling import events
-from shapestream.scheduling.actions import (
-    Action,
-    CancelBatch,
-    DeliverResults,
-    FailRequest,
-    ForgetRequest,
-    KillSlot,
-    RecallBatch,
-    StartBatch,
-)
+from shapestream.scheduling.actions import Action, FailRequest
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.alarm import Alarm
-from shapestream.serving.batches import Batch, BatchReport, Executor
+from shapestream.serving.batches import BatchReport, Executor
+from shapestream.serving.effects import Effects
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
 from shapestream.serving.quarantine import Quarantine
-from shapestream.serving.running import RunningBatch, SlotBook, SlotRecord
+from shapestream.serving.running import RunningBatch, SlotRecord
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream_engine.layout import Tensors
 
@@ -51,21 +42,21 @@ class Dispatcher:
         *,
         clock: Callable[[], float],
         flush: Callable[[], None],
-        prefetch: bool = True,
-        quarantine: Quarantine | None = None,
+        prefetch: bool,
+        quarantine: Quarantine,
     ) -> None:
         """`flush` makes the ports send what became ready. `prefetch`: may batches be sent to slots that are busy?"""
-        self.quarantine = Quarantine() if quarantine is None else quarantine
+        self.quarantine = quarantine
         """What killed workers, and is refused."""
         self._scheduler = scheduler
         self._flush = flush
-        self._egress = egress
         self._journal = journal
+        self._effects = Effects(egress, journal, quarantine)
+        self._book = self._effects.book
         self._clock = clock
         self._prefetch = prefetch
         self._ids = count(1)
-        self._records: dict[int, RequestRecord] = {}
-        self._book = SlotBook()
+        self._requests = self._effects.requests
         self.slots: Mapping[int, SlotRecord] = self._book.slots
         self._events: deque[events.Event] = deque()
         """Events that arose from actions still being carried out; empty between turns."""
@@ -84,7 +75,7 @@ class Dispatcher:
         """Everything that arrived in one turn, as one event."""
         if self.quarantine:
             records = self._without_quarantined(records, now)
-        known = self._records
+        known = self._requests
         arrivals = []
         for record in records:
             known[record.id] = record
@@ -109,11 +100,11 @@ class Dispatcher:
         others = []
         for record in records:
             if self.quarantine.holds(record.model.name, record.tensors, now):
-                self._records[record.id] = record
+                self._requests[record.id] = record
                 message = (
                     "a request like this one killed the worker that ran it, and is not run again for a while"
                 )
-                self._fail(FailRequest(id=record.id, code="poisoned", message=message))
+                self._effects.fail(FailRequest(id=record.id, code="poisoned", message=message))
             else:
                 others.append(record)
         return others
@@ -188,8 +179,8 @@ class Dispatcher:
         """Ends every request that is left as `draining`. For the very end: the scheduler decides nothing after this."""
         self._handed_back = True
         self._book.batches.clear()
-        for request in list(self._records):
-            self._fail(FailRequest(id=request, code="draining", message=message))
+        for request in list(self._requests):
+            self._effects.fail(FailRequest(id=request, code="draining", message=message))
 
     def _batch_ran(
         self, running: RunningBatch, report: BatchReport, outputs: Sequence[Tensors | None], now: float
@@ -207,17 +198,18 @@ class Dispatcher:
         code = report.code or "internal"
         self._handle(events.BatchFailed(batch=report.batch, code=code, message=report.message), now)
 
-    # ---------------------------------------------------------------- actions
+    # ---------------------------------------------------------------- decisions
 
     def _handle(self, event: events.Event, now: float) -> None:
         self._events.append(event)
         if self._handling or self._handed_back:
             return
         self._handling = True
+        carry_out = self._effects.carry_out
         try:
             while self._events:
                 for action in self._decide(self._events.popleft(), now):
-                    self._act(action, now)
+                    carry_out(action, now)
         finally:
             self._handling = False
 
@@ -228,88 +220,13 @@ class Dispatcher:
         self._journal.statistics.scheduling_s += perf_counter() - began
         return actions
 
-    def _act(self, action: Action, now: float) -> None:
-        match action:
-            case StartBatch():
-                self._start(action, now)
-            case DeliverResults():
-                self._deliver(action, now)
-            case FailRequest():
-                if action.code == "poisoned":
-                    self._put_in_quarantine(action, now)
-                self._fail(action)
-            case ForgetRequest():
-                self._egress.forgotten(self._end(action.id))
-            case CancelBatch():
-                running = self._book.batches.get(action.batch)
-                if running is not None:
-                    running.slot.executor.cancel_nowait(action.batch)
-            case RecallBatch():
-                running = self._book.batches.get(action.batch)
-                if running is not None:
-                    self._journal.recalled(running)
-                    running.slot.executor.recall_nowait(action.batch)
-            case KillSlot():
-                slot = self.slots.get(action.slot)
-                if slot is not None:
-                    slot.executor.kill_nowait(action.reason)
-            case _:
-                assert_never(action)
-
-    def _start(self, action: StartBatch, now: float) -> None:
-        known = self._records
-        records = [known[request] for request in action.requests]
-        if not records[0].model.profile.idempotent:
-            for record in records:
-                record.started = True
-        running = self._book.start(action, records, now)
-        self._journal.started(running)
-        running.slot.executor.start_nowait(
-            Batch(
-                batch=action.batch,
-                slot=running.slot.slot,
-                model=action.model,
-                sizes=action.sizes,
-                members=tuple([record.tensors for record in records]),
-                shapes=tuple([record.shape for record in records]),
-                start_before=running.start_before,
-            )
-        )
-
-    def _deliver(self, action: DeliverResults, now: float) -> None:
-        running = self._book.batches[action.batch]
-        outputs = running.outputs_of(action.requests)
-        end = self._end
-        self._egress.deliver([end(request) for request in action.requests], outputs, running, now)
-        self._journal.delivered(action)
-
-    def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
-        record = self._records[action.id]
-        digest = self.quarantine.keep(record.model.name, record.tensors, now)
-        self._journal.poisoned(record, action, digest)
-
-    def _fail(self, action: FailRequest) -> None:
-        self._journal.request_failed(action)
-        self._egress.fail(self._end(action.id), action)
-
-    def _end(self, request: int) -> RequestRecord:
-        """The request's one end: its record goes, and its client's credit comes back."""
-        record = self._records.pop(request)
-        session = record.session
-        del session.running[record.sequence]
-        nbytes = record.shape.total_nbytes
-        session.held_bytes -= nbytes
-        if session.key_credit is not None:
-            session.key_credit.give_back(nbytes)
-        return record
-
     # ---------------------------------------------------------------- turns and time
 
     def end_turn(self) -> None:
         """Whoever brought events calls this when there are no more: what is ready leaves."""
         self._flush()
         self._alarm.check()
-        if not self._records:
+        if not self._requests:
             self._idle.set()
 
     async def run_alarm(self) -> None:
@@ -322,11 +239,11 @@ class Dispatcher:
 
     async def wait_idle(self) -> None:
         """Until no request is left."""
-        while self._records:
+        while self._requests:
             self._idle = trio.Event()
             await self._idle.wait()
 
     @property
     def unfinished(self) -> int:
         """Requests that have no terminal reply yet."""
-        return len(self._records)
+        return len(self._requests)
