@@ -111,7 +111,8 @@ class Faults:
     def _kill_worker(self, moment: str) -> tuple[float, int]:
         pid = self._worker()
         self._lie_in_wait(moment, pid=pid)
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile: a miss
+            os.kill(pid, signal.SIGKILL)
         at = time.monotonic()
         self._gone(pid)
         if moment == "run":
@@ -177,8 +178,9 @@ class Faults:
 
     def _kill_unseen(self) -> None:
         """Sometimes a worker dies while nobody looks: its end, its last reports and its silence are found at once."""
-        if self._random.random() < UNSEEN:
-            os.kill(self._random.choice(list(self._stage.workers())), signal.SIGKILL)
+        workers = list(self._stage.workers())
+        if workers and self._random.random() < UNSEEN:
+            os.kill(self._random.choice(workers), signal.SIGKILL)
 
     # ---------------------------------------------------------------- clients
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -148,11 +149,15 @@ class Stage:
         """The server's own worker processes that are alive now."""
         try:
             children = psutil.Process(self.server.pid).children()
-            found = {child.pid: child for child in children if "--supervised" in child.cmdline()}
         except (AttributeError, psutil.NoSuchProcess):
             return {}
+        found = {}
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, or is a zombie
+                if "--supervised" in child.cmdline():
+                    found[child.pid] = child
         self._started.update(found)
-        return {pid: child for pid, child in found.items() if child.status() != psutil.STATUS_ZOMBIE}
+        return found
 
     def start_liar(self, first: int) -> subprocess.Popen[bytes]:
         """Starts the worker that lies; `first` says which lie comes first."""
