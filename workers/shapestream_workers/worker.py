@@ -38,6 +38,8 @@ RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # Until the server has said how often it beats.
 DEFAULT_HEARTBEAT_S = 1.0
+# However often that is: beats without a pause would be all that this process does.
+MIN_HEARTBEAT_S = 0.01
 # So many of the server's heartbeats may be missing before it counts as gone, but at least so long: an interval of a few
 # milliseconds is no reason to take a busy machine for a dead server.
 MISSED_HEARTBEATS = 3
@@ -212,7 +214,8 @@ class Worker:
         session = self._session
         while session.ended is None:
             welcome = session.welcome
-            interval_s = DEFAULT_HEARTBEAT_S if welcome is None else welcome.heartbeat_ms / 1000
+            asked_s = DEFAULT_HEARTBEAT_S if welcome is None else welcome.heartbeat_ms / 1000
+            interval_s = max(MIN_HEARTBEAT_S, asked_s)
             due = trio.current_time() + interval_s
             await trio.sleep_until(due)
             now = trio.current_time()  # once: it may stand still between two looks, too
