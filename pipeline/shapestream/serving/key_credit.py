@@ -45,6 +45,7 @@ class KeyCredit:
 
     __slots__ = (
         "_former",
+        "_largest",
         "_new",
         "_told",
         "_window",
@@ -66,6 +67,8 @@ class KeyCredit:
         self.max_requests = windows * window.window_requests
         self.max_bytes = windows * window.window_bytes
         self._window = window
+        self._largest = window
+        """No session was told more."""
         self._told: dict[Session, Credit] = {}
         """Of those with a connection."""
         self._former: dict[Session, _Former] = {}
@@ -106,15 +109,7 @@ class KeyCredit:
         if session in self._told:
             return {}
         part = self._part(len(self._told) + 1)
-        smaller = {}
-        for other, had in self._told.items():
-            less = _each(min, had, part)
-            if less != had:
-                smaller[other] = less
-                former = self._former.get(other)
-                most = had if former is None else _each(max, had, former.credit)
-                self._former[other] = _Former(credit=most, since=now)
-        self._told |= smaller
+        smaller = {} if part == self._largest else self._shrink(part, now)
         self._told[session] = NOTHING
         self._new[session] = None
         self._give([session])
@@ -139,11 +134,25 @@ class KeyCredit:
         part = self._part(len(self._told))
         return self._give([session for session, had in self._told.items() if had != part])
 
+    def _shrink(self, part: Credit, now: float) -> dict[Session, Credit]:
+        """Takes what is more than this from those that have it."""
+        smaller = {}
+        for session, had in self._told.items():
+            less = _each(min, had, part)
+            if less != had:
+                smaller[session] = less
+                former = self._former.get(session)
+                most = had if former is None else _each(max, had, former.credit)
+                self._former[session] = _Former(credit=most, since=now)
+        self._told |= smaller
+        return smaller
+
     def _give(self, sessions: Collection[Session]) -> dict[Session, Credit]:
         """Gives these what they lack, as far as it is free."""
         if not sessions:
             return {}
         part, free, given = self._part(len(self._told)), self._free(), {}
+        self._largest = part
         # More sessions than requests: each may have one, so that none waits for ever, and some may be refused.
         crowded = len(self._told) > self.max_requests
         for session in list(sessions):
@@ -170,11 +179,14 @@ class KeyCredit:
     def _free(self) -> Credit:
         """What no session has, nor may believe that it may have."""
         requests, nbytes = self.max_requests - self.requests, self.max_bytes - self.held_bytes
+        former = self._former
         for session, may in self._told.items():
-            if session in self._former:
-                may = _each(max, may, self._former[session].credit)
-            requests -= max(0, may.window_requests - len(session.running))
-            nbytes -= max(0, may.window_bytes - session.held_bytes)
+            if session in former:
+                may = _each(max, may, former[session].credit)
+            if (more := may.window_requests - len(session.running)) > 0:
+                requests -= more
+            if (more := may.window_bytes - session.held_bytes) > 0:
+                nbytes -= more
         return Credit(window_requests=max(0, requests), window_bytes=max(0, nbytes))
 
 
