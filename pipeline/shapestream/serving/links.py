@@ -7,6 +7,7 @@ one turn of the event loop leaves together, in as few messages as the protocol a
 from __future__ import annotations
 
 import structlog
+import trio
 
 from shapestream.errors import OutboxFull, PeerGone, RequestError
 from shapestream.telemetry.logging import RateLimit
@@ -92,7 +93,9 @@ class Outgoing:
         try:
             return pack_messages(entries, limits=self._limits)
         except RequestError as error:
-            log.error("an entry cannot be sent", port=self._port, why=error)
+            skipped = self._limit.admit("unsendable", trio.current_time())
+            if skipped is not None:
+                log.error("an entry cannot be sent", port=self._port, why=str(error), like_it_before=skipped)
         messages = []
         for entry in entries:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import structlog.testing
 import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import (
@@ -220,6 +221,21 @@ async def test_a_result_that_no_message_can_hold_fails_alone() -> None:
         assert (1, "internal") == ending(failure)
         assert "32" in failure.message
         assert 2 == (await client.hear(Result)).sequence
+
+
+@virtual_time
+async def test_results_that_cannot_be_sent_do_not_fill_the_log() -> None:
+    """A line per second, which tells how many were left out."""
+    async with scripted_client() as (client, slots):
+        monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
+        with structlog.testing.capture_logs() as lines:
+            for number in range(5):
+                client.say(request(number))
+                slots.finish(await slots.next_batch(), [monster])
+                await client.hear(Failure)
+        assert ["an entry cannot be sent"] == [
+            line["event"] for line in lines if line["log_level"] == "error"
+        ]
 
 
 @virtual_time
