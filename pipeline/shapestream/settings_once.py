@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shapestream.settings_raw import Finding, mapping
 from shapestream.yaml_source import Location
 
 __all__ = ["once_findings"]
@@ -13,11 +14,11 @@ __all__ = ["once_findings"]
 _ALONE = {"max_batch": (1,), "max_delay_ms": (0,), "max_padding_ratio": (), "max_batch_bytes": ()}
 
 
-def once_findings(location: Location, model: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def once_findings(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
     """Problems of a model, from the raw values of the file, each with the place of the key to remove."""
     if model.get("idempotent") is not False:
         return
-    batching, shapes = _mapping(model.get("batching")), _mapping(model.get("shapes"))
+    batching, shapes = mapping(model.get("batching")), mapping(model.get("shapes"))
     for key, value in batching.items():
         if key in _ALONE and value is not None and value not in _ALONE[key]:
             message = 'requests of a model with "idempotent: false" run alone (remove this key)'
@@ -39,7 +40,3 @@ def _filled_up(batching: Mapping[Any, Any], shapes: Mapping[Any, Any]) -> Iterat
     invariant = batching.get("batch_invariant")
     if invariant is True or invariant not in (None, False, 1):
         yield "batching", "batch_invariant"
-
-
-def _mapping(value: Any) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -7,8 +7,9 @@ the engine, which checks all of it again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
+from shapestream.settings_raw import Finding
 from shapestream.settings_words import closest, did_you_mean
 from shapestream.yaml_source import Location
 from shapestream_engine.dimension_table import BATCH
@@ -17,7 +18,6 @@ from shapestream_engine.shapes import Dimension, NamedShape
 
 __all__ = ["shapes_findings"]
 
-Finding: TypeAlias = tuple[Location, str]
 
 _KEYS = ("strategy", "max_prepared", "max_prepared_bytes", "warm_up", "static")
 
