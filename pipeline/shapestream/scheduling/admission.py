@@ -48,6 +48,8 @@ class Terms(NamedTuple):
     """What counts for its client's share: the same divided by the model's slots, nominal while nothing is measured."""
     alone_s: float | None = None
     """Seconds from its start to its end on the fastest slot; None without a deadline, or while nothing is measured."""
+    call_s: float = 0.0
+    """Seconds of the call in good company, on the most common slot; 0.0 while nothing is measured."""
 
 
 class Admission:
@@ -57,7 +59,7 @@ class Admission:
     """
 
     __slots__ = (
-        "_calls",
+        "_alone_s",
         "_terms",
         "costs",
         "draining",
@@ -90,12 +92,12 @@ class Admission:
         self.queued_bytes = 0
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms] = {}
-        self._calls: dict[tuple[str, tuple[int, ...]], tuple[float, float] | None] = {}
+        self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
 
     def new_turn(self) -> None:
         """Predictions are looked up once for all that arrive together."""
         self._terms.clear()
-        self._calls.clear()
+        self._alone_s.clear()
 
     def consider(
         self, arrival: Arrival, queue: ModelQueue | None, clients: int, now: float
@@ -143,10 +145,15 @@ class Admission:
         key = (arrival.model, sizes)
         terms = self._terms.get(key)
         if terms is None:
-            rows, shape = _rows_and_shape(arrival, queue)
-            cost_s = self.costs.request_s(arrival.model, shape, rows)
+            rows, shape = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
+            # Nothing is free of charge, a request without rows neither.
+            company = self.costs.company_s(arrival.model, shape, max(1, rows))
             slots = max(1, queue.slot_count)
-            terms = Terms(0.0, NOMINAL_S / slots) if cost_s is None else Terms(cost_s, cost_s / slots)
+            if company is None:
+                terms = Terms(0.0, NOMINAL_S / slots)
+            else:
+                cost_s, call_s = company
+                terms = Terms(cost_s, cost_s / slots, call_s=call_s)
             self._terms[key] = terms
         return terms
 
@@ -154,10 +161,14 @@ class Admission:
         self, arrival: Arrival, deadline: float, queue: ModelQueue, terms: Terms, clients: int, now: float
     ) -> Terms | Refusal:
         """Refuses what cannot be met, or will hardly be, as far as that is known; see deadlines.py."""
-        calls = self._calls_of(arrival, queue)
-        if calls is None or not queue.slot_count:
+        key = (arrival.model, arrival.sizes)
+        if key not in self._alone_s:
+            self._alone_s[key] = self.costs.batch_s(arrival.model, arrival.sizes)
+        alone_s = self._alone_s[key]
+        if alone_s is None or not queue.slot_count:
             return terms
-        alone_s = calls[0]
+        alone_s *= queue.fastest
+        terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
         left_s = deadline - now
         idle = bool(queue.free) and not queue.waiting
         if OPTIMISM * (earliest_s(queue, now) + alone_s) >= left_s:
@@ -167,35 +178,35 @@ class Admission:
                     f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
                 )
                 return Refusal("deadline_exceeded", message)
-        elif not idle and (refusal := self._crowded_out(arrival, queue, calls, left_s, clients, now)):
-            return refusal
-        return Terms(terms.cost_s, terms.share_s, alone_s)
+        elif not idle:
+            return self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
+        return terms
 
-    def _crowded_out(
+    def _with_others(
         self,
         arrival: Arrival,
         queue: ModelQueue,
-        calls: tuple[float, float],
+        terms: Terms,
+        alone_s: float,
         left_s: float,
         clients: int,
         now: float,
-    ) -> Refusal | None:
-        """A refusal if the wait, and then the call, will probably take longer than what is left."""
-        alone_s, company_s = calls
+    ) -> Terms | Refusal:
+        """Refuses what would probably wait, and then take, longer than what is left."""
         caution = queue.caution.factor
         crowded = now - queue.brimmed_at < left_s
         all_s = waiting_s(queue)
         # In time means with the whole call that it will be part of, unless that alone would take most of what is left.
-        most_s = company_s - alone_s
+        most_s = terms.call_s - alone_s
         more_s = min(most_s, all_s if crowded else max(0.0, all_s - most_s))
         call_s = min(alone_s + more_s, max(alone_s, left_s / 2))
         if not crowded and caution * (done_in_s(queue, all_s, now) + call_s) <= left_s:
-            return None
+            return terms
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
         rank = queue.shares.rank(arrival.client, priority, clients)
         wait_s = done_in_s(queue, ahead_s(queue, rank, clients, all_s, crowded=crowded), now)
         if not wait_s or caution * (wait_s + call_s) <= left_s:
-            return None
+            return terms
         queue.brimmed_at = now
         message = (
             f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
@@ -204,20 +215,6 @@ class Admission:
         if caution > FIRST_CAUTION:
             message += f"; such estimates were too short lately, and count {caution:.2f} times"
         return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
-
-    def _calls_of(self, arrival: Arrival, queue: ModelQueue) -> tuple[float, float] | None:
-        """Seconds of its call, alone and in good company, on the fastest slot; None while nothing is measured."""
-        key = (arrival.model, arrival.sizes)
-        if key not in self._calls:
-            rows, shape = _rows_and_shape(arrival, queue)
-            alone_s = self.costs.batch_s(arrival.model, arrival.sizes)
-            company = self.costs.company_s(arrival.model, shape, rows)
-            if alone_s is None or company is None:
-                self._calls[key] = None
-            else:
-                alone_s *= queue.fastest
-                self._calls[key] = (alone_s, max(alone_s, company[1] * queue.fastest))
-        return self._calls[key]
 
     def queued_s(self) -> float:
         """Predicted seconds that the slots need for what waits.
@@ -240,9 +237,3 @@ class Admission:
                 cost_s = queue.waiting * request_s
             total = (total or 0.0) + cost_s / max(1, queue.slot_count)
         return None if total is None else min(total, MAX_RETRY_AFTER_S)
-
-
-def _rows_and_shape(arrival: Arrival, queue: ModelQueue) -> tuple[int, tuple[int, ...]]:
-    """As costs are asked for. Nothing is free of charge, a request without rows neither."""
-    sizes = arrival.sizes
-    return (max(1, sizes[0]), sizes[1:]) if queue.has_batch else (1, sizes)

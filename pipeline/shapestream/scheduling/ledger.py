@@ -64,7 +64,7 @@ class Ledger:
         shares = queue.shares
         if not queue.count and not any(other.waiting for other in shares.queues):
             shares.catch_up()
-        cost_s, share_s, alone_s = terms
+        cost_s, share_s, alone_s, _ = terms
         tag, rank = shares.admit(client, share_s, priority, clients, len(clients))
         request = Request(
             arrival.id,
