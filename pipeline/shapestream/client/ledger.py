@@ -139,6 +139,7 @@ class Ledger:
         ticket = self.tickets.get(sequence)
         if type(ticket) is not RequestTicket or ticket.abandoned:
             return False
+        ticket.may_have_run = False
         if sequence not in self._waiting:
             self.outstanding_requests -= 1
             self.outstanding_bytes -= ticket.nbytes
@@ -151,12 +152,10 @@ class Ledger:
         """The requests that are not at the server."""
         return list(self._waiting.values())
 
-    def outstanding(self) -> list[RequestTicket]:
-        """The requests that the server has, as far as is known, and that somebody waits for."""
+    def may_have_run(self) -> list[RequestTicket]:
+        """The requests that the server had, as far as is known, and that somebody waits for."""
         return [
-            ticket
-            for ticket in self.of_kind(RequestTicket)
-            if ticket.id not in self._waiting and not ticket.abandoned
+            ticket for ticket in self.of_kind(RequestTicket) if ticket.may_have_run and not ticket.abandoned
         ]
 
     def take_sendable(self, now: float, transit: Transit) -> list[Request]:
@@ -185,6 +184,7 @@ class Ledger:
             self.outstanding_requests += 1
             self.outstanding_bytes += ticket.nbytes
             ticket.sent_at = now
+            ticket.may_have_run = True
             sendable.append(
                 Request(
                     sequence=ticket.id,

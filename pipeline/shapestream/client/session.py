@@ -228,7 +228,7 @@ class Session:
 
     def _give_up_what_may_have_run(self) -> None:
         """Another server took the place of one that had these, and knows nothing of them."""
-        for ticket in self._ledger.outstanding():
+        for ticket in self._ledger.may_have_run():
             if not ticket.model.idempotent:
                 self._ledger.abandon(ticket)
                 self._ledger.finish(ticket, WorkerLost(_MAY_HAVE_RUN))

@@ -87,6 +87,8 @@ class RequestTicket(Ticket):
     """How often it got a new number, because the reply to the old one was lost and is no longer kept."""
     sent_at: float = field(default=0.0, init=False)
     """When it was sent last, by the core's clock."""
+    may_have_run: bool = field(default=False, init=False)
+    """A server was given it, and has not said that it takes nothing new: also while it waits to be sent there again."""
     abandoned: bool = field(default=False, init=False)
     """Sent, and nobody waits any more; it holds its share of the window until the terminal reply."""
 

@@ -161,7 +161,7 @@ def test_a_server_that_takes_nothing_new_ends_what_waits_and_not_what_it_has() -
     assert waits.ledger.hold(refused.id, 5.0)
     assert [(65.0, refused)] == waits.until(1000.0)
     assert isinstance(refused.outcome, Draining)
-    assert [runs] == waits.ledger.outstanding()
+    assert [runs] == waits.ledger.may_have_run()
 
 
 def test_a_request_that_nobody_waits_for_is_not_ended_twice() -> None:

@@ -169,6 +169,22 @@ def test_what_may_not_run_twice_is_not_sent_to_another_server() -> None:
     assert refused.outcome is unsent.outcome is None
 
 
+def test_what_may_not_run_twice_and_waits_to_be_sent_again_is_not_sent_to_the_server_after_that() -> None:
+    """A server forgot the client, and was replaced before it said that the model is still there: it may have run."""
+    bench = Bench()
+    once = bench.open(signature={**SIGNATURE, "idempotent": False})
+    ticket = bench.submit(once)
+    assert [1] == sequences(bench.sent())
+    bench.receive(Unknown())
+    bench.sent()
+    bench.welcome()
+    assert [OpenModel(name="m")] == bench.sent()
+    bench.welcome(epoch=b"b")
+    bench.receive(ModelOpened(name="m", number=1, signature={**SIGNATURE, "idempotent": False}))
+    assert [] == sequences(bench.sent())
+    assert isinstance(ticket.outcome, WorkerLost)
+
+
 def test_what_may_not_run_twice_is_sent_again_to_the_same_server() -> None:
     """It knows whether it ran."""
     bench = Bench()
