@@ -19,6 +19,13 @@ TIMES_P99 = 10.0
 """A batch hangs that takes so many times what all but one of a hundred of its model's batches take."""
 TIMES_PREDICTED = 20.0
 """And so many times what it was itself predicted to take: predictions are rougher, and wrong for what is new."""
+TIMES_AT_MOST = 5.0
+"""But no longer than so many times what it should take, and a first call's time besides: what takes minutes by itself is
+late by a factor when others crowd the machine, and by a time when it had to be prepared for; not by twenty times."""
+FIRST_CALL_TIMES = 20.0
+"""Times `HangLimits.min_s` that a call may take of which nothing is known: it may have to compile."""
+MOST_FIRST_CALL_S = 600.0
+"""But no longer than this, unless `min_s` is."""
 ENOUGH = 20
 """Batches, from which on the 99th percentile says something; the largest of fewer than a hundred is taken for it."""
 REMEMBERED = 512
@@ -38,6 +45,11 @@ class HangLimits:
     grace_s: float = 5.0
     """From one step to the next."""
 
+    @property
+    def first_call_s(self) -> float:
+        """How long a call may take of which nothing is known."""
+        return max(self.min_s, min(FIRST_CALL_TIMES * self.min_s, MOST_FIRST_CALL_S))
+
     def __post_init__(self) -> None:
         if not (self.min_s > 0.0 and self.grace_s > 0.0):
             raise ValueError("a batch cannot hang from the start: the limits must be more than 0 s")
@@ -54,14 +66,15 @@ class HangWatch:
         self.next_look = inf
         """When `look` is wanted. Batches end without a word here, so it may be in vain, once per limit at most."""
 
-    def observe(self, model: str, busy_s: float) -> None:
+    def observe(self, batch: Batch, busy_s: float) -> None:
         """A batch ran so long."""
         if self.limits is None:
             return
+        model = batch.queue.profile.name
         times = self._busy.get(model)
         if times is None:
-            times = self._busy[model] = _BusyTimes()
-        times.add(busy_s)
+            times = self._busy[model] = _BusyTimes(measured=batch.predicted_s is not None)
+        times.add(busy_s, batch.sizes)
 
     def began(self, batch: Batch, now: float) -> None:
         """A batch begins to run."""
@@ -72,20 +85,26 @@ class HangWatch:
             self.next_look = hang_at
 
     def limit_s(self, batch: Batch) -> float:
-        """How long it may run: what its model says, or by what is known. While nothing is, the prediction is taken to be
-        the least that could be called a hang, since a first call may have to compile."""
+        """How long it may run: what its model says, or by what is known. While nothing is, as long as a first call may
+        take; and so, where costs are learned from traffic alone, what has sizes that none of the first batches had."""
         assert self.limits is not None
         own_s = batch.queue.profile.hang_after_s
         if own_s is not None:
             return own_s
-        least_s = self.limits.min_s
+        first_s = self.limits.first_call_s
         times = self._busy.get(batch.queue.profile.name)
-        known = times is not None and times.count >= ENOUGH
-        if known and times is not None:
-            least_s = max(least_s, TIMES_P99 * times.p99_s)
-        if batch.predicted_s is not None:
-            return max(least_s, TIMES_PREDICTED * batch.predicted_s)
-        return least_s if known else TIMES_PREDICTED * least_s
+        predicted_s = batch.predicted_s
+        if times is None or (predicted_s is None and times.count < ENOUGH):
+            return first_s if predicted_s is None else self._limit_s(0.0, predicted_s)
+        limit_s = self._limit_s(times.p99_s if times.count >= ENOUGH else 0.0, predicted_s or 0.0)
+        return max(limit_s, first_s) if times.new_to(batch) else limit_s
+
+    def _limit_s(self, p99_s: float, predicted_s: float) -> float:
+        """By what is known of a batch and its like; 0.0 for what is not."""
+        assert self.limits is not None
+        times_s = max(TIMES_P99 * p99_s, TIMES_PREDICTED * predicted_s)
+        most_s = TIMES_AT_MOST * max(p99_s, predicted_s) + self.limits.first_call_s
+        return max(self.limits.min_s, min(times_s, most_s))
 
     def look(self, batches: Iterable[Batch], now: float) -> list[Batch]:
         """The running batches for which it is time to take the next step (`Batch.hang`), which the caller takes."""
@@ -109,14 +128,25 @@ class HangWatch:
 class _BusyTimes:
     """The last so many, and what all but one of a hundred of them do not exceed."""
 
-    __slots__ = ("_last", "count", "p99_s")
+    __slots__ = ("_last", "_sizes", "count", "p99_s")
 
-    def __init__(self) -> None:
+    def __init__(self, *, measured: bool) -> None:
+        """`measured`: its first batch had a prediction, by a calibration, which has met what is new."""
+        self._sizes: set[tuple[int, ...]] | None = None if measured else set()
+        """Of the first batches, where nothing was measured before; None when there were enough."""
         self._last: deque[float] = deque(maxlen=REMEMBERED)
         self.count = 0
         self.p99_s = 0.0
 
-    def add(self, busy_s: float) -> None:
+    def new_to(self, batch: Batch) -> bool:
+        """Whether its sizes may have to be prepared for, for all that is known."""
+        return self._sizes is not None and batch.sizes not in self._sizes
+
+    def add(self, busy_s: float, sizes: tuple[int, ...]) -> None:
+        if self._sizes is not None:
+            self._sizes.add(sizes)
+            if self.count + 1 >= ENOUGH:
+                self._sizes = None  # first calls are among those that the 99th percentile is taken of
         self._last.append(busy_s)
         self.count += 1
         if self.count < 100:

@@ -47,7 +47,7 @@ class Reports:
         batch.slot.refusals = 0
         batch.slot.owes_rest = False
         ledger = self._ledger
-        self._watch.observe(batch.queue.profile.name, event.busy_s)
+        self._watch.observe(batch, event.busy_s)
         if event.expired:
             for request in batch.members:
                 if request.state is RUNNING and request.id in event.expired:

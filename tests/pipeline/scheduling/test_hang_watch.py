@@ -92,6 +92,55 @@ def test_while_little_is_known_the_prediction_counts(watched):
     assert pytest.approx(40.0) == _wake(watched)
 
 
+def test_what_takes_minutes_has_no_hour(watched):
+    """60 s as predicted: five times that and a first call's time, instead of twenty times."""
+    watched.model()
+    watched.measured_slots(0, call_s=59.996)
+    watched.arrive((1, 4))
+    assert pytest.approx(5 * 60.0 + 200.0) == _wake(watched)
+
+
+def test_sizes_that_never_ran_have_a_first_calls_time(watched):
+    """Without a calibration nobody knows what has to be prepared; the sizes that ran have ten seconds."""
+    watched.model()
+    watched.slots(0)
+    _warm_up(watched, 2)
+    watched.wait(200.0)  # a look in vain, for the first of them
+    watched.arrive((1, 4))
+    assert 210.0 == watched.scheduler.next_wakeup()
+    watched.finish(watched.started[-1], at=201.0)
+    watched.arrive((1, 8))
+    watched.wait(210.0)  # in vain again
+    assert 401.0 == _wake(watched)
+    assert [CancelBatch(batch=4, slot=0)] == _steps(watched)
+
+
+def test_after_twenty_batches_new_sizes_are_nothing_new(watched):
+    """What first calls take is among what the twenty took."""
+    watched.model()
+    watched.slots(0)
+    _warm_up(watched, 20)
+    watched.wait(200.0)
+    watched.arrive((1, 8))
+    assert 210.0 == _wake(watched)
+
+
+def test_a_calibration_has_met_what_is_new(watched):
+    """Then a first call has what it was predicted to take, twenty times, and ten seconds at least."""
+    watched.model()
+    watched.measured_slots(0)
+    _warm_up(watched, 2)
+    watched.wait(10.0)
+    watched.arrive((1, 8))
+    assert 20.0 == _wake(watched)
+
+
+@pytest.mark.parametrize(("min_s", "expected"), [(1.0, 20.0), (10.0, 200.0), (60.0, 600.0), (1000.0, 1000.0)])
+def test_the_first_call_has_a_bound(min_s, expected):
+    """However long the least is that could be called a hang."""
+    assert expected == HangLimits(min_s=min_s).first_call_s
+
+
 @pytest.mark.parametrize(("limit_s", "expected"), [(2.0, 2.0), (inf, None)])
 def test_a_model_may_have_a_limit_of_its_own(watched, limit_s, expected):
     """Also below the least of all, or none at all."""
