@@ -34,7 +34,10 @@ class KeptFiles:
         if chosen:
             return cls(Path(chosen))
         home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return cls(Path(home).expanduser() / "shapestream" / name)
+        try:
+            return cls(Path(home).expanduser() / "shapestream" / name)
+        except RuntimeError:
+            return cls(None)  # a user without a home, as in many containers
 
     @contextmanager
     def locked(self, key: str) -> Iterator[Path | None]:

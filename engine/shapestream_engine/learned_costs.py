@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, TypeAlias
 
-from shapestream_engine.cost_table import MAX_POINTS
+from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, MAX_SECONDS
 from shapestream_engine.errors import EngineError
 
 __all__ = ["LearnedCosts"]
@@ -42,6 +42,11 @@ class LearnedCosts:
         numbers = [self.saved_at, *self.seconds.values(), *self.preparation, *self.preparation.values()]
         if not all(isfinite(number) and number >= 0.0 for number in numbers):
             raise EngineError("corrections are finite, and nothing takes less than no time")
+        if max([*self.seconds.values(), *self.preparation.values()], default=0.0) > MAX_SECONDS:
+            raise EngineError(f"no call takes more than {MAX_SECONDS:g} s")
+        computed = [prod([size or 1 for size in sizes]) for sizes in self.seconds]
+        if max([*computed, *self.preparation], default=0) > MAX_ELEMENTS:
+            raise EngineError("no call computes so much")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` turns into the same again."""

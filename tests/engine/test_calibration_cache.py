@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,18 @@ def test_the_environment_says_where(monkeypatch, tmp_path):
     monkeypatch.delenv(ENVIRONMENT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tmp_path / "shapestream" / "costs" == CostCache.of_environment().folder
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch):
+    """Containers may run as a number that no user has."""
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    for variable in (ENVIRONMENT, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert CostCache.of_environment().folder is None
 
 
 def test_a_folder_that_cannot_be_made_only_costs_time(tmp_path):

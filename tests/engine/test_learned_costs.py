@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine.calibration_cache import MOST_LEARNED, CostCache
-from shapestream_engine.cost_table import MAX_POINTS, CostPoint, CostTable
+from shapestream_engine.cost_table import MAX_POINTS, MAX_SECONDS, CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.learned_costs import LearnedCosts
 
@@ -20,7 +20,7 @@ TABLE = CostTable(key="k", dimensions=("batch", "seq"), points=(CostPoint(sizes=
 LEARNED = LearnedCosts(
     table=TABLE.digest, batches=3, saved_at=1e9, seconds={(1, 8): 0.5}, preparation={8.0: 0.1, 64.0: 0.3}
 )
-SECONDS = st.floats(0.0, allow_nan=False, allow_infinity=False)
+SECONDS = st.floats(0.0, MAX_SECONDS)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def cache(tmp_path: Path) -> CostCache:
 
 
 @given(
-    st.dictionaries(st.tuples(st.integers(0), st.integers(0)), SECONDS, max_size=5),
+    st.dictionaries(st.tuples(st.integers(0, 1 << 26), st.integers(0, 1 << 26)), SECONDS, max_size=5),
     st.dictionaries(SECONDS, SECONDS, max_size=2),
 )
 def test_plain_data_tells_all(seconds, preparation):
@@ -55,6 +55,10 @@ def test_plain_data_tells_all(seconds, preparation):
         {"seconds": [[[1, size], 0.1] for size in range(MAX_POINTS + 1)]},
         {"preparation": [[1, 1], [2, 2], [3, 3]]},
         {"preparation": [[1, -1]]},
+        {"seconds": [[[1, 8], 1e160]]},
+        {"seconds": [[[2**30, 2**30], 0.1]]},
+        {"preparation": [[1, 1e160]]},
+        {"preparation": [[1e160, 1]]},
     ],
 )
 def test_what_cannot_be_corrections_is_refused(change):

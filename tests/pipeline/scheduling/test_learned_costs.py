@@ -15,7 +15,7 @@ from shapestream.scheduling.cost_line import Line
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.events import Arrival, ModelAdded, ModelProfile, RequestsArrived, SlotJoined
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream_engine.cost_table import CostPoint, CostTable
+from shapestream_engine.cost_table import MAX_SECONDS, CostPoint, CostTable
 from shapestream_engine.learned_costs import LearnedCosts
 
 PROFILE = ModelProfile(
@@ -194,12 +194,12 @@ def test_batches_are_counted_over_restarts():
     assert (15, 2.0, TABLE.digest) == (learned.batches, learned.saved_at, learned.table)
 
 
-@given(st.dictionaries(st.tuples(st.integers(0, 600), st.integers(0, 600)), st.floats(0.0, 1e9)))
+@given(st.dictionaries(st.tuples(st.integers(0, 600), st.integers(0, 600)), st.floats(0.0, MAX_SECONDS)))
 @settings(max_examples=50, deadline=None)
 def test_whatever_a_file_says_predictions_stay_sensible(seconds):
     """Finite, not negative, never falling where a call grows; sizes that the table has not are nobody's."""
     learned = LearnedCosts(
-        table=TABLE.digest, batches=1, saved_at=0.0, seconds=seconds, preparation={0.0: 1e9}
+        table=TABLE.digest, batches=1, saved_at=0.0, seconds=seconds, preparation={0.0: MAX_SECONDS}
     )
     costs = started([learned])
     over = costs.surface("m")
