@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream.serving.kept_replies import Answered
+from shapestream.serving.kept_replies import Answered, KeptReplies
 from shapestream.serving.key_credit import CONFIRM_WITHIN_S, KeyCredit
-from shapestream.serving.sessions import Session
+from shapestream.serving.sessions import Session, Sessions
 from shapestream.wire.messages import Credit
 
 NOW = 0.0
@@ -304,3 +304,21 @@ def test_honest_clients_are_never_refused_and_end_with_equal_parts(
     part = min(requests, max(1, windows * requests >> halvings))
     part_bytes = min(nbytes, windows * nbytes >> halvings)
     assert {window(part, part_bytes)} >= {key.credit.told(client.session) for client in key.clients}
+
+
+def test_a_key_keeps_its_number_when_all_of_its_sessions_have_gone() -> None:
+    """So its debts: else each return would be a new client's, which goes first. Without a key there is nobody to know again."""
+    kept = KeptReplies(max_bytes=1, max_age_s=1.0, max_replies=1, now=NOW)
+    sessions = Sessions(4, kept, window(4), 2)
+
+    def numbers(key: str | None) -> list[int]:
+        found = []
+        for name in (b"a", b"b"):
+            session = sessions.open(16 * name, name, "test", NOW, key)
+            assert session is not None
+            found.append(session.number)
+            sessions.close(session)
+        return found
+
+    assert 1 == len({*numbers("key"), *numbers("key")})
+    assert 6 == len({*numbers("key"), *numbers("other"), *numbers(None), *numbers(None)})
