@@ -307,7 +307,7 @@ def test_honest_clients_are_never_refused_and_end_with_equal_parts(
 
 
 def test_a_key_keeps_its_number_when_all_of_its_sessions_have_gone() -> None:
-    """So its debts: else each return would be a new client's, which goes first. Without a key there is nobody to know again."""
+    """So its debts: each return would be a new client's, which goes first. Without a key nobody is known again."""
     kept = KeptReplies(max_bytes=1, max_age_s=1.0, max_replies=1, now=NOW)
     sessions = Sessions(4, kept, window(4), 2)
 
