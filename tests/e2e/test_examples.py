@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -98,8 +99,10 @@ def test_demo_that_is_ended_takes_its_server_along(tmp_path: Path) -> None:
         assert demo.stdout is not None
         while not (line := demo.stdout.readline()).startswith("streaming"):
             assert line, "the demo ended before it streamed"
+        demo.send_signal(signal.SIGSTOP)  # so that it is not through before this slow test has looked
         children = psutil.Process(demo.pid).children(recursive=True)
         demo.terminate()
+        demo.send_signal(signal.SIGCONT)
         assert "ended by SIGTERM" in demo.stdout.read()
         assert 1 == demo.wait(TIMEOUT_S)
     assert len(children) >= 3
