@@ -227,9 +227,8 @@ class WorkerPort:
         return None
 
     def _forget(self, worker: RemoteExecutor, peer: bytes, now: float, *, died: bool = False) -> None:
-        self._dispatcher.executor_closing(
-            worker, now
-        )  # first: for what it has answered it is given nothing more
+        # Before its last reports are taken: for what it has answered it is given nothing more.
+        self._dispatcher.executor_closing(worker, now)
         self._report()
         self.workers.pop(peer, None)
         worker.left()
