@@ -87,7 +87,7 @@ def test_a_producer_that_blocks_does_not_block_the_event_loop(address: str) -> N
 
     def source() -> Iterator[Any]:
         yield ROW
-        assert go_on.wait(10)
+        assert go_on.wait(120)
         yield ROW
 
     async def main() -> None:

@@ -239,7 +239,7 @@ async def test_a_full_queue_and_a_spent_deadline_behind_a_busy_slot(address: str
     release = threading.Event()
 
     def slow(x: np.ndarray[Any, Any], scale: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        release.wait(20)
+        release.wait(120)
         return scaled(x, scale)
 
     async with (
