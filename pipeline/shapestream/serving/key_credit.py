@@ -79,6 +79,11 @@ class KeyCredit:
     def __repr__(self) -> str:
         return f"<credit of {len(self._told)} sessions: {self.requests} requests, {self.held_bytes} bytes>"
 
+    @property
+    def connected(self) -> int:
+        """Its sessions that have a connection."""
+        return len(self._told)
+
     # ------------------------------------------------------------ requests
 
     def covers(self, nbytes: int) -> bool:

@@ -75,11 +75,15 @@ class Reception:
         if session is not None and session is not known:
             self.end(session, "another client on its connection", now)
         if known is None:
-            if self.sessions.full and (absent := self.sessions.longest_absent()) is not None:
-                self.end(absent, "makes room for another", now)
+            if self.sessions.full and self.sessions.has_room(key, leaving=1):
+                absent = self.sessions.longest_absent()
+                if absent is not None:
+                    self.end(absent, "makes room for another", now)
             known = self.sessions.open(client, peer, hello.software, now, key)
             if known is None:
-                self.turn_away(peer, f"more than {self._options.max_sessions} sessions", now)
+                self.turn_away(
+                    peer, f"more than {self._options.max_sessions} sessions, or too many with its key", now
+                )
                 return None
             known_by = {} if key is None else {"key": key}
             self._tell("client joined", known, now, software=hello.software, **known_by)

@@ -20,6 +20,10 @@ from shapestream_engine.signature import RequestShape
 __all__ = ["RequestRecord", "Session", "Sessions"]
 
 
+PLACES_PER_FREE = 8
+"""One key alone can have eight places in nine."""
+
+
 class RequestRecord:
     """One admitted request, from its arrival to its terminal reply."""
 
@@ -135,14 +139,25 @@ class Sessions:
         """Whether there is no room for another."""
         return len(self._by_client) >= self._max_sessions
 
+    def has_room(self, key: str | None, leaving: int = 0) -> bool:
+        """Whether one more may come with this key, when so many have left.
+
+        A key has at most `PLACES_PER_FREE` times as many places as are free, so there is always one for another
+        (A. K. Choudhury, E. L. Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM
+        Transactions on Networking 1998).
+        """
+        free = self._max_sessions + leaving - len(self._by_client)
+        credit = None if key is None else self._keys.get(key)
+        return free > 0 and (credit is None or credit.connected < PLACES_PER_FREE * free)
+
     def open(
         self, client: bytes, peer: bytes, software: str, now: float, key: str | None = None
     ) -> Session | None:
-        """A new session; None when there are too many, which the caller must say to the peer.
+        """A new session; None when there are too many, of all or of this key, which the caller must say to the peer.
 
         One with a key gets its credit from `key_credit.join`, which is for the caller to do: others may have to be told.
         """
-        if self.full:
+        if not self.has_room(key):
             return None
         credit = None if key is None else self._credit_of(key)
         number = next(self._numbers) if credit is None else credit.number

@@ -14,7 +14,7 @@ from tests.pipeline.serving.protected_server import ALICE, BOB, SERVER, Place, s
 import shapestream
 from shapestream.serving.models import ModelOptions
 from shapestream.transport.curve_keys import KeyPair, write_key_pair
-from shapestream.wire.messages import Credit, Failure, Goodbye, Heartbeat, Result, Unknown
+from shapestream.wire.messages import Credit, Failure, Goodbye, Heartbeat, Hello, Result, Unknown
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 ONE_BY_ONE = {SIGNATURE.name: ModelOptions(max_batch=1)}
@@ -147,6 +147,21 @@ async def test_what_a_session_that_left_had_is_credit_again() -> None:
         first.say(Heartbeat())
         await first.hear(Unknown)
         assert [0, 2] == [await refused(second, 1, first=5), await refused(third, 4)]
+
+
+@real_time
+async def test_one_key_cannot_take_every_place() -> None:
+    """It has eight in nine; the ninth is another key's. Where somebody leaves it may come again."""
+    async with serving(ScriptedSlots(), max_sessions=9) as place:
+        bob = await sessions(place, BOB, 8)
+        late = await place.peer(BOB)
+        late.say(Hello(client=client_id(BOB, 8), software="test"))
+        await late.hear(Goodbye)
+        await sessions(place, ALICE, 1)
+        bob[0].say(Goodbye())
+        bob[0].say(Heartbeat())
+        await bob[0].hear(Unknown)
+        await bob[0].open_session(client_id(BOB, 9))
 
 
 @real_time
