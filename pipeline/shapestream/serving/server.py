@@ -31,6 +31,10 @@ __all__ = ["Server", "serve"]
 
 log = structlog.get_logger()
 
+# Between the last word and the end of the connections. A worker's libzmq (ZMQ_IMMEDIATE) drops with a connection what was
+# not read by then; a worker that missed the goodbye waits for 3 s before it calls the server gone.
+FAREWELL_S = 0.05
+
 # A beat that comes later than this after its time says that this process itself stood still: it was stopped, or busy.
 STALL_S = 0.5
 
@@ -183,6 +187,7 @@ class Server:
             dispatcher.hand_back(f"the server stopped first; the grace was {self._grace_s} s")
         self._parts.ports.say_goodbye()
         dispatcher.end_turn()
+        await trio.sleep(FAREWELL_S)
         log.info(
             "server stopped",
             results=counters.results,

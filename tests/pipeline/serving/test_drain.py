@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import RawPeer, ScriptedSlots, memory_serving, request, verdict
@@ -14,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
-from shapestream.serving.server import Server, serve
+from shapestream.serving.server import FAREWELL_S, Server, serve
 from shapestream.transport.memory import memory_server
 from shapestream.wire.messages import Execute, Failure, Goodbye, Heartbeat
 
@@ -39,6 +40,16 @@ async def test_an_idle_server_ends_at_once_and_says_goodbye() -> None:
     async with ends_by_itself() as (server, client, _):
         server.drain()
         await client.hear(Goodbye)
+
+
+@virtual_time
+async def test_who_is_told_goodbye_has_a_moment_to_read_it() -> None:
+    """What was not read when a connection ends may be lost with it."""
+    async with ends_by_itself() as (server, client, _):
+        server.drain()
+        await client.hear(Goodbye)
+        told_at = trio.current_time()
+    assert FAREWELL_S == pytest.approx(trio.current_time() - told_at)
 
 
 @virtual_time
