@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ _FOLLOWERS = {
 def model_findings(location: Location, model: Mapping[str, Any]) -> Iterator[Finding]:
     """What one model's settings disagree about among themselves."""
     path, function, engine = model.get("path"), model.get("function"), model.get("engine")
+    engine = engine if isinstance(engine, str | None) else ""  # of no known kind, which is said elsewhere
     if path is None and function is None:
         yield location, 'neither "path" nor "function" (one of them says what to run)'
     elif path is not None and function is not None:
@@ -80,13 +82,13 @@ def _invariance(location: Location, model: Mapping[str, Any]) -> Iterator[Findin
             yield (*location, "shapes", key), message
 
 
-def _suffix(location: Location, path: str, engine: Any) -> Iterator[Finding]:
+def _suffix(location: Location, path: str, engine: str | None) -> Iterator[Finding]:
     """Whether a file is of a kind that its engine reads. What engines of others read is not known here."""
     suffix = PurePath(path).suffix
     if engine is None and not any(suffix in suffixes for suffixes in _SUFFIXES.values()):
         known = ", ".join(f"{what} ({suffix})" for suffix, what in _KINDS.items())
         yield location, f'"{path}" is of no kind that is known: {known} (write the engine that reads it)'
-    elif isinstance(engine, str) and suffix not in _SUFFIXES.get(engine, (suffix,)):
+    elif engine is not None and suffix not in _SUFFIXES.get(engine, (suffix,)):
         yield location, f'engine "{engine}" reads {" and ".join(_SUFFIXES[engine])}, not "{path}"'
 
 
@@ -136,6 +138,7 @@ def _rules(location: Location, outputs: Mapping[str, Any], *, complete: bool) ->
             yield (*where, "output"), message
 
 
+_MOST = sys.float_info.max
 _PROBES = ("integers", "uniform", "normal", "samples")
 
 
@@ -147,6 +150,15 @@ def _probe(location: Location, probe: Mapping[str, Any]) -> Iterator[Finding]:
         match probe.get(kind):
             case [int() | float() as low, int() | float() as high] if low > high:
                 yield (*location, kind), f"the low end {low} lies above the high end {high}"
+    match probe.get("integers"):
+        case [int() as low, int() as high] if low < -(1 << 63) or high >= 1 << 63:
+            yield (
+                (*location, "integers"),
+                "no element type has integers of more than 64 bits (narrow the range)",
+            )
+    match probe.get("uniform"):
+        case [int() | float() as low, int() | float() as high] if not high - low <= _MOST:
+            yield (*location, "uniform"), "the two ends lie further apart than any number (narrow the range)"
     match probe.get("normal"):
         case [_, int() | float() as std] if std < 0:
             yield (*location, "normal"), f"the standard deviation {std} is negative"

@@ -34,6 +34,8 @@ __all__ = [
 
 # A Python process with NumPy and one small model takes more.
 MIN_MEMORY_LIMIT = 64 << 20
+MAX_BYTES = 1 << 53
+"""8 PiB: more than any machine has, and exact in every format that tells a client of it."""
 
 _UNITS = {
     "": 1,
@@ -51,12 +53,18 @@ _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
 def read_bytes(value: Any) -> int:
     """A number of bytes, or a text such as "256 MiB"."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
+        return _believable(value, value)
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())) is not None:
         scale = _UNITS.get(match[2].upper())
         if scale is not None and int(match[1]) > 0:
-            return int(match[1]) * scale
+            return _believable(int(match[1]) * scale, value)
     raise wrong(f'expected a size, got {describe(value)} (write bytes, or "256 MiB")')
+
+
+def _believable(nbytes: int, value: Any) -> int:
+    if nbytes > MAX_BYTES:
+        raise wrong(f"{describe(value)} is more than any machine has (write at most {MAX_BYTES})")
+    return nbytes
 
 
 def read_memory_limit(value: Any) -> int:

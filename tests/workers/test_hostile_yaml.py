@@ -110,7 +110,8 @@ VALUES = {
     "a port in other digits": ("server: {listen: [\'tcp://127.0.0.1:\u0665\u0665\']}".encode(), "no port"),
     "a port beyond 65535": (b"server: {listen: ['tcp://127.0.0.1:65536']}", "no port"),
     "a port that is negative": (b"server: {listen: ['tcp://127.0.0.1:-1']}", "no port"),
-    "a window of 400 digits": (b"server: {window_bytes: %b}" % (b"9" * 400), "models"),
+    "a window of 400 digits": (b"server: {window_bytes: %b}" % (b"9" * 400), "window_bytes"),
+    "a window of no 64 bits": (b"server: {window_bytes: 999999999999 GB}", "more than any machine has"),
     "a heartbeat of 400 digits": (b"server: {heartbeat_s: %b}" % (b"9" * 400), "heartbeat_s"),
     "a heartbeat that is infinite": (b"server: {heartbeat_s: .inf}", "heartbeat_s"),
     "a heartbeat that is not a number": (b"server: {heartbeat_s: .nan}", "heartbeat_s"),
@@ -127,6 +128,15 @@ VALUES = {
     "a count of 300 digits": (MODEL % b"batching: {max_batch: %b}" % (b"9" * 300), "max_batch"),
     "padding that is not a number": (MODEL % b"inputs: {x: {shape: 'batch, n', pad: {n: .nan}}}", ""),
     "a column of 30 digits": (MODEL % b"outputs: {y: {rule: index_column, column: %b}}" % (b"9" * 30), ""),
+    "an engine that is a list": (MODEL % b"engine: [openvino]", "unknown engine a list"),
+    "an engine that is a mapping": (MODEL % b"engine: {openvino: x}", "unknown engine a mapping"),
+    "a probe of more than 64 bits": (
+        MODEL % b"probe: {x: {integers: [0, 9223372036854775808]}}", "narrow the range"
+    ),
+    "a probe as wide as all numbers": (
+        MODEL % b"probe: {x: {uniform: [-1.0e+308, 1.0e+308]}}", "narrow the range"
+    ),
+    "a probe without end": (MODEL % b"probe: {x: {uniform: [0.0, .inf]}}", "narrow the range"),
     "a trace in a folder that is not there": (b"server: {record_trace: /nowhere/at/all}", "no such folder"),
     "a model root that is a file": (b"server: {model_root: m.xml}", "no such folder"),
 }  # fmt: skip
