@@ -20,6 +20,7 @@ from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.simulate.command import simulate
+from shapestream_workers.standard_streams import open_standard_streams
 from shapestream_workers.tune.command import tune
 
 __all__ = ["app", "main"]
@@ -68,6 +69,7 @@ Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How lo
 
 def main() -> None:
     """The entry point of the `shapestream` command."""
+    open_standard_streams()
     app()
 
 
