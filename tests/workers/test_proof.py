@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -112,6 +113,18 @@ def test_what_dies_alone_is_not_run_by_check_itself(tmp_path: Path) -> None:
     assert 0 == ran.exit_code
     assert "warning: " in ran.stderr
     assert "SIGABRT" in ran.stderr
+
+
+def test_what_hangs_in_check_itself_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so and ends, and leaves the call behind."""
+    monkeypatch.setattr("shapestream_workers.check.RUN_TIMEOUT_S", 0.05)
+    released = importlib.import_module("breakable").RELEASED
+    try:
+        ran = check(write(tmp_path, ROWS, "hangs_in_check"))
+    finally:
+        released.set()
+    assert 3 == ran.exit_code
+    assert "no answer within 0.05 s for batch 1, n 1" in ran.stderr
 
 
 def test_unproved_padding_stays_off_with_a_warning(tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ def _try_model(settings: ModelSettings, compiled: CompiledModel) -> tuple[list[s
     values = _values(settings, compiled.signature)
     calls: list[str] = []
     problems: list[str] = []
+    hangs = False
     try:
         for number, rows in enumerate(_plans(compiled.signature)):
             members = [make_request(compiled.signature, values, sizes) for sizes in rows]
@@ -164,6 +165,7 @@ def _try_model(settings: ModelSettings, compiled: CompiledModel) -> tuple[list[s
                 f"{_spell(compiled.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
             )
             if report is None:
+                hangs = True
                 problems.append(f"no answer within {RUN_TIMEOUT_S:g} s for {call}")
                 break
             if report.error_code is not None:
@@ -175,7 +177,9 @@ def _try_model(settings: ModelSettings, compiled: CompiledModel) -> tuple[list[s
             assert report.outputs is not None  # it ran
             calls.append(f"{call}: {_spell_outputs(compiled.signature, report.outputs[0])}")
     finally:
-        slot.close()
+        # One that hangs would never end; its thread ends with the process.
+        if not hangs:
+            slot.close()
     return calls, problems
 
 

@@ -19,6 +19,8 @@ __all__ = ["format_result", "read_inputs", "run_one", "save_outputs", "signature
 
 # A terminal is not the place for more numbers; --json and --save give all of them.
 SHOWN_ELEMENTS = 24
+SHOWN_CHARACTERS = 200
+"""Of a value that cannot be read."""
 
 
 def read_inputs(arguments: Sequence[str]) -> dict[str, Any]:
@@ -37,13 +39,16 @@ def read_inputs(arguments: Sequence[str]) -> dict[str, Any]:
 def _read_value(name: str, text: str) -> Any:
     if text.endswith(".npy"):
         try:
-            return np.load(text, allow_pickle=False)
-        except (OSError, ValueError) as error:
+            # Not by np.load, which also opens archives, and ends in other ways for what is neither.
+            with open(text, "rb") as file:
+                return np.lib.format.read_array(file, allow_pickle=False)
+        except (OSError, ValueError, MemoryError) as error:
             raise InvalidRequest(f"input {name!r}: {text}: {error}") from error
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"input {name!r}: {text!r} is neither a .npy file nor JSON ({error})"
+    except (ValueError, RecursionError) as error:  # also for a number of thousands of digits
+        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+        message = f"input {name!r}: {shown!r} is neither a .npy file nor JSON ({error})"
         raise InvalidRequest(message) from error
 
 
@@ -106,6 +111,8 @@ def format_result(result: Result, *, as_json: bool) -> str:
 
 def _plain(array: np.ndarray[Any, Any]) -> Any:
     """Nested lists; numbers that JSON cannot hold become their names."""
+    if array.dtype.kind == "V":
+        array = array.astype(np.float32)  # bf16, which is no type of NumPy's own, and which f32 holds exactly
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return np.where(np.isfinite(array), array.astype(object), array.astype(str)).tolist()
     return array.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,13 @@ def by_position(x: Array) -> Array:
     result = np.array(x, np.float32)
     result[1:] = np.nextafter(result[1:], np.float32(np.inf))
     return result
+
+
+RELEASED = threading.Event()
+
+
+def hangs_in_check(x: Array) -> Array:
+    """Passes its proof, and is stuck in a slot of `check` until `RELEASED`."""
+    if threading.current_thread().name == "slot check":
+        RELEASED.wait()
+    return np.asarray(x * 2, np.float32)
