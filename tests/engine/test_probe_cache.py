@@ -136,6 +136,36 @@ def test_weights_beside_the_graph_count(tmp_path: Path) -> None:
     assert first != entry_name(tmp_path, spec, compiled, ProbeOptions())
 
 
+@pytest.mark.parametrize("name", ["m[1].onnx", "m*.onnx", "?.onnx"])
+def test_a_file_of_any_name_counts(tmp_path: Path, name: str) -> None:
+    """Also one that is called like a pattern."""
+    _, compiled = model("numpy:sort")
+    spec = ModelSpec(name="m", path=tmp_path / name, engine="onnxruntime")
+    (tmp_path / name).write_text("graph")
+    first = entry_name(tmp_path, spec, compiled, ProbeOptions())
+    (tmp_path / name).write_text("Graph")
+    assert first != entry_name(tmp_path, spec, compiled, ProbeOptions())
+
+
+@pytest.mark.parametrize("weights", ["w", "weights of another name.bin", f"{'long' * 50}.bin", "äö/w.bin"])
+def test_weights_that_an_onnx_file_names_count(tmp_path: Path, weights: str) -> None:
+    """Wherever they are; other files do not."""
+    onnx = pytest.importorskip("onnx")
+    _, compiled = model("numpy:sort")
+    path = tmp_path / "m.onnx"
+    tensor = onnx.TensorProto(name="w", dims=[1], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=weights)
+    path.write_bytes(onnx.ModelProto(graph=onnx.GraphProto(initializer=[tensor])).SerializeToString())
+    (tmp_path / weights).parent.mkdir(exist_ok=True)
+    (tmp_path / weights).write_text("weights")
+    spec = ModelSpec(name="m", path=path, engine="onnxruntime")
+    first = entry_name(tmp_path, spec, compiled, ProbeOptions())
+    (tmp_path / "other.bin").write_text("of another model")
+    assert first == entry_name(tmp_path, spec, compiled, ProbeOptions())
+    (tmp_path / weights).write_text("Weights")
+    assert first != entry_name(tmp_path, spec, compiled, ProbeOptions())
+
+
 def test_what_would_perhaps_not_happen_again_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

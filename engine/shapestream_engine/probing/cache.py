@@ -7,11 +7,15 @@ Processes that want the same proof at the same time wait for the first, which ho
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import mmap
+import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +35,8 @@ ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
 _FORMAT = 1
 """Of the entries, and of what is tried: raised when either changes, so that old verdicts are not taken for new ones."""
 _READ_BYTES = 1 << 20
+_LOCATION = re.compile(rb"\n\x08location\x12([\x00-\x7f]|[\x80-\xff][\x00-\x7f])", re.DOTALL)
+"""The key and the length of `external_data`'s entry in ONNX's protobuf; the name follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,8 @@ def _values(values: object) -> str:
 def _model_digest(spec: ModelSpec) -> str:
     if spec.path is not None:
         # Weights lie beside the graph, under names that begin alike: m.xml and m.bin, m.onnx and m.onnx.data.
-        return _digest(sorted(spec.path.parent.glob(f"{spec.path.stem}*")))
+        beside = set(spec.path.parent.glob(f"{glob.escape(spec.path.stem)}*"))
+        return _digest(sorted(beside | _external(spec.path)))
     top = (spec.function or "").partition(":")[0].partition(".")[0]
     try:
         found: Any = importlib.util.find_spec(top)
@@ -119,6 +126,19 @@ def _model_digest(spec: ModelSpec) -> str:
         return _digest([] if found is None or found.origin is None else [Path(found.origin)])
     # A function may call anything in its package: any change there counts.
     return _stats([Path(folder) for folder in found.submodule_search_locations])
+
+
+def _external(path: Path) -> set[Path]:
+    """The files in which an ONNX file says that its weights are, under any name."""
+    if path.suffix.lower() != ".onnx" or not path.is_file() or not path.stat().st_size:
+        return set()
+    found = set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as graph:
+        for match in _LOCATION.finditer(graph):
+            first, second = match[1][0], match[1][-1]
+            length = first if len(match[1]) == 1 else first - 128 + 128 * second
+            found.add(os.fsdecode(graph[match.end() : match.end() + length]))
+    return {path.parent / name for name in found if name and "\0" not in name}
 
 
 def _stats(folders: list[Path]) -> str:
