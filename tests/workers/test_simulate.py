@@ -129,6 +129,8 @@ def test_the_models_of_a_file_are_simulated_as_it_says(tmp_path: Path) -> None:
         (["--sizes", "seq=8", "--rate", "0", "--cost", COST], 2, "--rate"),
         (["--sizes", "seq=8", "--rate", "1"], 2, "no costs of model 'model'"),
         (["--sizes", "seq=8", "--rate", "1", "--cost", "x=1"], 2, "none of fixed_ms=MS"),
+        (["--sizes", "seq=8", "--rate", "1", "--cost", "fixed_ms=1e308"], 3, "cost too much"),
+        (["--sizes", "seq=8", "--rate", "1", "--cost", COST, "--clients", "9" * 30], 2, "--clients"),
         (["--sizes", "seq=0", "--rate", "1", "--cost", COST], 2, "expected lognormal"),
         (["--sizes", "seq=8", "--rate", "1", "--cost", COST, "--plot", "a.bmp"], 2, ".svg"),
         (["--trace", "gone", "--cost", COST], 3, "gone: no such file"),
@@ -162,7 +164,20 @@ def test_sweeps_are_read(text: str, expected: Sweep) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "slots", "slots=", "slots=0", "slots=1..9999", "rate=3..1", "colour=1", "rate=nan"]
+    "text",
+    [
+        "",
+        "slots",
+        "slots=",
+        "slots=0",
+        "slots=1..9999",
+        "rate=3..1",
+        "colour=1",
+        "rate=nan",
+        f"slots={'9' * 400}",
+        "slots=1000000000",
+        "rate=1..2:1000000000",
+    ],
 )
 def test_what_is_no_sweep_is_refused(text: str) -> None:
     """With examples of what is."""
@@ -178,6 +193,8 @@ def test_what_is_no_sweep_is_refused(text: str) -> None:
         ({"sizes": ["seq=8", "seq=9"], "rate": 1.0}, "two models of one name"),
         ({"exact": ["width"], "sizes": ["seq=8"], "rate": 1.0}, "no such dimension"),
         ({"speeds": "1,0", "sizes": ["seq=8"], "rate": 1.0}, "numbers above 0"),
+        ({"arrivals": f"bursts:{'9' * 30}", "sizes": ["seq=8"], "rate": 1.0}, "poisson, constant or bursts"),
+        ({"sizes": [f"seq={2**52};x=4"], "rate": 1.0}, "more than anything computes"),
         ({"arrivals": "often", "sizes": ["seq=8"], "rate": 1.0}, "poisson, constant or bursts"),
     ],
 )

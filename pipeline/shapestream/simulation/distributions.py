@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.errors import ConfigurationError
+from shapestream_engine.cost_table import MAX_ELEMENTS
 
 __all__ = [
     "BadText",
@@ -92,7 +94,7 @@ def parse_distribution(text: str) -> Distribution:
         match kind, rest.split(","):
             case "lognormal", [median, sigma, bounds]:
                 low, high = parse_range(bounds)
-                if float(median) <= 0 or float(sigma) < 0:
+                if not (0 < float(median) < inf and 0 <= float(sigma) < inf):
                     raise ValueError("a median above 0 and a sigma of at least 0 are needed")
                 return Lognormal(float(median), float(sigma), low, high)
             case "uniform", [bounds]:
@@ -122,6 +124,6 @@ def parse_range(text: str) -> tuple[int, int]:
 
 def _size(text: str) -> int:
     size = int(text)
-    if size < 1:
-        raise ValueError(f"a size of {size} is below 1")
+    if not 1 <= size <= MAX_ELEMENTS:
+        raise ValueError(f"a size of {size} is not within 1..{MAX_ELEMENTS}")
     return size

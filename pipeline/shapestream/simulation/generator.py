@@ -21,6 +21,9 @@ from shapestream.simulation.trace import TraceReader, TraceRequest
 __all__ = ["Arrivals", "SizedModel", "Traffic", "generate", "parse_arrivals", "parse_sizes", "replay"]
 
 _CHUNK = 8192
+_RESOLUTION_S = 1e-6
+"""Of the times in a trace: requests within less came all at once, which no rate stretches."""
+_MOST_IN_BURST = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,7 @@ def replay(
         count, last_s = 0, 0.0
         for request in islice(reader, requests):
             count, last_s = count + 1, request.at_s
-        if last_s > 0:
+        if last_s >= _RESOLUTION_S:
             factor = count / last_s / rate
     for request in islice(reader, requests):
         yield request if factor == 1.0 else request._replace(at_s=request.at_s * factor)
@@ -128,7 +131,7 @@ def parse_arrivals(text: str, rate: float) -> Arrivals:
     match kind, size:
         case "poisson" | "constant" as plain, "":
             return Arrivals(rate=rate, kind=plain)
-        case "bursts", size if size.isdecimal() and int(size) > 0:
+        case "bursts", size if size.isdecimal() and len(size) < 11 and 0 < int(size) <= _MOST_IN_BURST:
             return Arrivals(rate=rate, kind="bursts", burst=int(size))
         case _:
             raise BadText([f"arrivals {text!r}: expected poisson, constant or bursts:SIZE"])

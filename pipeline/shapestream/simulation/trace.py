@@ -10,8 +10,8 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from pathlib import Path
+from sys import float_info
 from typing import IO, Any, NamedTuple, cast
 
 from shapestream.errors import ConfigurationError
@@ -168,4 +168,4 @@ class TraceReader:
 
 
 def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and isfinite(value) and value >= 0
+    return type(value) in (int, float) and 0 <= value <= float_info.max

@@ -114,7 +114,21 @@ def test_distributions_are_read(text: str, expected: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "x", "uniform:9..2", "uniform:2", "lognormal:24,0.9", "lognormal:0,1,1..2", "normal:1"]
+    "text",
+    [
+        "",
+        "0",
+        "x",
+        "uniform:9..2",
+        "uniform:2",
+        "lognormal:24,0.9",
+        "lognormal:0,1,1..2",
+        "normal:1",
+        "lognormal:nan,1,1..2",
+        "lognormal:9,nan,1..2",
+        "choice:99999999999999999999",
+        "uniform:1..99999999999999999999",
+    ],
 )
 def test_what_is_no_distribution_is_refused_with_the_forms_there_are(text: str) -> None:
     """The error shows how to write one."""
@@ -123,6 +137,14 @@ def test_what_is_no_distribution_is_refused_with_the_forms_there_are(text: str) 
 
 
 @pytest.mark.parametrize("text", ["seq", "seq=8;seq=9", "m*0/seq=8", "m*x/seq=8", "/seq=8", "m/"])
+def test_what_came_all_at_once_is_not_stretched(tmp_path: Path) -> None:
+    """A rate of nearly nothing would make times of it that are no numbers, and a simulation that never ends."""
+    path = tmp_path / "t.jsonl"
+    header = header_line({"m": ("batch", "seq")})
+    path.write_text(f"{header}[0,0,0,[1,2],null,0]\n[1e-320,0,0,[1,2],null,0]\n")
+    assert [0, 1e-320] == [request.at_s for request in replay(TraceReader(path), rate=5.0)]
+
+
 def test_what_are_no_sizes_is_refused(text: str) -> None:
     """With the text itself."""
     with pytest.raises(ConfigurationError, match="sizes"):

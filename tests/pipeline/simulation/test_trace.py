@@ -63,6 +63,8 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
         ([HEADER, "[0.5,0,0,[1,2],null]\n"], ":2: expected [t_s, model"),
         ([HEADER, "[-1,0,0,[1,2],null,0]\n"], ":2: t_s"),
         ([HEADER, "[NaN,0,0,[1,2],null,0]\n"], ":2: t_s"),
+        ([HEADER, f"[{'9' * 400},0,0,[1,2],null,0]\n"], ":2: t_s"),
+        ([HEADER, f"[0,0,0,[1,2],{'9' * 400},0]\n"], ":2: deadline_s"),
         ([HEADER, "[true,0,0,[1,2],null,0]\n"], ":2: t_s"),
         ([HEADER, "[0,1,0,[1,2],null,0]\n"], ":2: model: expected a number below 1, got 1"),
         ([HEADER, "[0,0,0.5,[1,2],null,0]\n"], ":2: client"),

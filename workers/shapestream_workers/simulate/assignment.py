@@ -10,8 +10,10 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import load_settings
 from shapestream.telemetry.logging import configure
+from shapestream_engine.errors import EngineError
 from shapestream_workers.simulate.plots import check_plot, draw
 from shapestream_workers.simulate.report import print_table
 from shapestream_workers.simulate.runs import Goal, Run, Sweep, fewest_slots, parse_sweep, run_all
@@ -40,13 +42,16 @@ def run_simulate(
     swept = None if sweep is None else parse_sweep(sweep)
     errors = Console(stderr=True)
     with errors.status("simulating") as status:
-        runs = run_all(
-            scenario,
-            swept,
-            compare=compare,
-            keep=plot is not None,
-            progress=lambda what: status.update(f"simulating: {what}"),
-        )
+        try:
+            runs = run_all(
+                scenario,
+                swept,
+                compare=compare,
+                keep=plot is not None,
+                progress=lambda what: status.update(f"simulating: {what}"),
+            )
+        except EngineError as error:  # costs that no table can hold: a formula may say anything
+            raise ConfigurationError([f"the calls of this traffic cost too much: {error}"]) from error
     if plot is not None:
         draw(runs, swept, plot)
     goal = None if p99_ms is None else Goal(p99_s=p99_ms / 1000)

@@ -63,7 +63,7 @@ def simulate(
     requests: Annotated[
         int | None, typer.Option(min=1, help="How many. Default: the whole trace, or 20000.")
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Who send them.")] = 1,
+    clients: Annotated[int, typer.Option(min=1, max=1 << 31, help="Who send them.")] = 1,
     deadline_ms: Annotated[float | None, typer.Option(min=0.0, help="Of every request.")] = None,
     slots: Annotated[
         int | None,

@@ -80,7 +80,7 @@ def _read_tables(path: Path) -> dict[str, CostTable]:
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError([f"{path}: {reason}"]) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError([f"{path}: not JSON: {error}"]) from error
     try:
         return _tables(plain)

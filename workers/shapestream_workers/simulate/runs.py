@@ -23,6 +23,7 @@ from shapestream.simulation.summary import Summary, summarise
 __all__ = ["Goal", "Run", "Sweep", "fewest_slots", "parse_sweep", "run_all"]
 
 MAX_STEPS = 64
+MAX_SLOTS = 100_000
 _STEPS = 8
 _WHOLE = frozenset({"slots", "in_flight", "max_batch"})
 
@@ -111,7 +112,9 @@ def parse_sweep(text: str) -> Sweep:
         values = _values(rest, whole=name in _WHOLE)
         if not values or len(values) > MAX_STEPS or not all(0 < value < float("inf") for value in values):
             raise ValueError(f"1 to {MAX_STEPS} values above 0")
-    except ValueError as error:
+        if name == "slots" and max(values) > MAX_SLOTS:
+            raise ValueError(f"at most {MAX_SLOTS:,} slots")
+    except (ValueError, OverflowError) as error:
         message = f"--sweep {text}: {error} (expected such as slots=1..16, slots=1,2,4 or rate=50..400:8)"
         raise BadText([message]) from error
     return Sweep(name, values)  # type: ignore[arg-type]  # one of them, as was checked
@@ -125,7 +128,7 @@ def _values(text: str, *, whole: bool) -> tuple[float, ...]:
     if whole and not colon:
         return tuple(float(number) for number in range(int(low), min(int(high), int(low) + MAX_STEPS) + 1))
     count = int(steps) if colon else _STEPS
-    if count < 2 or float(low) >= float(high):
-        raise ValueError("LOW..HIGH:STEPS needs LOW below HIGH and two steps")
+    if not 2 <= count <= MAX_STEPS or float(low) >= float(high):
+        raise ValueError(f"LOW..HIGH:STEPS needs LOW below HIGH, and 2 to {MAX_STEPS} steps")
     values = [float(low) + (float(high) - float(low)) * step / (count - 1) for step in range(count)]
     return tuple(dict.fromkeys(float(round(value)) if whole else value for value in values))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 from pathlib import Path
 
 from shapestream.errors import ConfigurationError
@@ -14,6 +14,7 @@ from shapestream.simulation.distributions import BadText
 from shapestream.simulation.experiment import Recorded, Scenario
 from shapestream.simulation.generator import Arrivals, SizedModel, Traffic, parse_arrivals, parse_sizes
 from shapestream.simulation.trace import TraceReader
+from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_workers.simulate.cost_sources import true_costs
 
 __all__ = ["ScenarioOptions", "make_scenario"]
@@ -61,6 +62,11 @@ class _Models:
 def make_scenario(options: ScenarioOptions) -> Scenario:
     """The scenario; raises `ConfigurationError` with all that is needed and was not said."""
     traffic, dimensions, largest = _traffic(options)
+    for name, sizes in largest.items():
+        if prod([size or 1 for size in sizes]) > MAX_ELEMENTS:
+            raise ConfigurationError(
+                [f"model {name!r}: requests of {list(sizes)} are more than anything computes"]
+            )
     models = _models_of_file(options, dimensions) if options.loaded else _models(options, dimensions)
     costs = true_costs(options.cost, options.costs, options.loaded, models.profiles, largest)
     slots, slots_per_worker = _slots(options)
