@@ -136,7 +136,6 @@ def test_what_is_no_distribution_is_refused_with_the_forms_there_are(text: str) 
         parse_distribution(text)
 
 
-@pytest.mark.parametrize("text", ["seq", "seq=8;seq=9", "m*0/seq=8", "m*x/seq=8", "/seq=8", "m/"])
 def test_what_came_all_at_once_is_not_stretched(tmp_path: Path) -> None:
     """A rate of nearly nothing would make times of it that are no numbers, and a simulation that never ends."""
     path = tmp_path / "t.jsonl"
@@ -145,6 +144,7 @@ def test_what_came_all_at_once_is_not_stretched(tmp_path: Path) -> None:
     assert [0, 1e-320] == [request.at_s for request in replay(TraceReader(path), rate=5.0)]
 
 
+@pytest.mark.parametrize("text", ["seq", "seq=8;seq=9", "m*0/seq=8", "m*x/seq=8", "/seq=8", "m/"])
 def test_what_are_no_sizes_is_refused(text: str) -> None:
     """With the text itself."""
     with pytest.raises(ConfigurationError, match="sizes"):
