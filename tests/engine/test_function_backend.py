@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,11 +124,17 @@ def exits(x: Any) -> Any:
     sys.exit(3)
 
 
+def gives_up(x: Any) -> Any:
+    """Ends as a call that asyncio gave up."""
+    raise asyncio.CancelledError("too slow")
+
+
 @pytest.mark.parametrize(
     ("function", "complaint"),
     [
         (raises, "ValueError: too dark"),
         (exits, "SystemExit: 3"),
+        (gives_up, "CancelledError: too slow"),
         (lambda x: None, "output 'y' is NoneType, not a NumPy array"),
         (lambda x: {"z": x}, "the function returned no output 'y', only z"),
         (lambda x: {}, "the function returned no output 'y', only nothing"),

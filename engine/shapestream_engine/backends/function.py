@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -88,10 +89,8 @@ class FunctionRequest(HostTensors):
         arguments = {name: tensor.data for name, tensor in self._named}
         try:
             returned = self._function(**arguments)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # the model's own code, which may do anything; SystemExit would end the slot
+        except (Exception, SystemExit, CancelledError, GeneratorExit) as error:
+            # The model's own code, which may do anything; the last three would end the slot.
             raise InferenceError(f"{type(error).__name__}: {error}") from error
         self.keep(self._check(returned))
 
