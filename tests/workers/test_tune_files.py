@@ -15,7 +15,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import load_settings
 from shapestream_workers.tune.bench_file import subject_of
 from shapestream_workers.tune.candidates import Candidate, Placement, ShapeChoice, edits_of
-from shapestream_workers.tune.edited_file import apply_edits, edited_text, write_tuned
+from shapestream_workers.tune.edited_file import apply_edits, edited_text, relocated, write_tuned
 
 DIMENSIONS = ("batch", "seq")
 FILE = """\
@@ -121,6 +121,37 @@ def test_elsewhere_paths_lead_to_the_same_files(config: Path, tmp_path: Path) ->
     assert [Path(address.removeprefix("ipc://")).resolve() for address in before.server.listen] == [
         Path(address.removeprefix("ipc://")).resolve() for address in after.server.listen
     ]
+
+
+def test_every_path_of_a_file_is_relocated_that_starts_at_its_folder(tmp_path: Path) -> None:
+    """Those of a home, and absolute ones, stay as they are."""
+    values = {
+        "server": {
+            "listen": ["ipc://run/s.sock", "ipc://~/s.sock", "ipc:///run/s.sock", "tcp://127.0.0.1:5555"],
+            "record_trace": "t.jsonl",
+            "model_root": "~",
+            "security": {"key": "keys/s.secret", "clients": "~/clients"},
+        },
+        "models": [{"path": "m.xml", "probe": "~/real.npz"}, {"path": "~/m.xml", "probe": "real.npz"}],
+    }
+    relocated(values, tmp_path / "old", tmp_path / "new")
+    assert {
+        "server": {
+            "listen": [
+                "ipc://../old/run/s.sock",
+                "ipc://~/s.sock",
+                "ipc:///run/s.sock",
+                "tcp://127.0.0.1:5555",
+            ],
+            "record_trace": "../old/t.jsonl",
+            "model_root": "~",
+            "security": {"key": "../old/keys/s.secret", "clients": "~/clients"},
+        },
+        "models": [
+            {"path": "../old/m.xml", "probe": "~/real.npz"},
+            {"path": "~/m.xml", "probe": "../old/real.npz"},
+        ],
+    } == values
 
 
 def test_the_input_is_never_overwritten(config: Path) -> None:

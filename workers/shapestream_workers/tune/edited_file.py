@@ -66,18 +66,20 @@ def relocated(values: MutableMapping[str, Any], old: Path, new: Path | None) -> 
     """Rewrites paths that are relative to the folder `old`, in place: relative to `new`, or absolute."""
 
     def moved(path: str) -> str:
+        if Path(path).is_absolute() or path.startswith("~"):
+            return path
         target = (old / path).resolve()
         return str(target) if new is None else relpath(target, new.resolve())
 
     for model in values.get("models") or ():
-        if isinstance(model.get("path"), str) and not Path(model["path"]).is_absolute():
+        if isinstance(model.get("path"), str):
             model["path"] = moved(model["path"])
         probe = model.get("probe")
         if isinstance(probe, str):
-            model["probe"] = probe if Path(probe).is_absolute() else moved(probe)
+            model["probe"] = moved(probe)
         elif probe:
             for each in probe.values():
-                if isinstance(each.get("samples"), str) and not Path(each["samples"]).is_absolute():
+                if isinstance(each.get("samples"), str):
                     each["samples"] = moved(each["samples"])
     server = values.get("server") or {}
     listen = server.get("listen") or []
@@ -85,8 +87,9 @@ def relocated(values: MutableMapping[str, Any], old: Path, new: Path | None) -> 
         listen[number] = _moved_address(address, moved)
     if isinstance(server.get("worker_listen"), str):
         server["worker_listen"] = _moved_address(server["worker_listen"], moved)
-    if isinstance(server.get("model_root"), str) and not Path(server["model_root"]).is_absolute():
-        server["model_root"] = moved(server["model_root"])
+    for key in ("model_root", "record_trace"):
+        if isinstance(server.get(key), str):
+            server[key] = moved(server[key])
     if isinstance(security := server.get("security"), dict):
         _relocate_keys(security, moved)
 
@@ -95,7 +98,7 @@ def _relocate_keys(security: MutableMapping[str, Any], moved: Callable[[str], st
     """Of `server.security`: the server's key, and per role a folder, or a list of files and of keys themselves."""
 
     def file(text: str) -> str:
-        return text if is_public_key(text) or Path(text).is_absolute() else moved(text)
+        return text if is_public_key(text) else moved(text)
 
     for role in ("key", "clients", "admins", "workers"):
         said = security.get(role)
@@ -107,7 +110,7 @@ def _relocate_keys(security: MutableMapping[str, Any], moved: Callable[[str], st
 
 def _moved_address(address: str, moved: Any) -> str:
     path = address.removeprefix(_IPC)
-    return _IPC + moved(path) if address.startswith(_IPC) and not Path(path).is_absolute() else address
+    return _IPC + moved(path) if address.startswith(_IPC) else address
 
 
 def edited_text(text: str, edits: Mapping[Location, Any], *, moved: tuple[Path, Path] | None = None) -> str:
