@@ -105,6 +105,18 @@ def test_a_negative_integer_is_no_count() -> None:
         split(COUNTED, [ONE, ONE], FOUND, SCORES, np.array([4]), np.array([-1, 5], "i4"))
 
 
+@pytest.mark.parametrize(
+    ("rule", "output"),
+    [(Counts("count"), np.zeros((2, 1), "f4")), (PaddedCounts("count"), np.zeros((3, 4), "f4"))],
+)
+def test_a_negative_count_that_was_wrapped_is_no_count(rule: Any, output: Array) -> None:
+    """Though it would sum up: nobody gets a row that is not theirs."""
+    shape = "?, 1" if isinstance(rule, Counts) else "batch, 4"
+    model = model_of(output_port("y", shape, rule), output_port("count", "batch", Rows(), "u64"))
+    with pytest.raises(RuleError, match=f"{2**64 - 1} is no count, in row 0 of the batch"):
+        split(model, [ONE, ONE, ONE], output, np.array([2**64 - 1, 1, 2], "u8"))
+
+
 @pytest.mark.parametrize("element_type", ["i8", "u8", "i32", "i64", "u64", "f16", "f32", "f64", "bf16"])
 @pytest.mark.parametrize("shape", ["batch", "batch, 1", "1, batch", "batch, ?"])
 def test_a_count_may_be_of_any_numeric_type_and_shape_that_has_one_per_row(

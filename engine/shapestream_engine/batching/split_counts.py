@@ -33,7 +33,9 @@ class Counter:
     def __init__(self, number: int, port: OutputPort) -> None:
         self._number = number
         self._dtype = dtype_of(port.element_type)
-        self._largest = LARGEST_EXACT.get(port.element_type) or int(np.iinfo(self._dtype).max) + 1
+        exact = LARGEST_EXACT.get(port.element_type) or int(np.iinfo(self._dtype).max) + 1
+        # What `int64` does not hold, such as a -1 that the model has wrapped to u64, would be -1 again.
+        self._largest = min(exact, 1 << 63)
         self.name = port.name
         self.element_type = port.element_type
 
