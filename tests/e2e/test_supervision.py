@@ -188,15 +188,16 @@ def test_a_command_that_cannot_be_started_is_given_up_like_a_crash() -> None:
     trio.run(main)
 
 
-def test_a_process_whose_parent_is_killed_ends_by_itself() -> None:
-    """`end_with_parent`, in a grandchild that does nothing else and ignores SIGTERM."""
+@pytest.mark.parametrize("busy", ["threading.Event().wait(120)", "re.match('(a+)+$', 'a' * 60 + 'b')"])
+def test_a_process_whose_parent_is_killed_ends_by_itself(busy: str) -> None:
+    """`end_with_parent`, in a grandchild that ignores SIGTERM; also in a call that never ends and holds the interpreter."""
     child = (
-        "import signal, sys, threading\n"
+        "import re, signal, sys, threading\n"
         "from shapestream_workers.parent_watch import end_with_parent\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "end_with_parent()\n"
         "print('up', flush=True)\n"
-        "threading.Event().wait(120)\n"
+        f"{busy}\n"
     )
     parent = (
         "import subprocess, sys\n"
@@ -216,6 +217,12 @@ def test_a_process_whose_parent_is_killed_ends_by_itself() -> None:
             grandchild = psutil.Process(pid)
             process.kill()
             await process.wait()
-            await until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+            try:
+                await until(
+                    lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+                )
+            finally:
+                if grandchild.is_running():
+                    grandchild.kill()
 
     trio.run(main)

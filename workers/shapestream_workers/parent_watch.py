@@ -3,7 +3,8 @@
 `end_with_parent`: no worker outlives its server, even one that ends by SIGKILL.
 
 The parent holds the writing end of our stdin and never writes. When it dies the kernel closes that end, and a
-read returns. A thread waits for it, so that a busy event loop or a long compilation delays nothing. Linux'
+read returns. A thread waits for it, so that a busy event loop or a long compilation delays nothing, and the kernel sees
+to it where even the thread cannot run. Linux'
 PR_SET_PDEATHSIG would not do: it fires when the *thread* that started us ends, and trio starts processes from
 threads that come and go.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 import os
 import threading
 
+from shapestream_engine.parent_pipe import die_with_writer
+
 __all__ = ["EXIT_ORPHANED", "end_with_parent", "exit_after"]
 
 EXIT_ORPHANED = 1
@@ -20,6 +23,7 @@ EXIT_ORPHANED = 1
 
 def end_with_parent(stdin: int = 0) -> None:
     """Starts the watch. What `stdin` delivers is thrown away."""
+    die_with_writer(stdin)
     threading.Thread(target=_watch, args=(stdin,), name="parent-watch", daemon=True).start()
 
 

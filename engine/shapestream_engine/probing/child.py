@@ -18,6 +18,7 @@ from typing import IO, Any
 from shapestream_engine.batching.native import Native
 from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.parent_pipe import die_with_writer
 from shapestream_engine.probing.bench import Announce
 from shapestream_engine.probing.examination import ProbeOptions, examine, values_of
 from shapestream_engine.probing.report import Finding
@@ -50,6 +51,7 @@ def main() -> None:
     task: Task = pickle.loads(_read(length))
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    die_with_writer(_STDIN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _work(task, channel)
     # Not by sys.exit: threads of an engine could hold it up, and all has been said.
