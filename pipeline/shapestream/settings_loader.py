@@ -19,7 +19,7 @@ from shapestream.settings_checks import cross_check
 from shapestream.settings_messages import explain
 from shapestream.settings_paths import outside_model_root
 from shapestream.settings_words import describe
-from shapestream.yaml_source import Location, Place, YamlSource, read_yaml
+from shapestream.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
 
 __all__ = ["EffectiveValue", "LoadedSettings", "load_settings", "spell_location"]
 
@@ -65,7 +65,8 @@ def load_settings(path: str | Path, *, files_must_exist: bool = True) -> LoadedS
     """Read `path`; raises `ConfigurationError` with every problem found, in the order of the file."""
     path = Path(path)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # of a device, or a model that was named by mistake, no more
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError([f"{path}: {reason}"]) from error

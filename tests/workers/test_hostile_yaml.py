@@ -149,3 +149,9 @@ def test_values_that_mean_harm_are_refused_in_their_place(name: str, tmp_path: P
     problems = problems_of(tmp_path, data)
     assert not expected or any(expected in problem for problem in problems), problems
     assert all("\n" not in problem and problem.encode() for problem in problems)
+
+
+def test_a_file_without_end_is_too_large() -> None:
+    """It is not read into memory first."""
+    with pytest.raises(ConfigurationError, match="/dev/zero: the file is larger than 1 MiB"):
+        load_settings(Path("/dev/zero"))
