@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.errors import EngineError, ShapeError, SignatureError
 from shapestream_engine.rules import (
     Counts,
     IndexColumn,
@@ -20,7 +20,7 @@ from shapestream_engine.rules import (
     parse_rule,
     rule_to_dict,
 )
-from shapestream_engine.shapes import NamedShape, PartialShape
+from shapestream_engine.shapes import NamedShape, PartialShape, checked_sizes
 
 __all__ = ["InputPort", "OutputPort", "PadValue"]
 
@@ -54,6 +54,21 @@ class InputPort:
     def partial_shape(self) -> PartialShape:
         """The shapes that it may take, without names: what OpenVINO calls its `partial_shape`."""
         return self.shape.partial_shape
+
+    def admitted(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape, of Python's own integers, if this input takes it; raises `ShapeError` otherwise."""
+        sizes = tuple(shape)
+        admits = self.shape.partial_shape.admits
+        if admits(sizes):
+            return sizes
+        refused = f"input {self.name!r} takes [{self.shape}]"
+        try:
+            sizes = checked_sizes(shape)  # NumPy's integers are sizes, too
+        except ShapeError as error:
+            raise ShapeError(f"{refused}: {error}") from None
+        if not admits(sizes):
+            raise ShapeError(f"{refused}, not {list(sizes)}")
+        return sizes
 
     @property
     def is_dynamic(self) -> bool:

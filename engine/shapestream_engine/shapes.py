@@ -22,6 +22,7 @@ __all__ = [
     "NamedShape",
     "PartialShape",
     "ShapeLike",
+    "checked_sizes",
     "exact_nbytes",
 ]
 
@@ -52,6 +53,25 @@ DimensionLike: TypeAlias = "Dimension | int | str | tuple[int | None, int | None
 
 ShapeLike: TypeAlias = "str | PartialShape | NamedShape | Iterable[DimensionLike]"
 """A shape in any spelling: `"1, ?"`, `[1, -1]`, `[(1, 10), "8.."]`, `"batch:1..64, 384"`."""
+
+
+def checked_sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape as Python's own integers, which do not overflow when they are multiplied; NumPy's are taken, too.
+
+    Raises `ShapeError` for what is no size.
+    """
+    sizes = []
+    for given in shape:
+        try:
+            size = operator.index(given)
+        except TypeError:
+            raise ShapeError(f"a size is an integer, not {given!r}") from None
+        if given is True or given is False:
+            raise ShapeError(f"a size is an integer, not {given!r}")
+        if not 0 <= size <= MAX_SIZE:
+            raise ShapeError(f"a size lies within 0..{MAX_SIZE}")
+        sizes.append(size)
+    return tuple(sizes)
 
 
 @dataclass(frozen=True, slots=True)

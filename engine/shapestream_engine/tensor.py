@@ -9,7 +9,7 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.shapes import MAX_SIZE, exact_nbytes
+from shapestream_engine.shapes import checked_sizes, exact_nbytes
 
 __all__ = ["RESERVE_BYTES", "Tensor", "TensorLike"]
 
@@ -78,7 +78,7 @@ class Tensor:
         self._dtype = dtype_of(element_type)
         self._upper_bound_bytes = upper_bound_bytes
         self._reallocations = 0
-        sizes = (0,) if shape is None else _sizes(shape)
+        sizes = (0,) if shape is None else checked_sizes(shape)
         capacity = self._nbytes_of(sizes)
         if upper_bound_bytes is not None and upper_bound_bytes <= reserve_bytes:
             capacity = upper_bound_bytes
@@ -125,9 +125,10 @@ class Tensor:
         Raises `ShapeError`, and stays as it is, for sizes that are not integers of 0 or more, and for a shape
         that exceeds the upper bound.
         """
-        if shape == self._shape:
-            return
-        sizes = _sizes(shape)
+        if shape != self._shape:
+            self._resize(checked_sizes(shape))
+
+    def _resize(self, sizes: tuple[int, ...]) -> None:
         needed = self._nbytes_of(sizes)
         if needed > self._capacity_bytes:
             before = self._address
@@ -176,13 +177,3 @@ class Tensor:
     def __repr__(self) -> str:
         used = f"{self.byte_size} of {self._capacity_bytes} bytes"
         return f"Tensor({self._element_type}, {list(self.shape)}, {used})"
-
-
-def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape as Python's own integers, which do not overflow when they are multiplied."""
-    for size in shape:
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise ShapeError(f"a size is an integer, not {size!r}")
-        if not 0 <= size <= MAX_SIZE:
-            raise ShapeError(f"a size lies within 0..{MAX_SIZE}")
-    return tuple(map(int, shape))

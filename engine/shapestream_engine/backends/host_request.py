@@ -13,7 +13,7 @@ import numpy as np
 
 from shapestream_engine.backends.background_call import BackgroundCall
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import InferenceError, ShapeError
+from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
@@ -64,18 +64,17 @@ class InputTensor(Tensor):
         """Resize in place; raises `ShapeError` for a shape that the port does not take."""
         if shape == self._shape and self.outside is None:
             return
-        self.check(tuple(shape))
+        sizes = self._port.admitted(shape)
         if self.locked:
             raise InferenceError(f"input {self._port.name!r} cannot be resized while its request runs")
         if self.outside is None:
-            super().set_shape(shape)
+            self._resize(sizes)
         else:
-            self.outside.shape = tuple(shape)
+            self.outside.shape = sizes
 
-    def check(self, shape: tuple[int, ...]) -> None:
-        """Raises `ShapeError` for a shape that the port does not take."""
-        if not self._port.shape.partial_shape.admits(shape):
-            raise ShapeError(f"input {self._port.name!r} takes [{self._port.shape}], not {list(shape)}")
+    def check(self) -> None:
+        """Raises `ShapeError` for a shape that the port does not take, as a tensor from outside may have."""
+        self._port.admitted(self.shape)
 
 
 def input_tensors(
@@ -114,7 +113,7 @@ class HostTensors(InferRequest):
         """Before a call: raises `ShapeError` if a tensor from outside has a shape that its port does not take."""
         if self._outside:
             for tensor in self._tensors:
-                tensor.check(tensor.shape)
+                tensor.check()
 
     def keep(self, outputs: list[_Array]) -> None:
         """After a call: what `outputs` gives from now on. Those that were set get a copy."""

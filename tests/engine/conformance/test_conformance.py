@@ -190,6 +190,13 @@ def test_a_shape_that_the_port_does_not_take_is_refused_at_once(
     assert (3, 4) == request.input_tensor(0).shape
 
 
+def test_sizes_that_numpy_has_counted_are_sizes(request_of: RequestOf) -> None:
+    """Such as those of `np.prod` and `ndarray.max`: the shape holds Python's own integers afterwards."""
+    request = request_of(AFFINE, {"x": "batch:0..64, 4"})
+    request.input_tensor(0).shape = (np.int64(3), np.uint8(4))
+    assert [(3, int), (4, int)] == [(size, type(size)) for size in request.input_tensor(0).shape]
+
+
 def infer(request: InferRequest) -> None:
     """The synchronous way."""
     request.infer()

@@ -77,12 +77,11 @@ class OpenVinoTensor:
 
     @shape.setter
     def shape(self, shape: Sequence[int]) -> None:
-        shape = tuple(shape)
         if shape == self._shape and self._outside is None:
             return
         port = self._port
         # OpenVINO takes any shape at any time: a wrong one fails later, and one set during a call corrupts memory.
-        self._check(shape)
+        shape = port.admitted(shape)
         if self._request.running:
             raise InferenceError(f"input {port.name!r} cannot be resized while its request runs")
         if self._outside is not None:
@@ -139,16 +138,11 @@ class OpenVinoTensor:
         """Before a call: OpenVINO is shown the tensor from outside as it is now; raises `ShapeError` if it does not fit."""
         if self._outside is None or (data := self._outside.data) is self._shown:
             return
-        self._check(data.shape)
+        self._port.admitted(data.shape)
         self._request.engine_request.set_input_tensor(
             self._number, tensor_over(data, self._tensor.element_type)
         )
         self._shown = data
-
-    def _check(self, shape: tuple[int, ...]) -> None:
-        port = self._port
-        if not port.shape.partial_shape.admits(shape):
-            raise ShapeError(f"input {port.name!r} takes [{port.shape}], not {list(shape)}")
 
     def _grow(self, needed: int) -> None:
         """Doubling makes the cost of growth a constant per byte; the bound keeps it from taking what cannot come."""
