@@ -72,8 +72,7 @@ def read_model_root(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value:
         raise wrong(f"expected the path of a folder, got {describe(value)}")
     path = absolute_path(value, info)
-    if files_must_exist(info) and not is_there(Path.is_dir, path):
-        raise wrong(f"no such folder: {path} (a relative path starts at the folder of this YAML)")
+    _must_be_there(path, Path.is_dir, "folder", info)
     return str(path.resolve())
 
 
@@ -82,8 +81,7 @@ def read_model_path(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value:
         raise wrong(f"expected the path of a model file, got {describe(value)}")
     path = absolute_path(value, info)
-    if files_must_exist(info) and not is_there(Path.is_file, path):
-        raise wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
+    _must_be_there(path, Path.is_file, "file", info)
     return str(path)
 
 
@@ -92,8 +90,7 @@ def read_output_path(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value or value.endswith("/"):
         raise wrong(f"expected the path of a file to write, got {describe(value)}")
     path = absolute_path(value, info)
-    if files_must_exist(info) and not is_there(Path.is_dir, path.parent):
-        raise wrong(f"no such folder: {path.parent} (a relative path starts at the folder of this YAML)")
+    _must_be_there(path.parent, Path.is_dir, "folder", info)
     return str(path)
 
 
@@ -102,9 +99,13 @@ def read_samples_path(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value.endswith(".npz"):
         raise wrong(f"expected the path of an .npz of samples, got {describe(value)}")
     path = absolute_path(value, info)
-    if files_must_exist(info) and not is_there(Path.is_file, path):
-        raise wrong(f"no such file: {path} (a relative path starts at the folder of this YAML)")
+    _must_be_there(path, Path.is_file, "file", info)
     return str(path)
+
+
+def _must_be_there(path: Path, is_one: Callable[[Path], bool], what: str, info: ValidationInfo) -> None:
+    if files_must_exist(info) and not is_there(is_one, path):
+        raise wrong(f"no such {what}: {path} (a relative path starts at the folder of this YAML)")
 
 
 def absolute_path(value: str, info: ValidationInfo) -> Path:

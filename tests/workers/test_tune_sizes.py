@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 
 import pytest
@@ -9,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_workers.tune import sizes as module
-from shapestream_workers.tune.sizes import best_boundaries, padded_elements, powers_of_two
+from shapestream_workers.tune.sizes import best_boundaries, powers_of_two
 
 COUNTS = st.dictionaries(st.integers(1, 20), st.integers(0, 9), max_size=7)
+
+
+def padded_elements(counts: Mapping[int, int], boundaries: tuple[int, ...]) -> int:
+    """Elements that these ascending boundaries add to the observed sizes."""
+    return sum(
+        count * (next(boundary for boundary in boundaries if boundary >= size) - size)
+        for size, count in counts.items()
+    )
 
 
 @given(counts=COUNTS, most=st.integers(1, 5), beyond=st.integers(0, 3))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["best_boundaries", "padded_elements", "powers_of_two"]
+__all__ = ["best_boundaries", "powers_of_two"]
 
 MAX_DISTINCT = 512
 """Distinct sizes that the dynamic programme looks at; more are first rounded up to so many quantiles.
@@ -62,14 +62,6 @@ def best_boundaries(counts: Mapping[int, int], most: int, largest: int) -> tuple
         last = chosen[last]
         boundaries.append(sizes[last])
     return tuple(reversed(boundaries))
-
-
-def padded_elements(counts: Mapping[int, int], boundaries: tuple[int, ...]) -> int:
-    """Elements that these ascending boundaries add to the observed sizes."""
-    return sum(
-        count * (next(boundary for boundary in boundaries if boundary >= size) - size)
-        for size, count in counts.items()
-    )
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
