@@ -156,6 +156,9 @@ def reference(x: np.ndarray) -> np.ndarray:
 
 def write_model(folder: Path) -> None:
     """Writes `mlp.xml`: two layers and a softmax for each position."""
+    import shapestream_engine.backends.openvino  # noqa: F401 - imports openvino without its telemetry
+
+    # isort: split
     import openvino as ov
     from openvino import opset15 as ops
 

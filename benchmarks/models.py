@@ -25,6 +25,9 @@ def identity(**inputs: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
 
 def write_identity_ir(folder: Path) -> None:
     """Writes `identity.xml`: one OpenVINO operation that cannot be folded away, adding 0."""
+    import shapestream_engine.backends.openvino  # noqa: F401 - imports openvino without its telemetry
+
+    # isort: split
     import openvino as ov
     from openvino import opset15 as ops
 

@@ -28,6 +28,7 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    ReportFault,
     StartBatch,
 )
 from shapestream.scheduling.events import (
@@ -176,7 +177,7 @@ class World:
                     del self._behind[action.slot]
                     self._waiting += len(taken_back.requests)
                     self._handle(BatchFailed(batch=action.batch, code="recalled", message=""))
-            case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot():
+            case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot() | ReportFault():
                 raise AssertionError(f"nothing here asks for {action}")
             case _:
                 assert_never(action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,10 @@ from hypothesis import HealthCheck, settings
 from shapestream_engine import calibration_cache
 from shapestream_engine.probing.cache import ENVIRONMENT
 from shapestream_workers import model_trust
+
+# Tests import engines by themselves, and no run of them is to be reported anywhere.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # Python's way to say that there is none
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # No test asserts a time, and Hypothesis' own limits are times: 200 ms per example, and a second for making ten of them.
 settings.register_profile(

@@ -26,6 +26,7 @@ from shapestream_engine.layout import Buffer, Layout, Tensors
 from shapestream_engine.model import (
     CompiledModel,
     InferRequest,
+    InferResults,
     InputSpec,
     ModelSpec,
     OutputSpec,
@@ -66,6 +67,7 @@ __all__ = [
     "EngineMissing",
     "IndexColumn",
     "InferRequest",
+    "InferResults",
     "InferenceError",
     "InputPort",
     "InputSpec",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine.element_types import element_type_of
-from shapestream_engine.errors import ShapeError
+from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.tensor import Tensor
 
 __all__ = ["ArrayTensor"]
@@ -23,6 +23,10 @@ class ArrayTensor(Tensor):
     __slots__ = ("_array",)
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        if isinstance(array, np.ma.MaskedArray):
+            raise ElementTypeError(
+                "a masked array's mask is no part of a tensor; give .data, or .filled(value)"
+            )
         if not (array.flags.c_contiguous and array.flags.writeable):
             wrong = "read-only" if array.flags.c_contiguous else "not C-contiguous"
             raise ShapeError(

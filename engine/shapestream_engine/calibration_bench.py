@@ -171,7 +171,7 @@ class CalibrationBench:
     def _work(self, sizes: tuple[int, ...]) -> Work:
         """A batch of that size, of requests with one row each if the model takes such."""
         signature = self._signature
-        alone = not signature.has_batch or signature.bounds[0].minimum > 1
+        alone = not signature.has_batch or signature.strategy.alone or signature.bounds[0].minimum > 1
         own = sizes if alone else (1, *sizes[1:])
         try:
             different = [

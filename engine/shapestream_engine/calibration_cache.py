@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from shapestream_engine.cost_table import CostTable
@@ -38,7 +35,7 @@ MOST_TRIES = 2
 LATELY_S = 3600.0
 MOST_LEARNED = 256
 """Tables whose corrections are kept; those written longest ago go first. Most take a few KB, none more than some 200."""
-_FORMAT = 1
+_FORMAT = 2
 """Of the entries, and of what is measured: raised when either changes, so that old tables are not taken for new ones."""
 
 
@@ -168,27 +165,5 @@ def cost_key(
 
     Of the machine that is its kind of CPU and how many of them this process may use: alike machines share a key.
     """
-    plain = {
-        "format": _FORMAT,
-        **identity(spec, options, signature),
-        "device": spec.device,
-        "slots": slots,
-        "threads": threads,
-        "budget_s": budget_s,
-        "cpu": cpu_name(),
-        "cpus": len(os.sched_getaffinity(0)),
-    }
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:40]
-
-
-@cache
-def cpu_name() -> str:
-    """The model of the processor as its maker calls it, where the system tells."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("model name", "Model", "Processor"):
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    plain = {"format": _FORMAT, **identity((spec, options, slots, threads, budget_s), spec, signature)}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]

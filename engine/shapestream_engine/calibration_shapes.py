@@ -1,6 +1,7 @@
 """Which call shapes a calibration measures: a coarse grid first, finer points after it, small calls before large ones.
 
 Calls cost a fixed part and something per element, so sizes are spread geometrically: equal factors tell equally much.
+A grid has a point for every combination of sizes, so beyond a few dimensions they grow together, along one line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from math import prod
 from shapestream_engine.batching.native import Native, NativePlanner
 from shapestream_engine.batching.rounding import calibration_shapes
 from shapestream_engine.batching.strategy import SizesPlanner
+from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
@@ -30,6 +32,10 @@ UNBOUNDED = 1 << 14
 """As far as a ladder goes where the model says no bound; time and bytes usually end it before."""
 MOST_POINTS = 64
 """In all, static shapes aside: each shape that an engine meets leaves something behind, and serving has yet to begin."""
+MOST_ALLOWED = 1024
+"""Of the combinations of sizes that a strategy allows: each may run, so more are worth trying while there is time."""
+MOST_GRID_DIMENSIONS = 4
+"""Beside the rows. Of more, all sizes grow together: three sizes each would be 243 points for every number of rows."""
 MOST_NBYTES = 64 << 20
 """Of a call's inputs. Larger ones are not measured: the engine would keep the memory, perhaps for nothing."""
 
@@ -51,21 +57,64 @@ def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]
     each costs memory for good.
     """
     planner = signature.planner
-    static = list(planner.static_shapes) if isinstance(planner, NativePlanner) else []
+    known = planner.static_shapes if isinstance(planner, NativePlanner) else ()
+    static = [sizes for sizes in known if prod(sizes) <= MAX_ELEMENTS]
     allowed = planner.allowed if isinstance(planner, SizesPlanner) else (None,) * len(signature.dimensions)
-    factor = COARSE
-    coarse = [*_axes(signature, allowed, max_batch, factor)]
-    while prod(map(len, coarse)) > MOST_POINTS and factor < UNBOUNDED:
-        factor *= COARSE
-        coarse = [*_axes(signature, allowed, max_batch, factor)]
+    coarse = _coarse(signature, allowed, max_batch)
     fine = [own if sizes is not None else _halfway(own) for own, sizes in zip(coarse, allowed, strict=True)]
-    first = _affordable(signature, product(*coarse), ())
-    second = _affordable(signature, product(*fine), first)[: max(0, MOST_POINTS - len(first))]
+    first = _affordable(signature, _points(signature, coarse), ())
+    second = _affordable(signature, _points(signature, fine), first)[: max(0, MOST_POINTS - len(first))]
     cap = signature.strategy.max_prepared if isinstance(signature.strategy, Native) else None
     if cap is not None:
         most = calibration_shapes(cap)
         first, second = first[:: -(-len(first) // most)] if first and most else [], []
     return [list(dict.fromkeys([*sorted(static, key=prod), *first])), second]
+
+
+def _coarse(
+    signature: ModelSignature, allowed: Sequence[Sizes | None], max_batch: int | None
+) -> list[list[int]]:
+    """Per dimension the sizes of the coarse grid, so few that their combinations can be listed."""
+    factor = COARSE
+    axes = list(_axes(signature, allowed, max_batch, factor))
+    while _number(signature, axes) > MOST_POINTS and factor < UNBOUNDED:
+        factor *= COARSE
+        axes = list(_axes(signature, allowed, max_batch, factor))
+    most = MOST_POINTS if all(sizes is None for sizes in allowed) else MOST_ALLOWED
+    while _number(signature, axes) > most:
+        longest = max(range(len(axes)), key=lambda number: len(axes[number]))
+        axes[longest] = sorted({*axes[longest][::2], axes[longest][-1]})
+    return axes
+
+
+def _number(signature: ModelSignature, axes: Sequence[Sequence[int]]) -> int:
+    rows, others = _parted(signature, axes)
+    return len(rows) * (max(map(len, others)) if _is_line(others) else prod(map(len, others)))
+
+
+def _points(signature: ModelSignature, axes: Sequence[Sequence[int]]) -> Iterator[Sizes]:
+    """Every combination of sizes; of many dimensions those in which all are equally far along their axes."""
+    rows, others = _parted(signature, axes)
+    if not _is_line(others):
+        yield from product(*axes)
+        return
+    steps = max(map(len, others))
+    line = [
+        tuple(axis[step * (len(axis) - 1) // max(1, steps - 1)] for axis in others) for step in range(steps)
+    ]
+    for count, sizes in product(rows, dict.fromkeys(line)):
+        yield (count, *sizes) if signature.has_batch else sizes
+
+
+def _parted(
+    signature: ModelSignature, axes: Sequence[Sequence[int]]
+) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    """The numbers of rows, and the axes of the other dimensions."""
+    return (axes[0], axes[1:]) if signature.has_batch else ((1,), axes)
+
+
+def _is_line(others: Sequence[Sequence[int]]) -> bool:
+    return len(others) > MOST_GRID_DIMENSIONS
 
 
 def _axes(
@@ -90,7 +139,9 @@ def call_nbytes(signature: ModelSignature, sizes: Sizes) -> int:
 def _affordable(signature: ModelSignature, shapes: Iterable[Sizes], known: Sequence[Sizes]) -> list[Sizes]:
     taken = set(known)
     within = [
-        sizes for sizes in shapes if sizes not in taken and call_nbytes(signature, sizes) <= MOST_NBYTES
+        sizes
+        for sizes in shapes
+        if sizes not in taken and prod(sizes) <= MAX_ELEMENTS and call_nbytes(signature, sizes) <= MOST_NBYTES
     ]
     return sorted(within, key=prod)
 

@@ -36,12 +36,18 @@ class DirectBatch:
         self._shapes = work.shapes or tuple([resolve(member.layout) for member in work.members])
 
     def run(self) -> Report:
-        """Runs the call, without the members whose time to start has passed; these get nothing."""
+        """Runs the call, without the members whose time to start has passed; these get nothing.
+
+        Members whose answer is known without a call take no part in it either.
+        """
         work, request, assembly = self._work, self._request, self._pool.assembly
         members = len(work.members)
         reallocations = request.reallocations
         began = perf_counter()
         places: Sequence[int] = in_time(work.start_before, range(members))
+        answered = [place for place in places if self._shapes[place].answer is not None]
+        if answered:
+            places = [place for place in places if self._shapes[place].answer is None]
         while places:
             sizes = self._gather(places)
             still = in_time(work.start_before, places)  # gathering takes time as well
@@ -50,13 +56,14 @@ class DirectBatch:
             places = still
         else:
             spent_s = perf_counter() - began
-            return Report(batch=work.batch, outputs=(None,) * members, gather_s=spent_s, busy_s=spent_s)
+            outputs = self._outputs((), (), answered)
+            return Report(batch=work.batch, outputs=outputs, gather_s=spent_s, busy_s=spent_s)
         started, ended = self._infer(request)
         shapes = self._shapes if len(places) == members else [self._shapes[place] for place in places]
         results = assembly.split(sizes, shapes, request.outputs())
         return Report(
             batch=work.batch,
-            outputs=_in_place(results, places, members),
+            outputs=self._outputs(results, places, answered),
             run_s=ended - started,
             gather_s=started - began,
             busy_s=perf_counter() - began,
@@ -83,11 +90,15 @@ class DirectBatch:
         pool.assembly.gather(sizes, members, shapes, self._request.input_tensors)
         return sizes
 
-
-def _in_place(results: Sequence[Tensors], places: Sequence[int], members: int) -> tuple[Tensors | None, ...]:
-    if len(results) == members:
-        return tuple(results)
-    outputs: list[Tensors | None] = [None] * members
-    for place, result in zip(places, results, strict=True):
-        outputs[place] = result
-    return tuple(outputs)
+    def _outputs(
+        self, results: Sequence[Tensors], places: Sequence[int], answered: Sequence[int]
+    ) -> tuple[Tensors | None, ...]:
+        """Parallel to the members: what the call gave, what needed no call, and None."""
+        if len(results) == len(self._shapes):
+            return tuple(results)
+        outputs: list[Tensors | None] = [None] * len(self._shapes)
+        for place, result in zip(places, results, strict=True):
+            outputs[place] = result
+        for place in answered:
+            outputs[place] = self._shapes[place].answer
+        return tuple(outputs)

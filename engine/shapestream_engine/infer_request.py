@@ -7,7 +7,7 @@ tensor of the caller's, for inputs and for outputs; that is for programs that us
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from shapestream_engine.reservation import output_bounds
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 from shapestream_engine.tensor import Tensor, TensorLike
 
-__all__ = ["InferRequest", "OutputTensor", "port_number"]
+__all__ = ["InferRequest", "InferResults", "OutputTensor", "port_number"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,28 @@ class OutputTensor:
     def shape(self) -> tuple[int, ...]:
         """The size of each axis."""
         return tuple(self.data.shape)
+
+
+class InferResults(Mapping[str, np.ndarray[Any, Any]]):
+    """The outputs of a request's last call, by name; a number works too. Views, until the next call: copy what must last."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: InferRequest) -> None:
+        self._request = request
+
+    def __getitem__(self, port: int | str) -> np.ndarray[Any, Any]:
+        return self._request.outputs()[port_number("output", port, self._request.signature)]
+
+    def __iter__(self) -> Iterator[str]:
+        return (port.name for port in self._request.signature.outputs)
+
+    def __len__(self) -> int:
+        return len(self._request.signature.outputs)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}: {array.dtype} {list(array.shape)}" for name, array in self.items())
+        return f"<InferResults {shapes}>"
 
 
 class InferRequest(ABC):
@@ -51,10 +73,10 @@ class InferRequest(ABC):
         """The request's own input tensors, in the order of the signature; resize them in place."""
 
     @abstractmethod
-    def infer(self, inputs: InputArrays | None = None) -> None:
+    def infer(self, inputs: InputArrays | None = None) -> InferResults:
         """Run on what the input tensors hold, to the end; raises `InferenceError`. The request stays usable.
 
-        With `inputs`, `fill` comes first.
+        With `inputs`, `fill` comes first. Returns the outputs by name, `InferResults(self)`: views, until the next call.
         """
 
     @abstractmethod
@@ -89,7 +111,8 @@ class InferRequest(ABC):
         """
         values = in_port_order(self.signature.inputs, inputs)
         for number, (port, value) in enumerate(zip(self.signature.inputs, values, strict=True)):
-            if isinstance(value, TensorLike):
+            # An array is asked first: of one whose type no buffer has, such as bf16, nothing may ask for `data`.
+            if not isinstance(value, np.ndarray) and isinstance(value, TensorLike):
                 self.set_input_tensor(number, value)
                 continue
             array = as_port_array(port, value)

@@ -1,8 +1,13 @@
-"""From arrays to a request's input tensors: the convenience of `infer(inputs)`. The hot path gathers instead."""
+"""From arrays to a request's input tensors: the convenience of `infer(inputs)`. The hot path gathers instead.
+
+What a conversion would lose is refused, here and in the client, which asks the same functions: masked elements, integers
+that a float type cannot hold, numbers beyond its range.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,20 +16,24 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.ports import InputPort
 
-__all__ = ["InputArrays", "as_port_array", "in_port_order"]
+__all__ = ["InputArrays", "as_port_array", "in_port_order", "plain_array", "same_numbers"]
+
+_EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
+"""Every integer of so many bits is a number of the float type."""
 
 InputArrays: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 """Per input, by name or in the order of the signature, an array (or what NumPy makes one of) or a tensor."""
 
 
 def in_port_order(ports: Sequence[InputPort], inputs: InputArrays) -> list[Any]:
-    """The values in the order of the ports; raises `ShapeError` where one is missing, or too many."""
+    """The values in the order of the ports; raises `ShapeError` that names what is missing or unknown."""
     names = [port.name for port in ports]
     if isinstance(inputs, Mapping):
-        for wrong, what in ((set(names) - set(inputs), "missing"), (set(inputs) - set(names), "unknown")):
-            if wrong:
-                listed = ", ".join(sorted(map(str, wrong)))
-                raise ShapeError(f"{what}: {listed}; the model takes {', '.join(names)}")
+        # Both at once: a misspelt name is unknown, and the right one missing.
+        wrong = {"unknown": set(inputs) - set(names), "missing": set(names) - set(inputs)}
+        found = [f"{what}: {', '.join(sorted(map(str, those)))}" for what, those in wrong.items() if those]
+        if found:
+            raise ShapeError(f"{'; '.join(found)}; the model takes {', '.join(names)}")
         return [inputs[name] for name in names]
     if isinstance(inputs, str | bytes | np.ndarray):
         raise ShapeError(f"inputs come as a list or a mapping, with one entry for each of {', '.join(names)}")
@@ -34,11 +43,16 @@ def in_port_order(ports: Sequence[InputPort], inputs: InputArrays) -> list[Any]:
 
 
 def as_port_array(port: InputPort, value: Any) -> np.ndarray[Any, Any]:
-    """The value in the port's element type; raises `ElementTypeError` rather than turn numbers of one kind into another.
+    """The value in the port's element type; raises `ElementTypeError` rather than turn numbers into others.
 
-    Precision may be lost, as from f64 to f32, which is what NumPy makes of numbers by itself; fractions are not.
+    Floats are rounded, as from f64 to f32, which is what NumPy makes of numbers by itself. Fractions are not, and integers
+    must be exact in a float type. No number becomes infinite or zero.
     """
-    array, dtype = np.asarray(value), dtype_of(port.element_type)
+    dtype = dtype_of(port.element_type)
+    try:
+        array = plain_array(value)
+    except ElementTypeError as error:
+        raise ElementTypeError(f"input {port.name!r}: {error}") from None
     source, target = array.dtype.kind, dtype.kind
     if source in "iu" and target in "iu":
         fits = _within(array, dtype)
@@ -50,7 +64,72 @@ def as_port_array(port: InputPort, value: Any) -> np.ndarray[Any, Any]:
         raise ElementTypeError(
             f"input {port.name!r} is {port.element_type}, which does not hold {array.dtype}"
         )
-    return array.astype(dtype, copy=False)
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+    if not same_numbers(array, converted, port.element_type):
+        raise ElementTypeError(
+            f"input {port.name!r} is {port.element_type}, which cannot hold all of the given values"
+        )
+    return converted
+
+
+def plain_array(value: Any) -> np.ndarray[Any, Any]:
+    """What NumPy makes of a value; raises `ElementTypeError` where that would lose something without a word.
+
+    That is a mask under which elements are hidden, and integers that stand beside floats and have no exact f64.
+    """
+    if _has_masked(value):
+        raise ElementTypeError(
+            "a masked array has elements that are masked, and tensors have no mask; fill them, with .filled(value)"
+        )
+    array: np.ndarray[Any, Any] = np.asarray(value)
+    if array.dtype == np.float64 and isinstance(value, list | tuple):
+        large = np.abs(array) >= 2.0**53
+        if large.any():
+            given = np.array(value, object)[large]
+            pairs = zip(given.tolist(), array[large].tolist(), strict=True)
+            if any(_is_integer(number) and int(number) != other for number, other in pairs):
+                raise ElementTypeError(
+                    "integers beside floats are too large to be the same numbers as floats"
+                )
+    return array
+
+
+def same_numbers(array: np.ndarray[Any, Any], converted: np.ndarray[Any, Any], element_type: str) -> bool:
+    """Whether numbers that became floats of a type are still the same; floats may be rounded, within the type's range."""
+    bits = _EXACT_BITS.get(element_type)
+    if bits is None or array.size == 0:
+        return True
+    if array.dtype.kind in "iu":
+        # Compared as integers: NumPy compares an integer and a float as floats, to which it rounds the integer.
+        large = (array > 1 << bits) | (array < -(1 << bits)) if array.dtype.itemsize * 8 > bits else None
+        if large is None or not large.any():
+            return bool(np.isfinite(converted).all())
+        pairs = zip(array[large].tolist(), converted[large].astype(np.float64).tolist(), strict=True)
+        return bool(np.isfinite(converted).all()) and all(given == other for given, other in pairs)
+    if array.dtype.kind == "f":
+        lost = (np.isfinite(array) & ~np.isfinite(converted)) | ((array != 0) & (converted == 0))
+        return not bool(lost.any())
+    return True
+
+
+def _is_integer(number: object) -> bool:
+    return isinstance(number, Integral) or (isinstance(number, np.ndarray) and number.dtype.kind in "iu")
+
+
+def _has_masked(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, list | tuple):
+        if depth > _DEEPEST:
+            return False  # NumPy refuses it
+        return any(type(each) not in _NUMBERS and _has_masked(each, depth + 1) for each in value)
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
+_NUMBERS = frozenset({int, float, bool})
+_DEEPEST = 64
+"""Lists within lists, at most: NumPy has no array of more dimensions."""
 
 
 def _within(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:

@@ -23,8 +23,8 @@ from shapestream_engine.backends.registry import check_engine, load_backend
 from shapestream_engine.batching.native import Native, NativePlanner
 from shapestream_engine.batching.strategy import SizesPlanner, Strategy
 from shapestream_engine.errors import EngineError, SignatureError
-from shapestream_engine.infer_request import InferRequest, OutputTensor
-from shapestream_engine.ports import PadValue
+from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
+from shapestream_engine.ports import InputPort, OutputPort, PadValue
 from shapestream_engine.prepared import PreparedLimits, PreparedModels, PreparedSizes
 from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
@@ -32,12 +32,14 @@ from shapestream_engine.signature import ModelSignature
 __all__ = [
     "CompiledModel",
     "InferRequest",
+    "InferResults",
     "InputSpec",
     "ModelSpec",
     "OutputSpec",
     "OutputTensor",
     "Preparations",
     "compile_model",
+    "spec_of",
 ]
 
 
@@ -70,8 +72,10 @@ class ModelSpec:
     `properties` are the engine's own, under its own names, and win over the defaults.
     """
 
-    name: str
+    name: str = ""
+    """Where it is left out: of the file or the function."""
     path: Path | None = None
+    """A str is made a `Path`."""
     function: str | None = None
     model: Any = None
     engine: str | None = None
@@ -86,16 +90,27 @@ class ModelSpec:
     """How many models for single shapes are kept, where the strategy and the engine make such."""
 
     def __post_init__(self) -> None:
+        if self.path is not None:
+            object.__setattr__(self, "path", Path(self.path))  # frozen; callers give a str as well
         given = [what for what in (self.path, self.function, self.model) if what is not None]
         if len(given) != 1:
             raise SignatureError(
                 f"model {self.name!r}: give one of path, function and model, not {len(given)}"
             )
+        if not self.name:
+            object.__setattr__(self, "name", self._own_name())
         if self.engine is not None:
             try:
                 check_engine(self.engine)
             except SignatureError as error:
                 raise SignatureError(f"model {self.name!r}: {error}") from error
+
+    def _own_name(self) -> str:
+        if self.path is not None:
+            return self.path.stem
+        if self.function is not None:
+            return self.function.rpartition(":")[2]
+        return str(getattr(self.model, "__name__", "model"))
 
     @property
     def effective_engine(self) -> str:
@@ -145,6 +160,18 @@ class CompiledModel(ABC):
         """What the engine runs with in the end, as plain data for a log; defaults included."""
         self.prepared: PreparedModels | None = None
         """The models for single shapes, where the strategy asks for some and the engine makes them."""
+        self.digest: str | None = None
+        """The sha256 of the files that it was read from, where whoever compiled it has looked; None for a function."""
+
+    @property
+    def inputs(self) -> tuple[InputPort, ...]:
+        """What it takes, in the order of its ports: `name`, `element_type`, `shape`, `partial_shape`."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[OutputPort, ...]:
+        """What it gives, likewise."""
+        return self.signature.outputs
 
     @property
     def nbytes(self) -> int:
@@ -162,18 +189,29 @@ class CompiledModel(ABC):
 
     @abstractmethod
     def create_infer_request(self) -> InferRequest:
-        """A request with tensors of its own."""
+        """A request with tensors of its own; raises `is_closed()` after `close`."""
 
     @abstractmethod
     def close(self) -> None:
         """Let go of the device's resources. Requests that were made of it must not be used afterwards."""
 
+    def is_closed(self) -> RuntimeError:
+        """What a closed model raises when it is asked for a request."""
+        return RuntimeError(f"{self!r} is closed and makes no requests; compile it anew")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.signature.name!r})"
 
 
-def compile_model(spec: ModelSpec, *, slots: int = 1, threads: int | None = None) -> CompiledModel:
-    """Read, check and compile a model with the engine that it is for.
+def spec_of(model: ModelSpec | Path | str) -> ModelSpec:
+    """A model that is given by its spec, or by its file alone."""
+    return model if isinstance(model, ModelSpec) else ModelSpec(path=Path(model))
+
+
+def compile_model(
+    model: ModelSpec | Path | str, *, slots: int = 1, threads: int | None = None
+) -> CompiledModel:
+    """Read, check and compile a model, given by its file or by a spec, with the engine that it is for.
 
     `slots` requests are to run at the same time, on `threads` CPU threads together (None: the engine's choice).
     What its strategy wants prepared is, at least in part; the rest follows when it is first asked for.
@@ -181,14 +219,15 @@ def compile_model(spec: ModelSpec, *, slots: int = 1, threads: int | None = None
     """
     if slots < 1 or (threads is not None and threads < 1):
         raise ValueError(f"slots and threads are counts from 1, not {slots} and {threads}")
-    model = load_backend(spec.effective_engine).compile_spec(spec, slots=slots, threads=threads)
-    if model.signature.strategy != spec.strategy:
+    spec = spec_of(model)
+    compiled = load_backend(spec.effective_engine).compile_spec(spec, slots=slots, threads=threads)
+    if compiled.signature.strategy != spec.strategy:
         raise SignatureError(
             f"model {spec.name!r}: the engine {spec.effective_engine} does not do the strategy {spec.strategy.NAME}"
         )
-    if model.prepares:
-        _warm_up(model, spec)
-    return model
+    if compiled.prepares:
+        _warm_up(compiled, spec)
+    return compiled
 
 
 def _warm_up(model: CompiledModel, spec: ModelSpec) -> None:

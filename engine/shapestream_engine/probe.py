@@ -59,12 +59,13 @@ def prove(
     wanted = treatments(model.signature, options)
     if not wanted:
         return ProbeReport(model=spec.name, findings=())
+    task = Task(spec=spec, options=options, threads=threads)
     if cache is None:
-        return _prove(spec, wanted, options, threads)
-    with cache.entry(spec, options, model.signature) as entry:
+        return _prove(task, wanted)
+    with cache.entry(task, model.signature) as entry:
         known = entry.read()
         if known is None:
-            known = _prove(spec, wanted, options, threads)
+            known = _prove(task, wanted)
             if known.conclusive:
                 entry.write(known)
         return known
@@ -81,10 +82,11 @@ def complete_rules(
 
     Those in doubt stay out: compiling says which are missing. `prove` is still to be asked about the result.
     """
-    with (cache or ProofCache(None)).entry(spec, options, None) as entry:
+    task = Task(spec=spec, options=options, threads=threads, guess=True)
+    with (cache or ProofCache(None)).entry(task, None) as entry:
         known = entry.read()
         if known is None:
-            known = _guess(spec, options, threads)
+            known = _guess(task)
             if known.conclusive:
                 entry.write(known)
     outputs = {**spec.outputs}
@@ -94,12 +96,11 @@ def complete_rules(
     return replace(spec, outputs=outputs), dict(known.rules)
 
 
-def _guess(spec: ModelSpec, options: ProbeOptions, threads: int | None) -> ProbeReport:
+def _guess(task: Task) -> ProbeReport:
     skip: frozenset[str] = frozenset()
     heard = Heard()
     for _ in range(_MOST_CHILDREN):
-        task = Task(spec=spec, options=options, threads=threads, skip=skip, guess=True)
-        heard = run_child(task, options.hang_s)
+        heard = run_child(replace(task, skip=skip), task.options.hang_s)
         if heard.end is None or heard.phase in ("compile", "rules"):
             break
         skip |= {heard.phase}
@@ -109,7 +110,7 @@ def _guess(spec: ModelSpec, options: ProbeOptions, threads: int | None) -> Probe
         name: OutputPort.from_dict(port) for name, port in (heard.outcome or {}).get("ports", {}).items()
     }
     return ProbeReport(
-        model=spec.name,
+        model=task.spec.name,
         findings=(),
         rules={name: rule_to_dict(port.rule) for name, port in found.items()},
         follows={name: str(port.shape) for name, port in found.items()},
@@ -117,9 +118,7 @@ def _guess(spec: ModelSpec, options: ProbeOptions, threads: int | None) -> Probe
     )
 
 
-def _prove(
-    spec: ModelSpec, wanted: list[Treatment], options: ProbeOptions, threads: int | None
-) -> ProbeReport:
+def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
     started = monotonic()
     findings: list[Finding] = []
     notes: list[str] = []
@@ -129,7 +128,7 @@ def _prove(
         left = [treatment for treatment in wanted if str(treatment) not in skip]
         if not left:
             break
-        heard = run_child(Task(spec=spec, options=options, threads=threads, skip=skip), options.hang_s)
+        heard = run_child(replace(task, skip=skip), task.options.hang_s)
         if heard.error is not None:
             raise SignatureError(heard.error)
         findings += heard.findings
@@ -152,7 +151,12 @@ def _prove(
         if treatment not in said
     ]
     return _report(
-        spec.name, findings, notes, heard, monotonic() - started, conclusive=heard.end is None and not notes
+        task.spec.name,
+        findings,
+        notes,
+        heard,
+        monotonic() - started,
+        conclusive=heard.end is None and not notes,
     )
 
 
@@ -173,4 +177,5 @@ def _report(
         seconds=round(seconds, 3),
     )
     crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
-    return replace(report, conclusive=conclusive and not crashed)
+    short = any(finding.is_short for finding in findings)
+    return replace(report, conclusive=conclusive and not crashed and not short)

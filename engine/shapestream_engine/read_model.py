@@ -10,14 +10,14 @@ request = model.compile().create_infer_request()
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from shapestream_engine.backends.registry import load_backend
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.infer_request import port_number
-from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
+from shapestream_engine.model import CompiledModel, ModelSpec, compile_model, spec_of
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
@@ -31,6 +31,16 @@ class ReadModel:
 
     spec: ModelSpec
     signature: ModelSignature
+
+    @property
+    def inputs(self) -> tuple[InputPort, ...]:
+        """All inputs, in the order of the model's ports."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[OutputPort, ...]:
+        """All outputs, likewise."""
+        return self.signature.outputs
 
     def input(self, port: int | str = 0) -> InputPort:
         """An input, by number or name; its `partial_shape` is what it may be."""
@@ -62,9 +72,24 @@ class ReadModel:
             wanted[port.name] = shape
         return read_model(self.spec.reshape(wanted))
 
-    def compile(self, *, slots: int = 1, threads: int | None = None) -> CompiledModel:
-        """The model, ready to run; see `compile_model`."""
-        return compile_model(self.spec, slots=slots, threads=threads)
+    def compile(
+        self,
+        *,
+        device: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        slots: int = 1,
+        threads: int | None = None,
+    ) -> CompiledModel:
+        """The model, ready to run; see `compile_model`.
+
+        `device` and `properties` are the engine's own, as in `ModelSpec`; None: as the spec says.
+        """
+        spec = self.spec
+        if device is not None:
+            spec = replace(spec, device=device)
+        if properties is not None:
+            spec = replace(spec, properties=properties)
+        return compile_model(spec, slots=slots, threads=threads)
 
 
 def read_model(model: ModelSpec | Path | str) -> ReadModel:
@@ -72,7 +97,7 @@ def read_model(model: ModelSpec | Path | str) -> ReadModel:
 
     Raises what `compile_model` raises, except for what only the device could object to.
     """
-    spec = model if isinstance(model, ModelSpec) else ModelSpec(name=Path(model).stem, path=Path(model))
+    spec = spec_of(model)
     backend = load_backend(spec.effective_engine)
     read_spec = getattr(backend, "read_spec", None)
     if read_spec is not None:

@@ -14,6 +14,7 @@ from shapestream_engine.batching.strategy import Planner
 from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
+from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import MAX_SIZE, exact_nbytes
 
@@ -35,6 +36,8 @@ class RequestShape:
     """Per input of the signature: its place in the layout; None for a mask that the request leaves out."""
     rounded: tuple[int, ...] = ()
     """What the model's strategy pads it to, rows excepted; requests share calls by these. Its own sizes if empty."""
+    answer: Tensors | None = None
+    """The results of a request without elements, where the ports tell them: it needs no call."""
     elements: int = field(init=False)
     """The product of its sizes: what it computes, before any padding."""
 

@@ -43,7 +43,8 @@ class IndexColumn:
     """Data-dependent rows, `[n, columns]`, with the batch index in one column (NonZero, NonMaxSuppression).
 
     Each request takes the rows with its indices, in the order in which they came; the index is rewritten to
-    count from 0 within the request. An output `[n]` is all index; its column is 0.
+    count from 0 within the request. An output `[n]` is all index; its column is 0. Of a request that was divided over
+    calls the rows stand call by call; an order across its rows that one call would have made is not known.
     """
 
     NAME: ClassVar[str] = "index_column"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shapestream_engine.batching.native import Native
 from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.batching.strategy import Planner, Strategy
 from shapestream_engine.dimension_table import BATCH, DimensionTable
+from shapestream_engine.empty_answer import empty_answer
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.layout import Layout
 from shapestream_engine.ports import InputPort, OutputPort
@@ -91,14 +92,22 @@ class ModelSignature:
             # writes each type differently, and in format 2 never refers back to what it wrote before.
             key = marshal.dumps(layout, 2)
         except ValueError:
-            return resolve_layout(self.inputs, self.table, self.planner, layout)
+            return self._checked(layout)
         request = self._resolved.get(key)
         if request is None:
-            request = resolve_layout(self.inputs, self.table, self.planner, layout)
+            request = self._checked(layout)
             if len(self._resolved) >= _REMEMBERED:
                 self._resolved.clear()
             self._resolved[key] = request
         return request
+
+    def _checked(self, layout: Layout) -> RequestShape:
+        request = resolve_layout(self.inputs, self.table, self.planner, layout)
+        if request.total_nbytes or not self.inputs:
+            return request
+        return replace(
+            request, answer=empty_answer(self.inputs, self.outputs, self.table, self.planner, request)
+        )
 
     def input_shapes(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The shape of each input in a call of these sizes (parallel to `dimensions`)."""
@@ -159,22 +168,29 @@ class ModelSignature:
             if (planned := self.strategy.words(name)) is not None:
                 use = planned
             elif name == BATCH and self.has_batch:
-                use = "requests share calls along it"
+                use = self._sharing()
             else:
                 use = "may be padded" if paddable else self._why_not_padded(name)
             lines.append(f"  {name}: {bounds}, {use}")
         if not self.has_batch:
             lines.append("  no batch axis: every request runs alone")
-        if self.strategy != Native():
+        if replace(self.strategy, most_rows=None) != Native():
             lines.append(f"  shapes: {self.strategy}")
         return lines
+
+    def _sharing(self) -> str:
+        most = self.strategy.most_rows
+        if most is None:
+            return "requests share calls along it"
+        return "no rows of others" if most == 1 else f"requests share calls of up to {most} rows along it"
 
     def _why_not_padded(self, dimension: str) -> str:
         ports = [port for port in self.inputs if dimension in port.axis_names]
         refusing = [port.name for port in ports if not port.pads(dimension)]
         # Padding that some inputs allow and others do not is probably an oversight, and worth a word.
         blame = f" ({', '.join(refusing)} does not allow it)" if len(refusing) < len(ports) else ""
-        return f"never padded{blame}: only requests of the same size share a call"
+        together = ": only requests of the same size share a call" if self.has_batch else ""
+        return f"never padded{blame}{together}"
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:

@@ -54,6 +54,8 @@ class Report:
     """The calls that the batch took: how many of which sizes. Empty: one, of the batch's own sizes."""
     error_code: ErrorCode | None = None
     message: str = ""
+    slot_ended: bool = False
+    """The slot's thread has ended without being asked to: it runs nothing more."""
 
 
 def in_time(start_before: tuple[float | None, ...] | None, places: Sequence[int]) -> Sequence[int]:

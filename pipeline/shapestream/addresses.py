@@ -1,10 +1,14 @@
-"""What an address says about who can get there."""
+"""What an address says: who can get there, and whether a client can connect there at all."""
 
 from __future__ import annotations
 
 import ipaddress
+import stat
+from pathlib import Path
 
-__all__ = ["is_beyond_loopback", "is_protectable", "reached_from_here"]
+from shapestream.errors import TransportError
+
+__all__ = ["check_destination", "is_beyond_loopback", "is_protectable", "missing_socket", "reached_from_here"]
 
 
 def is_protectable(address: str) -> bool:
@@ -34,6 +38,65 @@ def reached_from_here(address: str) -> str:
         if host == "::":
             return f"tcp://[::1]:{port}"
     return address
+
+
+def check_destination(address: str) -> None:
+    """Raise `TransportError` for what no client can connect to, with the address that was probably meant."""
+    scheme, separator, rest = address.partition("://")
+    if not separator or scheme not in ("tcp", "ipc"):
+        raise TransportError(f"{address!r} is no address; {_meant(address)}")
+    if scheme == "tcp":
+        _check_tcp(address)
+    elif not rest:
+        raise TransportError(f"{address!r} names no socket; write ipc://PATH")
+    else:
+        _check_ipc(address, Path(rest))
+
+
+def missing_socket(address: str) -> str | None:
+    """Why nothing can listen at an `ipc://` address at the moment, in words; None where something may."""
+    path = Path(address.removeprefix("ipc://"))
+    if not address.startswith("ipc://") or str(path).startswith("@"):  # Linux's abstract sockets are no files
+        return None
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"there is no socket {path.absolute()}: is the server running, and with this path?"
+    except OSError as error:
+        return f"{path.absolute()}: {error.strerror}"
+    return None
+
+
+def _check_tcp(address: str) -> None:
+    host, port = _host(address), address.rpartition(":")[2]
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise TransportError(f"{address!r} needs a host and a port; write tcp://HOST:PORT")
+    if host == "*":
+        raise TransportError(
+            f"{address!r} is where a server listens; did you mean {reached_from_here(address)}?"
+        )
+
+
+def _check_ipc(address: str, path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # perhaps it will be there once the server is
+        return
+    if stat.S_ISDIR(mode):
+        raise TransportError(f"{address!r} is a folder; name the socket in it")
+    if not stat.S_ISSOCK(mode):
+        raise TransportError(f"{address!r} is a file, and no socket; name the one of the server")
+
+
+def _meant(address: str) -> str:
+    """What to write instead."""
+    before, colon, port = address.rpartition(":")
+    host = before.rpartition("/")[2] or before.strip("/:")
+    if colon and host and port.strip("/").isdigit():
+        return f"did you mean tcp://{host.removeprefix('tcp:')}:{port.strip('/')}?"
+    if address.startswith(("/", "./", "ipc:")) or address.endswith(".sock"):
+        return f"did you mean ipc://{address.removeprefix('ipc:')}?"
+    return "write tcp://HOST:PORT or ipc://PATH"
 
 
 def _host(address: str) -> str:

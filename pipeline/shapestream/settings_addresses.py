@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from shapestream.settings_file_values import absolute_path, files_must_exist, is_there
-from shapestream.settings_words import describe, wrong
+from shapestream.settings_words import address_meant, describe, wrong
 
 __all__ = ["check_address", "is_public_key", "read_key_list", "read_secret_path", "read_security_mode"]
 
@@ -32,7 +32,8 @@ def check_address(value: Any, info: ValidationInfo) -> str:
         return _ipc_address(rest, info)
     if separator and scheme == "tcp":
         return _tcp_address(value, rest)
-    raise wrong(f"{describe(value)} is not an address (write ipc://PATH or tcp://127.0.0.1:PORT)")
+    meant = address_meant(value) or "ipc://PATH or tcp://127.0.0.1:PORT"
+    raise wrong(f"{describe(value)} is not an address (write {meant})")
 
 
 def _ipc_address(path: str, info: ValidationInfo) -> str:

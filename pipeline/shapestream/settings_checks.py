@@ -57,15 +57,16 @@ def _workers(top: Mapping[str, Any], names: list[str]) -> Iterator[Finding]:
     served: set[str] = set()
     for index, group in enumerate(sequence(workers)):
         chosen = mapping(group).get("models")
-        if chosen is None:
-            served.update(names)
+        if not isinstance(chosen, list):
+            served.update(names)  # all by default; what is no list is complained about elsewhere
         for position, name in enumerate(sequence(chosen)):
             if isinstance(name, str) and name not in names:
                 where = ("workers", index, "models", position)
                 yield where, f'there is no model "{name}" {did_you_mean(name, names)}'
             elif isinstance(name, str):
                 served.add(name)
-    if workers and not dial_in and not runs_in_process:
+    sound = isinstance(workers, list) and all(isinstance(group, dict) for group in workers)
+    if workers and sound and not dial_in and not runs_in_process:
         for index, model in enumerate(sequence(top.get("models"))):
             name = mapping(model).get("name")
             if isinstance(name, str) and name not in served:

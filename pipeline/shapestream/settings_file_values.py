@@ -105,7 +105,20 @@ def read_samples_path(value: Any, info: ValidationInfo) -> str:
 
 def _must_be_there(path: Path, is_one: Callable[[Path], bool], what: str, info: ValidationInfo) -> None:
     if files_must_exist(info) and not is_there(is_one, path):
+        if what == "file" and is_there(Path.is_dir, path):
+            raise wrong(f"{path} is a folder (name the file in it{_models_in(path)})")
+        if what == "folder" and is_there(Path.exists, path):
+            raise wrong(f"{path} is a file (name a folder)")
         raise wrong(f"no such {what}: {path} (a relative path starts at the folder of this YAML)")
+
+
+def _models_in(folder: Path) -> str:
+    """`: folder/model.onnx`, for the model files in a folder."""
+    try:
+        found = sorted(path.name for path in folder.iterdir() if path.suffix in (".xml", ".onnx", ".pt2"))
+    except OSError:
+        return ""
+    return f": {', '.join(str(folder / name) for name in found[:3])}" if found else ""
 
 
 def absolute_path(value: str, info: ValidationInfo) -> Path:

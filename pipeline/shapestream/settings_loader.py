@@ -21,7 +21,7 @@ from shapestream.settings_paths import outside_model_root
 from shapestream.settings_words import describe
 from shapestream.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
 
-__all__ = ["EffectiveValue", "LoadedSettings", "load_settings", "spell_location"]
+__all__ = ["EffectiveValue", "LoadedSettings", "load_models", "load_settings", "spell_location"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,32 @@ class LoadedSettings:
 def load_settings(path: str | Path, *, files_must_exist: bool = True) -> LoadedSettings:
     """Read `path`; raises `ConfigurationError` with every problem found, in the order of the file."""
     path = Path(path)
+    return _loaded(path, _source(path), files_must_exist=files_must_exist)
+
+
+def load_models(path: str | Path) -> LoadedSettings:
+    """Read only the models of `path`, with defaults for all else: for trying them though other sections are faulty.
+
+    Raises `ConfigurationError`, as `load_settings` does.
+    """
+    path = Path(path)
+    source = _source(path)
+    if isinstance(source.values, dict):
+        source.values = {key: value for key, value in source.values.items() if key == "models"}
+    return _loaded(path, source, files_must_exist=True)
+
+
+def _source(path: Path) -> YamlSource:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)  # of a device, or a model that was named by mistake, no more
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise ConfigurationError([f"{path}: {reason}"]) from error
-    source = read_yaml(data)
+    return read_yaml(data)
+
+
+def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool) -> LoadedSettings:
     findings = _Findings(source)
     settings = _validate(source, findings, {"base": path.parent, "files_must_exist": files_must_exist})
     if findings.found or settings is None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from shapestream.settings import Settings
-from shapestream.settings_words import closest, describe
+from shapestream.settings_words import address_meant, closest, describe
 from shapestream.yaml_source import Location
 
 __all__ = ["explain", "json_schema"]
@@ -41,13 +41,15 @@ def explain(detail: ErrorDetails) -> tuple[Location, str]:
     location: Location = detail["loc"]
     kind, given, context = detail["type"], detail.get("input"), detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return location, _unknown_key(location)
+        return location, _unknown_key(location, given)
     if kind == "missing":
         return location[:-1], f'missing "{location[-1]}"'
     if kind == "too_short" and given:
         return location, ""
     if kind in _EXPECTED:
-        return location, f"expected {_EXPECTED[kind]}, got {describe(given)}{_hint(kind, given)}"
+        of_groups = location[:1] == ("workers",) and len(location) < 3
+        hint = _group_hint(given, is_list=len(location) == 1) if of_groups else ""
+        return location, f"expected {_EXPECTED[kind]}, got {describe(given)}{hint or _hint(kind, given)}"
     if kind == "literal_error":
         return location, f"expected {context['expected']}, got {describe(given)}".replace("'", '"')
     if kind in _BOUNDS:
@@ -75,8 +77,17 @@ def _hint(kind: str, given: Any) -> str:
     if kind == "string_type" and isinstance(given, (bool, int, float)):
         return " (put it in quotes)"
     if kind == "tuple_type" and not isinstance(given, dict):
-        return f" (write [{given}])"
+        meant = address_meant(given)
+        return f" (write [{given}])" if meant is None else f' (write ["{meant}"])'
     return ""
+
+
+def _group_hint(given: Any, *, is_list: bool) -> str:
+    """What to write for workers that are no list of groups, or for a group that is none: a number is taken for a count."""
+    if isinstance(given, dict):
+        return " (a list of groups: write [{count: 1}])"
+    group = f"{{count: {given if _reads_as_number(str(given), int) else 1}}}"
+    return f" (write {f'[{group}]' if is_list else group})"
 
 
 def _reads_as_number(text: str, kind: Callable[[str], float]) -> bool:
@@ -102,13 +113,14 @@ def json_schema() -> dict[str, Any]:
 _schema = functools.cache(json_schema)
 
 
-def _unknown_key(location: Location) -> str:
+def _unknown_key(location: Location, given: Any) -> str:
     known = _known_keys(location[:-1])
     word = str(location[-1])
     if (close := closest(word, known)) is not None:
         return f'unknown key (did you mean "{close}"?)'
-    if ".." in word or (":" in word and "shape" in known):
-        return "unknown key (put a shape that holds commas in quotes)"
+    # A shape without quotes in {...} ends at its first comma; what follows are keys without values.
+    if ".." in word or ("shape" in known and (given is None or ":" in word)):
+        return 'unknown key (put a shape that holds commas in quotes: "batch, 4")'
     return f"unknown key (known: {', '.join(known)})"
 
 

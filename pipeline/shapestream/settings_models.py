@@ -154,7 +154,7 @@ class BatchingSettings(Section):
     max_padding_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
     """Elements computed only as padding / elements computed, at most. Default: as much as measured costs make worth it."""
     max_batch_bytes: Bytes | None = None
-    """Bytes of the requests in one call, padding not counted. Default: any; a larger request runs alone."""
+    """Bytes of the inputs of one call, padding and filled rows included, at most. Default: 256 MiB; see docs/memory.md."""
     batch_invariant: Annotated[
         Any, BeforeValidator(read_invariant), WithJsonSchema({"anyOf": [COUNT, {"type": "boolean"}]})
     ] = False
@@ -194,7 +194,7 @@ class ModelSettings(Section):
     function: Annotated[str, BeforeValidator(check_function)] | None = None
     """Instead of `path`: a NumPy callable, `package.module:name`, that an installed package registers, or its name there."""
     sha256: Annotated[str, BeforeValidator(check_digest)] | None = None
-    """Load the file only if this is its sha256; of an IR: that of the .xml and the .bin together, in this order."""
+    """Load the model only if this is the sha256 of its files, one after the other: the file itself, then its weights."""
     engine: Engine | None = None
     """Default: openvino for an IR or ONNX file, torch for a .pt2, function for a function."""
     device: str = Field(default="CPU", min_length=1)

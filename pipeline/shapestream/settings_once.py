@@ -35,8 +35,6 @@ def _filled_up(batching: Mapping[Any, Any], shapes: Mapping[Any, Any]) -> Iterat
     # Of a partition into calls some of which have one row nothing is left over.
     if rows is not None and sizes != [1] and not (strategy == "partitioned" and 1 in sizes):
         yield "shapes", "batch"
-    if strategy == "native" and shapes.get("max_prepared") is not None:
-        yield "shapes", "max_prepared"
     invariant = batching.get("batch_invariant")
     if invariant is True or invariant not in (None, False, 1):
         yield "batching", "batch_invariant"

@@ -1,6 +1,6 @@
 """Where model files may lie: in `server.model_root`, whatever a path, or a symbolic link on it, says.
 
-Looked at when the settings are read. A file's weights (the .bin beside an .xml) are looked at as well.
+Looked at when the settings are read. All files that the model consists of are looked at: weights beside it, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from pathlib import Path
 
 from shapestream.settings import Settings
 from shapestream.yaml_source import Location
+from shapestream_engine.errors import ModelLoadError
+from shapestream_engine.model_files import files_of_model
 
 __all__ = ["outside_model_root"]
 
@@ -22,8 +24,7 @@ def outside_model_root(settings: Settings) -> Iterator[tuple[Location, str]]:
     for index, model in enumerate(settings.models):
         if model.path is None:
             continue
-        path = Path(model.path)
-        for file in (path, path.with_suffix(".bin")) if path.suffix == ".xml" else (path,):
+        for file in _files(Path(model.path)):
             # resolve() raises RuntimeError, or OSError from Python 3.13 on, where links lead in a circle.
             try:
                 real = file.resolve()
@@ -34,3 +35,10 @@ def outside_model_root(settings: Settings) -> Iterator[tuple[Location, str]]:
                 message = f"{real} is not in server.model_root, {root} (move it there, or change that folder)"
                 yield ("models", index, "path"), message
                 break
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        return files_of_model(path)
+    except (OSError, ModelLoadError):
+        return [path]  # that it cannot be read is said where it is loaded

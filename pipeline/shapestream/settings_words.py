@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-__all__ = ["closest", "describe", "did_you_mean", "wrong"]
+__all__ = ["address_meant", "closest", "describe", "did_you_mean", "wrong"]
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:
@@ -35,6 +35,16 @@ def describe(value: Any) -> str:
         return "a list"
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def address_meant(value: Any) -> str | None:
+    """The address that was probably meant by a text without `tcp://` or `ipc://`; None where there is no telling."""
+    if not isinstance(value, str) or "://" in value:
+        return None
+    host, colon, port = value.rpartition(":")
+    if colon and port.isascii() and port.isdigit() and "/" not in value:
+        return f"tcp://{host or '127.0.0.1'}:{port}"
+    return f"ipc://{value}" if value.endswith(".sock") or "/" in value else None
 
 
 def wrong(message: str) -> PydanticCustomError:

@@ -23,7 +23,8 @@ from shapestream_engine import (
 )
 from shapestream_engine.calibration import Calibration, calibrate
 from shapestream_engine.calibration_bench import MOST_FAILURES
-from shapestream_engine.calibration_shapes import COARSE, MOST_NBYTES, call_nbytes, stages
+from shapestream_engine.calibration_shapes import COARSE, MOST_ALLOWED, MOST_NBYTES, call_nbytes, stages
+from shapestream_engine.cost_table import CostTable
 from shapestream_engine.probing.values import Integers
 
 Array = np.ndarray[Any, Any]
@@ -234,3 +235,52 @@ def test_openvino_is_calibrated_too():
         compiled.close()
     assert {(1, 1), (1, 32), (4, 32)} <= set(sizes_of(calibration))
     assert all(0.0 < point.seconds < PLENTY_S for point in calibration.table.points)
+
+
+def many(dimensions: int, strategy: Strategy = Native(), bounds: str = "1..64") -> CompiledModel:  # noqa: B008 - frozen
+    """A function over so many inputs, each of a length of its own."""
+    names = [f"n{number}" for number in range(dimensions)]
+    return compile_model(
+        ModelSpec(
+            name="m",
+            model=lambda **inputs: inputs["x0"][:, :1],
+            strategy=strategy,
+            inputs={
+                f"x{number}": InputSpec(
+                    shape=f"batch:1..4, {name}:{bounds}", element_type="i64", pad={name: 0}
+                )
+                for number, name in enumerate(names)
+            },
+            outputs={"y": OutputSpec(shape="batch, 1", element_type="i64")},
+        )
+    )
+
+
+@pytest.mark.parametrize("dimensions", [1, 3, 4, 5, 8, 12, 17, 20, 64])
+def test_any_number_of_open_dimensions_is_calibrated(dimensions: int) -> None:
+    """However many there are: a few points, every number of rows among them, and a table that can be read."""
+    calibration = calibrated(many(dimensions), budget_s=2.0)
+    points = sizes_of(calibration)
+    assert 2 <= len(points) <= 64
+    assert () == calibration.findings
+    assert {1, 4} <= {rows for rows, *_ in points}
+    assert calibration.table == CostTable.from_dict(calibration.table.to_dict())
+
+
+@pytest.mark.parametrize("dimensions", [5, 8, 12])
+def test_many_dimensions_grow_together(dimensions: int) -> None:
+    """All of a point's sizes are equally far along: the table is a line for each number of rows."""
+    for stage in stages(many(dimensions).signature, None):
+        assert all(1 == len(set(sizes)) for _, *sizes in stage)
+        assert len({tuple(sizes) for _, *sizes in stage}) >= 2
+
+
+@pytest.mark.parametrize("dimensions", [1, 3, 4, 5, 12, 64])
+def test_any_number_of_allowed_sizes_is_calibrated(dimensions: int) -> None:
+    """Their combinations are thinned before they are listed."""
+    strategy = Bucketed({f"n{number}": tuple(range(1, 301)) for number in range(dimensions)})
+    shapes = [
+        sizes for stage in stages(many(dimensions, strategy, "1..300").signature, None) for sizes in stage
+    ]
+    assert 2 <= len(shapes) <= MOST_ALLOWED
+    assert (4,) + (1,) * dimensions in shapes

@@ -124,6 +124,16 @@ def exits(x: Any) -> Any:
     sys.exit(3)
 
 
+def has_no_words(x: Any) -> Any:
+    """Raises what cannot tell its message."""
+
+    class Mute(ValueError):
+        def __str__(self) -> str:
+            raise LookupError("no words")
+
+    raise Mute
+
+
 def gives_up(x: Any) -> Any:
     """Ends as a call that asyncio gave up."""
     raise asyncio.CancelledError("too slow")
@@ -133,6 +143,7 @@ def gives_up(x: Any) -> Any:
     ("function", "complaint"),
     [
         (raises, "ValueError: too dark"),
+        (has_no_words, "Mute: .its message cannot be read"),
         (exits, "SystemExit: 3"),
         (gives_up, "CancelledError: too slow"),
         (lambda x: None, "output 'y' is NoneType, not a NumPy array"),
@@ -213,4 +224,20 @@ def test_what_cannot_be_a_model_is_refused_when_it_is_loaded(
 ) -> None:
     """Every mistake in the description of a function is found before a request comes."""
     with pytest.raises(error, match=complaint):
+        compile_model(spec)
+
+
+def test_a_module_that_ends_the_process_when_it_is_imported_is_a_model_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sys.exit(0)` at its top would else end a `check` as if all were well."""
+    (tmp_path / "leaves_at_once.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = ModelSpec(
+        name="m",
+        function="leaves_at_once:f",
+        inputs={"x": InputSpec(shape="batch", element_type="f32")},
+        outputs={"y": OutputSpec(shape="batch", element_type="f32")},
+    )
+    with pytest.raises(ModelLoadError, match="cannot load the function 'leaves_at_once:f': SystemExit: 0"):
         compile_model(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from shapestream_engine.batching.bucketed import Bucketed
 from shapestream_engine.batching.partitioned import Partitioned
 from shapestream_engine.batching.pieces import Piece, PieceCutter, divide
 from shapestream_engine.batching.strategy import PlannedCall
+from shapestream_engine.errors import ShapeError
 
 Array = np.ndarray[Any, Any]
 
@@ -100,15 +102,12 @@ def test_a_call_is_filled_up_with_a_row_of_its_own() -> None:
     assert [[[2, 3]]] * 2 == [read(tensors).tolist() for tensors, _ in filling]
 
 
-def test_a_call_without_rows_is_filled_with_zeros() -> None:
-    """All of it, at the call's sizes; the mask is left to be made."""
+def test_a_call_without_rows_has_nothing_to_be_filled_up_with() -> None:
+    """Nothing is made up."""
     model = signature()
     members, shapes = [[each] for each in request(model, np.zeros((0, 2), np.int32))]
-    ((tensors, shape),) = PieceCutter(model).filling(
-        PlannedCall((4, 2), 0, 0), [Piece(0, 0, 0)], members, shapes
-    )
-    assert np.zeros((4, 2)).tolist() == read(tensors).tolist()
-    assert ((4, 2), 4, (0, None)) == (shape.sizes, shape.rows, shape.positions)
+    with pytest.raises(ShapeError, match="no row of a request"):
+        list(PieceCutter(model).filling(PlannedCall((4, 2), 0, 0), [Piece(0, 0, 0)], members, shapes))
 
 
 def test_a_full_call_is_not_filled() -> None:

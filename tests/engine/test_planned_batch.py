@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shapestream_engine import (
     Bucketed,
@@ -126,21 +127,63 @@ def test_calls_are_filled_up_and_padded() -> None:
 
 
 def test_a_request_without_rows_gets_an_empty_result() -> None:
-    """Alone it takes a call of zeros, with others it takes none of its own."""
+    """No call is made for it, alone or with others."""
     with bench(Bucketed({"batch": (2, 4)})) as made:
         check(results(made.run(numbers(0, 5))), numbers(0, 5))
         check(results(made.run(numbers(2, 5), numbers(0, 5))), numbers(2, 5), numbers(0, 5))
-        assert [(2, 5), (2, 5)] == made.seen
+        assert [(2, 5)] == made.seen
 
 
 def test_under_a_cap_late_shapes_are_rounded_up() -> None:
     """Never more than the cap, and every result as it would be without."""
-    with bench(Native(max_prepared=6)) as made:
+    with bench(Native(max_prepared=6, fill_rows=True)) as made:
         for rows in range(1, 9):
             for size in (1, 13, 40, 64):
                 check(results(made.run(numbers(rows, size))), numbers(rows, size))
         assert len(set(made.seen)) <= 6
         assert [(1, 1), (1, 13), (1, 40)] == made.seen[:3]
+
+
+def test_a_cap_alone_rounds_no_rows() -> None:
+    """Rows are copied only where the strategy says that they are independent."""
+    with bench(Native(max_prepared=4)) as made:
+        for rows in (*range(1, 9), 3, 5):
+            for size in (1, 13, 40, 50, 64):
+                check(results(made.run(numbers(rows, size))), numbers(rows, size))
+                assert rows == made.seen[-1][0]
+        assert all(len({shape for shape in made.seen if shape[0] == rows}) <= 4 for rows in range(1, 9))
+
+
+def test_rows_without_an_upper_bound_need_none_where_they_are_not_rounded() -> None:
+    """One call, however many there are."""
+    spec = ModelSpec(
+        name="m",
+        model=lambda x: x + 1,
+        strategy=Native(max_prepared=4),
+        inputs={"x": InputSpec(shape="batch, seq:0..64", element_type="f32", pad={"seq": 9})},
+        outputs={"y": OutputSpec(shape="batch, seq", element_type="f32")},
+    )
+    planner = compile_model(spec).signature.planner
+    assert planner is not None
+    assert [(0, 100)] == [(call.start, call.stop) for call in planner.plan((100, 3))]
+
+
+@pytest.mark.parametrize("strategy", [Native(most_rows=1), Bucketed({"seq": (8, 64)}, most_rows=1)], ids=str)
+def test_requests_that_run_alone_get_no_company_from_the_engine(strategy: Strategy) -> None:
+    """Whatever a batch asks for: other requests, or rows of copies. The slot goes on."""
+    with bench(strategy) as made:
+        assert "run alone" in made.run(numbers(1, 5), numbers(2, 5)).message
+        assert "run alone" in made.run(numbers(2, 5), sizes=(4, 5)).message
+        check(results(made.run(numbers(0, 5), numbers(3, 5))), numbers(0, 5), numbers(3, 5))
+        assert 1 == len(made.seen)
+
+
+def test_requests_share_no_call_of_more_rows_than_were_tried() -> None:
+    """Whatever a batch asks for; a request alone may have more."""
+    with bench(Native(most_rows=3)) as made:
+        check(results(made.run(numbers(1, 5), numbers(2, 5))), numbers(1, 5), numbers(2, 5))
+        assert "up to 3 rows" in made.run(numbers(2, 5), numbers(2, 5)).message
+        check(results(made.run(numbers(4, 5))), numbers(4, 5))
 
 
 def test_a_batch_is_run_at_the_sizes_that_it_was_given_where_these_are_larger() -> None:
@@ -151,7 +194,7 @@ def test_a_batch_is_run_at_the_sizes_that_it_was_given_where_these_are_larger() 
         assert [(4, 16)] == made.seen
         check(results(made.run(*given, sizes=(6, 8))), *given)
         assert [(4, 16), (4, 8)] == made.seen, "calls without a row of theirs are not run"
-    with bench(Native(max_prepared=4)) as made:
+    with bench(Native(max_prepared=4, fill_rows=True)) as made:
         check(results(made.run(*given, sizes=(8, 64))), *given)
         assert [(8, 64)] == made.seen
 
@@ -167,11 +210,11 @@ def test_larger_sizes_do_not_hold_for_what_is_left_over() -> None:
         assert [(1, 4)] == made.seen
 
 
-def test_a_batch_without_rows_may_be_filled_up_too() -> None:
-    """One call, whatever it is given."""
+def test_a_batch_without_rows_is_not_filled_up() -> None:
+    """Whatever sizes it is to have."""
     with bench(Bucketed({"batch": (2, 4)})) as made:
         check(results(made.run(numbers(0, 5), sizes=(4, 5))), numbers(0, 5))
-        assert 1 == len(made.seen)
+        assert [] == made.seen
 
 
 def test_whose_time_has_passed_gets_nothing_and_is_not_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def refuted(report: ProbeReport) -> Finding:
     return finding
 
 
+def test_a_model_of_one_fixed_shape_has_nothing_to_prove() -> None:
+    """It has no dynamic dimension, so no request shares a call."""
+    fixed = {"x": InputSpec(shape="2, 3", element_type="f32")}
+    assert (
+        ()
+        == prove_spec(spec_of("batch_norm", fixed, y=OutputSpec(shape="2, 3", element_type="f32"))).findings
+    )
+
+
 def test_attention_that_heeds_its_mask_is_proved() -> None:
     """Batching and padding, both on many cases, and with rounding errors that are far below what is allowed."""
     report = masked("attend", columns=4)
@@ -70,6 +80,31 @@ def test_attention_that_heeds_its_mask_is_proved() -> None:
     assert all(finding.cases >= 20 for finding in report.findings)
     assert {"y": "batch, 4"} == report.follows
     assert "checked on" in str(report.findings[0])
+
+
+def test_masked_positions_of_an_endless_axis_allow_nothing_at_others() -> None:
+    """Scores of -10000, which never recur to the bit, stand beside ordinary ones that saw a neighbour."""
+    assert "refuted" == refuted(prove_spec(spec_of("whispering"))).verdict
+
+
+def test_ties_of_hostile_neighbours_refute_nothing() -> None:
+    """They are there for the others: a request of equal values has no largest one, and no user sends it."""
+    x = InputSpec(shape="batch:1..16, n:1..64", element_type="f32", pad={"n": -100.0})
+    report = prove_spec(spec_of("best_position", {"x": x}, y=OutputSpec(shape="batch", element_type="i64")))
+    assert {"batching: y": "proved", "padding of n: y": "proved"} == verdicts(report)
+
+
+def test_scores_of_minus_infinity_hide_no_others() -> None:
+    """The scores that are finite tell what the trial has to know."""
+    assert {"batching: y": "proved"} == verdicts(prove_spec(spec_of("partly_banned")))
+
+
+def test_a_constant_column_hides_no_others() -> None:
+    """Also where the mean of equal numbers is not the same number to the bit."""
+    x = InputSpec(shape="batch:1..8, 12", element_type="f64")
+    y = OutputSpec(shape="batch, 12", element_type="f64")
+    report = prove_spec(spec_of("beside_a_constant", {"x": x}, y=y))
+    assert {"batching: y": "proved"} == verdicts(report)
 
 
 def test_a_detector_whose_rows_carry_their_index_is_proved() -> None:
@@ -294,3 +329,106 @@ def test_an_input_that_there_is_not_is_an_error() -> None:
     """A mistyped name in `probe` would otherwise be of no effect."""
     with pytest.raises(SignatureError, match="no input z; the model has x"):
         prove_spec(spec_of("constant"), values={"z": Integers(0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("function", "columns"),
+    [("banned_class_mixed", "4"), ("time_stamped_mixed", "2"), ("blanked_mixed", "n")],
+)
+def test_a_large_value_beside_them_hides_no_mixed_scores(function: str, columns: str) -> None:
+    """A banned class, a time stamp, or a blanked position: what is allowed belongs to each by itself."""
+    output = OutputSpec(shape=f"batch, {columns}", element_type="f32")
+    finding = refuted(prove_spec(spec_of(function, y=output)))
+    assert finding.allowed is not None
+    assert finding.allowed < 1
+
+
+def test_a_banned_class_is_no_obstacle() -> None:
+    """A model that keeps rows apart is proved, with what is allowed in proportion to its scores."""
+    report = prove_spec(spec_of("banned_class", y=OutputSpec(shape="batch, 4", element_type="f32")))
+    assert {"batching: y": "proved"} == verdicts(report)
+
+
+def test_what_may_be_off_by_more_than_it_ever_differs_is_unproved() -> None:
+    """Equality within such a tolerance would hold between any two requests."""
+    report = prove_spec(spec_of("time_stamped"))
+    assert {"batching: y": "unproved"} == verdicts(report)
+    assert "less than rounding is allowed to change them" in report.findings[0].why
+
+
+LARGE = {"x": InputSpec(shape="batch:1..64, n:1..64", element_type="f32")}
+
+
+@pytest.mark.parametrize("rows", [9, 31, 64, None])
+def test_the_largest_batch_is_tried(rows: int | None) -> None:
+    """A model may keep 8 rows apart and mix 9; `max_batch` says how many may come, or the bound of `batch`."""
+    report = prove_spec(spec_of("mixes_from_nine", LARGE), max_batch=rows)
+    assert {"batching: y": "refuted"} == verdicts(report)
+    assert f"batch {min(rows or 64, 16)}" in refuted(report).case or rows is None
+
+
+def test_more_rows_than_are_ever_served_are_not_tried() -> None:
+    """With 8 rows at most the same model is right, and the report says how far it was checked."""
+    report = prove_spec(spec_of("mixes_from_nine", LARGE), max_batch=8)
+    assert {"batching: y": "proved"} == verdicts(report)
+    assert 8 == report.findings[0].rows
+    assert "cases of up to 8 rows" in str(report.findings[0])
+
+
+def test_the_sizes_that_a_calibration_runs_are_tried() -> None:
+    """A model may keep short rows apart and mix long ones."""
+    report = prove_spec(spec_of("mixes_long_ones", LARGE), max_batch=8, budget_s=600.0)
+    assert {"batching: y": "refuted"} == verdicts(report)
+
+
+def test_the_largest_batch_of_a_strategy_is_tried() -> None:
+    """Calls are filled up to sizes of batch that no request asked for."""
+    spec = spec_of("mixes_from_nine", LARGE)
+    strategy = parse_strategy({"strategy": "bucketed", "batch": [8, 16]})
+    report = prove_spec(replace(spec, strategy=strategy), max_batch=2)
+    assert "refuted" == verdicts(report)["strategy bucketed: y"]
+
+
+def test_the_largest_padded_batch_is_tried() -> None:
+    """Requests of two lengths in one call, as many as there may be."""
+    inputs = {
+        "ids": InputSpec(shape="batch:1..64, seq:1..64", element_type="i64", pad={"seq": 0}),
+        "mask": InputSpec(shape="batch, seq", element_type="i64", mask_of="ids"),
+    }
+    output = OutputSpec(shape="batch, 1", element_type="f32")
+    report = prove_spec(spec_of("mean_of_all_from_nine", inputs, y=output), values={"ids": Integers(0, 99)})
+    assert {"batching: y": "proved", "padding of seq: y": "refuted"} == verdicts(report)
+    assert "batch 16" in refuted(report).case
+
+
+def test_calls_that_take_too_long_are_not_tried_and_that_is_told() -> None:
+    """What was tried is right; nothing is said of larger calls, and so nothing is proved of what may be served."""
+    report = prove_spec(spec_of("slow", LARGE), budget_s=1.0, max_batch=64)
+    finding = report.findings[0]
+    assert ("unproved", True) == (finding.verdict, finding.is_short)
+    assert 1 < finding.rows < 64
+    assert "calls of more rows, up to 64, were not tried: one would take longer than 0.5 s" == finding.why
+    assert not report.conclusive
+
+
+def test_calls_that_take_much_memory_are_not_tried_and_that_is_told() -> None:
+    """A million rows of a kilobyte fit no bound."""
+    inputs = {"x": InputSpec(shape="batch, 262144", element_type="f32")}
+    output = OutputSpec(shape="batch, 1", element_type="f32")
+    report = prove_spec(spec_of("first_column", inputs, y=output), max_batch=4096)
+    finding = report.findings[0]
+    assert ("unproved", True, 256) == (finding.verdict, finding.is_short, finding.rows)
+    assert "their inputs take more than 256 MiB" in finding.why
+
+
+def test_any_number_of_padded_dimensions_is_tried() -> None:
+    """Each by itself and all at once, in calls as large as are served."""
+    inputs = {
+        f"x{number}": InputSpec(
+            shape=f"batch:1..16, n{number}:1..64", element_type="f32", pad={f"n{number}": 0}
+        )
+        for number in range(12)
+    }
+    report = prove_spec(spec_of("sums", inputs, y=OutputSpec(shape="batch", element_type="f32")))
+    assert {"proved"} == set(verdicts(report).values())
+    assert [16] * 14 == [finding.rows for finding in report.findings]

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from shapestream_engine import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine import (
+    CompiledModel,
+    InputSpec,
+    ModelSpec,
+    OutputSpec,
+    Padded,
+    PreparedLimits,
+    compile_model,
+)
+from shapestream_engine.machine import runtime_of
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, Treatment, prove
 from shapestream_engine.probing import cache as cache_module
 from shapestream_engine.probing.cache import ENVIRONMENT
-from shapestream_engine.probing.values import Uniform
+from shapestream_engine.probing.child import Task
+from shapestream_engine.probing.values import Samples, Uniform
 
 REPORT = ProbeReport(
     model="m",
@@ -104,9 +117,7 @@ def test_whoever_comes_at_the_same_time_waits(tmp_path: Path, monkeypatch: pytes
 
 def entry_name(tmp_path: Path, spec: ModelSpec, compiled: CompiledModel, options: ProbeOptions) -> str:
     """The file that a verdict is kept in."""
-    with ProofCache(tmp_path).entry(spec, options, compiled.signature) as entry:
-        assert entry.path is not None
-        return entry.path.name
+    return key_of(tmp_path, Task(spec=spec, options=options, threads=None), compiled)
 
 
 def test_what_the_verdict_may_depend_on_makes_it_void(tmp_path: Path, own_module: Path) -> None:
@@ -125,6 +136,133 @@ def test_what_the_verdict_may_depend_on_makes_it_void(tmp_path: Path, own_module
     assert 4 == len(others - {first})
 
 
+CHANGED: dict[type, dict[str, object]] = {
+    Task: {
+        "spec": None,
+        "options": None,
+        "threads": 3,
+        "skip": frozenset({"batching"}),
+        "guess": True,
+    },
+    ModelSpec: {
+        "function": "numpy:sinc",
+        "engine": "function",
+        "device": "GPU",
+        "inputs": {"a": InputSpec(shape="batch:1..8, n:1..32", element_type="f32")},
+        "outputs": {"y": OutputSpec(shape="batch, n", element_type="f64")},
+        "properties": {"INFERENCE_PRECISION_HINT": "bf16"},
+        "strategy": Padded({"batch": (4,)}),
+        "prepared": PreparedLimits(max_prepared=3),
+    },
+    ProbeOptions: {
+        "values": {"a": Uniform(0, 1)},
+        "samples": {"a": Path(__file__)},
+        "max_batch": 2,
+        "batch_invariant": True,
+        "budget_s": 7.0,
+        "hang_s": 7.0,
+        "seed": 1,
+    },
+    InputSpec: {"shape": "batch, n", "element_type": "f64", "pad": {"n": 1}, "mask_of": "b"},
+    OutputSpec: {"rule": {"rule": "shared"}, "shape": "n", "element_type": "f64"},
+}
+"""Another value for each field of what describes a question."""
+NAMES_ONLY = {(ModelSpec, "name"), (ModelSpec, "path"), (ModelSpec, "model")}
+"""What says nothing about a model: a path's file is digested, and a model in memory is not proved."""
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_every_field_of_the_question_makes_another_key(tmp_path: Path, kind: type) -> None:
+    """A field that is added to any of them needs a line here, and changes the key without one in the cache."""
+    spec, compiled = model("numpy:sort")
+    asked = Task(spec=spec, options=ProbeOptions(), threads=None)
+
+    def with_field(name: str, value: object) -> Task:
+        if kind is Task:
+            return replace(asked, **{name: value})  # type: ignore[arg-type]  # of that field
+        if kind is ProbeOptions:
+            return replace(asked, options=replace(asked.options, **{name: value}))  # type: ignore[arg-type]
+        if kind is ModelSpec:
+            return replace(asked, spec=replace(spec, **{name: value}))  # type: ignore[arg-type]
+        ports, port = ("inputs", "a") if kind is InputSpec else ("outputs", "y")
+        changed = replace(getattr(spec, ports)[port], **{name: value})
+        return replace(asked, spec=replace(spec, **{ports: {port: changed}}))  # type: ignore[arg-type]
+
+    keys = {key_of(tmp_path, asked, compiled)}
+    names = [field.name for field in fields(kind) if (kind, field.name) not in NAMES_ONLY]
+    assert sorted(names) == sorted(CHANGED[kind])
+    parts = [name for name in names if CHANGED[kind][name] is not None]
+    keys |= {key_of(tmp_path, with_field(name, CHANGED[kind][name]), compiled) for name in parts}
+    assert 1 + len(parts) == len(keys)
+
+
+def key_of(tmp_path: Path, task: Task, compiled: CompiledModel) -> str:
+    """The file that the answer to a question is kept in."""
+    with ProofCache(tmp_path).entry(task, compiled.signature) as entry:
+        assert entry.path is not None
+        return entry.path.name
+
+
+def test_the_signature_is_part_of_the_question(tmp_path: Path) -> None:
+    """What the file says of the model may change without a change of its settings."""
+    spec, compiled = model("numpy:sort")
+    other = replace(spec, inputs={"a": InputSpec(shape="batch:1..8, n:1..9", element_type="f32")})
+    options = ProbeOptions()
+    assert entry_name(tmp_path, spec, compiled, options) != entry_name(
+        tmp_path, spec, compile_model(other), options
+    )
+
+
+def test_values_of_one_look_are_told_apart(tmp_path: Path) -> None:
+    """A property may be true, 1, 1.0 or "1"; samples of other shapes may have the same bytes."""
+    spec, compiled = model("numpy:sort")
+    properties = [{"a": value} for value in (True, 1, 1.0, "1", "True", None)]
+    found = {
+        entry_name(tmp_path, replace(spec, properties=each), compiled, ProbeOptions()) for each in properties
+    }
+    assert len(properties) == len(found)
+    rows = [(np.zeros((1, 4), np.float32),), (np.zeros((1, 2), np.float32),) * 2]
+    samples = [ProbeOptions(values={"a": Samples(each, 0)}) for each in rows]
+    assert 2 == len({entry_name(tmp_path, spec, compiled, each) for each in samples})
+
+
+@pytest.mark.parametrize("distribution", ["onnxruntime-gpu", "ort-nightly"])
+def test_another_distribution_of_a_runtime_is_another_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distribution: str
+) -> None:
+    """Of the same module and version: it brings other kernels."""
+    _, compiled = model("numpy:sort")
+    (tmp_path / "m.onnx").write_bytes(b"")
+    spec = ModelSpec(name="m", path=tmp_path / "m.onnx", engine="onnxruntime")
+    keys = set()
+    for name, version in (("onnxruntime", "1.20.0"), (distribution, "1.20.0"), (distribution, "1.20.1")):
+        site = tmp_path / f"{name}-{version}"
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "top_level.txt").write_text("onnxruntime\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [str(site)])
+            keys.add(entry_name(tmp_path, spec, compiled, ProbeOptions()))
+    assert 3 == len(keys)
+
+
+def test_a_runtime_without_a_distribution_is_told_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpacked from an archive and put on the path."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch_xla", raising=False)
+    assert [] == runtime_of("torch")["torch_xla"]
+    (tmp_path / "torch_xla.py").write_text("")
+    importlib.invalidate_caches()
+    first = runtime_of("torch")["torch_xla"]
+    (tmp_path / "torch_xla.py").write_text("version = 2")
+    second = runtime_of("torch")["torch_xla"]
+    assert first != second
+    assert str(tmp_path) in second[0]
+
+
 def test_weights_beside_the_graph_count(tmp_path: Path) -> None:
     """An IR is two files."""
     _, compiled = model("numpy:sort")
@@ -141,9 +279,9 @@ def test_a_file_of_any_name_counts(tmp_path: Path, name: str) -> None:
     """Also one that is called like a pattern."""
     _, compiled = model("numpy:sort")
     spec = ModelSpec(name="m", path=tmp_path / name, engine="onnxruntime")
-    (tmp_path / name).write_text("graph")
+    (tmp_path / name).write_bytes(b"\x08\x07")  # an ONNX model of which only the version is known
     first = entry_name(tmp_path, spec, compiled, ProbeOptions())
-    (tmp_path / name).write_text("Graph")
+    (tmp_path / name).write_bytes(b"\x08\x08")
     assert first != entry_name(tmp_path, spec, compiled, ProbeOptions())
 
 

@@ -20,6 +20,7 @@ def test_the_public_names_of_the_engine() -> None:
         "EngineMissing",
         "IndexColumn",
         "InferRequest",
+        "InferResults",
         "InferenceError",
         "InputPort",
         "InputSpec",

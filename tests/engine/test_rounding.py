@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from math import prod
 
 import pytest
@@ -54,6 +55,20 @@ def test_what_may_not_be_rounded_stays() -> None:
     assert table.shapes <= 8
 
 
+def test_sizes_that_clients_choose_do_not_fill_the_memory() -> None:
+    """Each size that may not be rounded has a cap of its own; of the sizes themselves only the latest are known."""
+    table = RoundingTable(8, [SEQ, None])
+    tracemalloc.start()
+    try:
+        for width in range(20_000):
+            assert (7, width) == table.round_up((7, width))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 << 20, "20,000 sizes took 8 MiB"
+    assert table.shapes <= 1024
+
+
 @given(
     cap=st.integers(2, 40),
     shapes=st.lists(st.tuples(st.integers(0, 64), st.integers(1, 512), st.integers(3, 4)), max_size=80),
@@ -91,7 +106,7 @@ def signature(shape: str) -> ModelSignature:
         "m",
         (InputPort("x", "f32", NamedShape.parse(shape), {"seq": 0}),),
         (OutputPort("y", "f32", NamedShape.parse(shape), Rows()),),
-        Native(max_prepared=4),
+        Native(max_prepared=4, fill_rows=True),
     )
 
 

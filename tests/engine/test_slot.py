@@ -492,7 +492,7 @@ class LingeringTensor(Tensor):
 class ScriptedRequest(InferRequest):
     """Returns its input, or raises what the script says; with `waits` each call waits for `go`, or `cancel`."""
 
-    def __init__(self, script: Sequence[Exception | None], *, waits: bool = False) -> None:
+    def __init__(self, script: Sequence[BaseException | None], *, waits: bool = False) -> None:
         super().__init__(function_model(double).signature)
         self.tensor = LingeringTensor("f32", (0, 0))
         self.script = list(script)
@@ -549,3 +549,62 @@ class ScriptedModel(CompiledModel):
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+class Panic(BaseException):
+    """No `Exception`."""
+
+
+class Mute(Panic):
+    """An error whose message cannot be had."""
+
+    def __str__(self) -> str:
+        raise Panic("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Panic("index out of bounds"), "Panic: index out of bounds"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit("left"), "GeneratorExit: left"),
+        (Mute(), "Mute: (its message cannot be read)"),
+    ],
+)
+def test_what_is_no_exception_is_the_models_error_and_the_slot_goes_on(
+    error: BaseException, message: str
+) -> None:
+    """Whatever a call raises becomes a report; the batch behind it runs on the same thread."""
+    request = ScriptedRequest([error, None])
+    with bench(ScriptedModel(request)) as made:
+        report = made.run(full(1, 1, 2))
+        assert ("model_error", message, False) == (report.error_code, report.message, report.slot_ended)
+        assert "0 leased, 1 free" == repr(made.pool)
+        assert [[[1, 1]]] == results(made.run(full(1, 1, 2)))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_reports_what_it_was_given() -> None:
+    """The report of what was queued says that the slot has ended; nothing can be started from then on."""
+    request = ScriptedRequest([None, None], waits=True)
+    with bench(ScriptedModel(request)) as made:
+        reports: SimpleQueue[Report] = SimpleQueue()
+
+        def leave_after_the_first(report: Report) -> None:
+            reports.put(report)
+            if report.batch == 1:
+                raise SystemExit
+
+        slot = Slot("leaving", {"m": made.pool}, leave_after_the_first)
+        slot.start(made.work(full(1, 1, 2), batch=1))
+        assert request.started.wait(TIMEOUT_S)
+        slot.start(made.work(full(1, 1, 2), batch=2))
+        request.go.set()
+        first, second = reports.get(timeout=TIMEOUT_S), reports.get(timeout=TIMEOUT_S)
+        assert (1, None, False) == (first.batch, first.error_code, first.slot_ended)
+        assert (2, "unavailable", True) == (second.batch, second.error_code, second.slot_ended)
+        assert slot.has_ended
+        with pytest.raises(RuntimeError, match="has ended"):
+            slot.start(made.work(full(1, 1, 2), batch=3))
+        slot.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,6 +173,10 @@ def test_rows_cannot_be_filled_up_without_a_batch_axis() -> None:
     [
         Native(),
         Native(max_prepared=8),
+        Native(max_prepared=8, fill_rows=True),
+        Native(most_rows=1),
+        Native(most_rows=8),
+        Bucketed({"seq": (4,)}, most_rows=1),
         Padded({"seq": (512,), "batch": (8,)}),
         Bucketed({"seq": (32, 64)}),
         Partitioned({"batch": (1, 2, 4)}),
@@ -183,11 +189,47 @@ def test_a_signature_travels_with_its_strategy(strategy: Strategy) -> None:
     assert strategy == ModelSignature.from_dict(signature.to_dict()).strategy
 
 
+@pytest.mark.parametrize("name", ["most_rows", "fill_rows"])
+def test_a_dimension_may_be_called_like_a_flag(name: str) -> None:
+    """No size is `True`."""
+    assert Bucketed({name: (4, 8)}) == parse_strategy({"strategy": "bucketed", name: [4, 8]})
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"strategy": "padded", "batch": 4, "most_rows": 1},
+        {"strategy": "partitioned", "batch": [1], "most_rows": 1},
+        {"max_prepared": 4, "most_rows": 1, "fill_rows": True},
+        {"max_prepared": 4, "most_rows": 8, "fill_rows": True},
+        {"strategy": "bucketed", "seq": 4, "fill_rows": True},
+    ],
+)
+def test_requests_that_run_alone_are_not_filled_up_or_divided(plain: dict[str, object]) -> None:
+    """A strategy that contradicts itself is refused, wherever it comes from."""
+    with pytest.raises(SignatureError, match="fill"):
+        parse_strategy(plain)
+
+
 def test_a_signature_describes_its_allowed_shapes() -> None:
     """What `shapestream models` prints."""
     lines = model(Partitioned({"batch": (1, 2, 4), "seq": (64, 128)})).describe()
     assert "  batch: 1..64, divided into calls of 1, 2 or 4, as few as possible" in lines
     assert "  seq: 1..512, padded to 64 or 128" in lines
     assert (
-        "  shapes: native, rounded up so that there are at most 8" in model(Native(max_prepared=8)).describe()
+        "  shapes: native, rounded up so that there are at most 8"
+        in model(Native(max_prepared=8, fill_rows=True)).describe()
     )
+
+
+def test_plans_of_many_calls_do_not_fill_the_memory() -> None:
+    """How many rows a request has, and so how many calls, a client chooses."""
+    ones = planner(Partitioned({"batch": (1,)}), "batch, seq:1..512")
+    tracemalloc.start()
+    try:
+        for rows in range(9_950, 10_000):
+            assert rows == len(ones.plan((rows, 7)))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 10 << 20, "fifty plans took 67 MiB"

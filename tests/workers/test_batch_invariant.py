@@ -131,6 +131,19 @@ def test_a_model_whose_last_bits_depend_on_the_company_is_refused(tmp_path: Path
     assert "where 0 is allowed" in refused[0]
 
 
+def test_a_verdict_on_the_same_calls_is_no_verdict_on_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proved as `padded`, which allows for rounding, a model is refused as `batch_invariant` all the same."""
+    monkeypatch.setenv("SHAPESTREAM_PROBE_CACHE", str(tmp_path / "probe"))
+    source = "function: breakable:barely"
+    text = written(tmp_path, "{}", source, "{strategy: padded, batch: 4}")
+    text.write_text(text.read_text().replace(", pad: {n: 0}", ""))
+    compiled(text).close()
+    with pytest.raises(ConfigurationError, match="depend on who shares the call"):
+        compiled(written(tmp_path, "{batch_invariant: 4}", source))
+
+
 def mixing(folder: Path) -> Path:
     """[batch, n] -> [batch, n]: two layers over the last axis, of sums long enough to be added in several orders."""
     x = op.parameter([-1, -1], np.float32, name="x")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,6 +85,7 @@ def test_every_command_is_documented() -> None:
         "serve",
         "worker",
         "check",
+        "health",
         "infer",
         "models",
         "tune",
@@ -93,29 +98,90 @@ def test_every_command_is_documented() -> None:
     )
 
 
+def unit() -> dict[str, str]:
+    """The settings of the systemd unit."""
+    lines = (ROOT / "deploy" / "shapestream.service").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def image() -> dict[str, str]:
+    """The last line of the Dockerfile with each instruction."""
+    lines = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line and not line.startswith("#")}
+
+
 def test_the_systemd_unit_runs_a_command_that_exists() -> None:
     """And its time-out leaves room for the default grace, its restarts respect the exit statuses."""
-    unit = dict(
-        line.split("=", 1)
-        for line in (ROOT / "deploy" / "shapestream.service").read_text().splitlines()
-        if "=" in line and not line.startswith("#")
-    )
-    program, command, config = shlex.split(unit["ExecStart"])
+    settings_of_unit = unit()
+    program, command, config = shlex.split(settings_of_unit["ExecStart"])
     assert ("shapestream", True, ".yaml") == (Path(program).name, command in COMMANDS, Path(config).suffix)
-    assert "2 3" == unit["RestartPreventExitStatus"]
-    assert "mixed" == unit["KillMode"], "workers are stopped by the server, in order"
+    assert "2 3" == settings_of_unit["RestartPreventExitStatus"]
+    assert "mixed" == settings_of_unit["KillMode"], "workers are stopped by the server, in order"
     settings = load_settings(ROOT / "configs" / "function.yaml").settings
-    assert int(unit["TimeoutStopSec"]) > settings.server.grace_s + 5
+    assert int(settings_of_unit["TimeoutStopSec"]) > settings.server.grace_s + 5
+
+
+def test_the_systemd_unit_keeps_the_caches() -> None:
+    """The service has no home: its cache folder is systemd's, and it is the one that the programs look for."""
+    settings = unit()
+    assert ("shapestream", "XDG_CACHE_HOME=/var/cache") == (
+        settings["CacheDirectory"],
+        settings["Environment"],
+    )
+    assert "yes" == settings["ProtectHome"]
 
 
 def test_the_image_runs_a_command_that_exists() -> None:
-    """Entry point, default command and health check are this command line, and nothing runs as root."""
-    lines = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
-    words = {line.split()[0]: line for line in lines if line and not line.startswith("#")}
-    assert ["shapestream"] == yaml.safe_load(words["ENTRYPOINT"].removeprefix("ENTRYPOINT"))
-    assert yaml.safe_load(words["CMD"].removeprefix("CMD"))[0] in COMMANDS
-    health = yaml.safe_load(words["HEALTHCHECK"].split("CMD", 1)[1])
-    assert ("shapestream", True) == (health[0], health[1] in COMMANDS)
-    assert "USER shapestream" == words["USER"]
-    for source in re.findall(r"--from=build,?.*?/source/(\S+)", "\n".join(lines)):
+    """Entry point, default command and health check are this command line; nothing runs as root, by a number."""
+    words = image()
+    assert ["shapestream"] == yaml.safe_load(words["ENTRYPOINT"])
+    assert yaml.safe_load(words["CMD"])[0] in COMMANDS
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", words["USER"]), "Kubernetes tells root by the number"
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    for source in re.findall(r"--from=build,?.*?/source/(\S+)", text):
         assert (ROOT / source).exists(), f"{source}, which the image copies, is gone"
+
+
+def test_the_image_keeps_the_caches() -> None:
+    """They are in a volume, below the folder that the programs look for."""
+    words = image()
+    assert "XDG_CACHE_HOME=/var/cache" == words["ENV"]
+    assert {"/run/shapestream", "/var/cache/shapestream"} == set(words["VOLUME"].split())
+
+
+def test_the_health_check_of_the_image_fails_without_a_server() -> None:
+    """Run as it stands, where no server is: status 1. It has a limit of its own, within that of the image."""
+    options, command = image()["HEALTHCHECK"].split("CMD", 1)
+    program, *arguments = yaml.safe_load(command)
+    assert "shapestream" == program
+    # The address is that of the image; nobody listens at it here.
+    ran = subprocess.run(
+        [sys.executable, "-m", "shapestream_workers", *arguments], capture_output=True, check=False
+    )
+    assert 1 == ran.returncode
+    limit_s = float(arguments[arguments.index("--timeout") + 1])
+    assert limit_s < float(re.search(r"--timeout=(\d+)s", options)[1])  # type: ignore[index] # it is there
+
+
+def test_the_image_is_built_from_what_the_ignore_file_lets_through(tmp_path: Path) -> None:
+    """The files that it admits are enough for the wheel; keys, models and caches beside them are not among them."""
+    first, *admitted = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert "*" == first
+    for line in admitted:
+        if line.startswith("!"):
+            source, target = ROOT / line[1:], tmp_path / line[1:]
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, target)
+    assert not {"keys", "tests", ".git", ".venv"} & {path.name for path in tmp_path.iterdir()}
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", "."]
+    if importlib.util.find_spec("build") is None:
+        pytest.skip("the package `build` is not installed")
+    ran = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 0 == ran.returncode, ran.stdout + ran.stderr
+    assert 1 == len(list((tmp_path / "dist").glob("shapestream-*.whl")))

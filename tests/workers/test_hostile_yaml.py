@@ -99,7 +99,7 @@ VALUES = {
     "a path of 5,000 characters": (b"models: [{name: m, path: %b.xml}]" % (b"a" * 5_000), "cannot be looked at"),
     "a home that is nobody's": (b"models: [{name: m, path: ~nobody-here/m.xml}]", "is no path"),
     "a device as a model": (b"models: [{name: m, path: /dev/zero}]", "no such file"),
-    "a folder as a model": (b"models: [{name: m, path: .}]", "no such file"),
+    "a folder as a model": (b"models: [{name: m, path: .}]", "is a folder (name the file in it: "),
     "an ipc path of 107 characters": (b"server: {listen: [ipc:///%b]}" % (b"a" * 106), "too long"),
     "an ipc path of 104 bytes in 52 characters": (
         b"server: {listen: [ipc:///%b]}" % ("ü" * 52).encode(), "too long"
@@ -138,7 +138,7 @@ VALUES = {
     ),
     "a probe without end": (MODEL % b"probe: {x: {uniform: [0.0, .inf]}}", "narrow the range"),
     "a trace in a folder that is not there": (b"server: {record_trace: /nowhere/at/all}", "no such folder"),
-    "a model root that is a file": (b"server: {model_root: m.xml}", "no such folder"),
+    "a model root that is a file": (b"server: {model_root: m.xml}", "m.xml is a file (name a folder)"),
 }  # fmt: skip
 
 

@@ -25,6 +25,14 @@ def test_what_is_no_json_is_refused_with_its_name(text: str) -> None:
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize("text", ["[1e400]", "[-1e999, 1]", "1e-400", "[0.5, 0.0001e-330]"])
+def test_a_number_that_no_float_holds_is_refused(text: str) -> None:
+    """It would be infinite, or zero; what is zero may have any exponent."""
+    with pytest.raises(InvalidRequest, match="beyond the range of f64"):
+        read_inputs([f"a={text}"])
+    assert {"a": [0.0, 1e300]} == read_inputs(["a=[0.000e-999, 1e300]"])
+
+
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04", b"[[1]]"])
 def test_a_file_that_is_no_npy_is_refused_with_its_name(content: bytes, tmp_path: Path) -> None:
     """Empty, cut off, or something else."""

@@ -74,3 +74,11 @@ def test_hangs_and_quarantine_arrive_at_the_server(tmp_path: Path) -> None:
     options = options_of(tmp_path, f"server: {said}\n" + MODELS)
     found = (options.hang_min_s, options.hang_grace_s, options.quarantine_requests, options.quarantine_s)
     assert (20, 2, 3, 4) == found
+
+
+def test_the_bytes_that_slow_readers_hold_can_be_limited(tmp_path: Path) -> None:
+    """`server.max_outbox_bytes`, in the units that people write; nonsense is refused with its place."""
+    assert 512 << 20 == options_of(tmp_path, MODELS).max_outbox_bytes
+    assert 64 << 20 == options_of(tmp_path, "server: {max_outbox_bytes: 64 MiB}\n" + MODELS).max_outbox_bytes
+    with pytest.raises(ConfigurationError, match="max_outbox_bytes"):
+        options_of(tmp_path, "server: {max_outbox_bytes: -1}\n" + MODELS)

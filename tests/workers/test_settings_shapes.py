@@ -43,7 +43,7 @@ def load(folder: Path, shapes: str) -> LoadedSettings:
     ("shapes", "strategy"),
     [
         ("{}", Native()),
-        ("{max_prepared: 16}", Native(max_prepared=16)),
+        ("{max_prepared: 16}", Native(max_prepared=16, fill_rows=True)),
         (
             "{static: [{seq: [8, 16], batch: 1, width: 3}]}",
             Native(static_shapes=tuple((("batch", 1), ("seq", size), ("width", 3)) for size in (8, 16))),

@@ -416,3 +416,38 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
         supervisor.handle(WorkerExited(worker=worker, status=-9), now)
     assert supervisor.finished
     assert supervisor.next_wakeup() is None
+
+
+def test_a_worker_of_other_files_is_not_started_again_before_it_is_asked_for() -> None:
+    """Its first refusal ends the attempts, whatever it has crashed before; a restart of all tries it again."""
+    supervisor = started("a", "b")
+    (given_up,) = crash(supervisor, 1.0, status=4)
+    assert isinstance(given_up, GiveUp)
+    assert ("a", False) == (given_up.worker, given_up.configuration)
+    assert supervisor.next_wakeup() is None
+    (start, *_) = supervisor.handle(RestartRequested(), 2.0)
+    assert StartWorker(worker="a", attempt=1, role="a") == start
+
+
+def test_a_worker_that_served_before_it_was_refused_is_started_again_and_has_not_crashed() -> None:
+    """Its files were replaced while it ran, and what it reads next are those that are served."""
+    supervisor = started("a")
+    now = 0.0
+    for _ in range(2 * POLICY.max_crashes):
+        supervisor.handle(WorkerReady(worker="a"), now)
+        assert [] == crash(supervisor, now + 1.0, status=4)
+        wakeup = supervisor.next_wakeup()
+        assert now + 1.0 + POLICY.backoff_initial_s == wakeup
+        (start,) = supervisor.handle(TimePassed(), now + 2.0)
+        assert isinstance(start, StartWorker)
+        now += 3.0
+
+
+def test_a_replacement_of_other_files_leaves_the_old_process_in_its_place() -> None:
+    """A worker past its memory limit goes on when its successor is refused."""
+    supervisor = started("a")
+    supervisor.handle(WorkerReady(worker="a"), 1.0)
+    supervisor.handle(ReplacementWanted(worker="a"), 50.0)
+    keep, *_ = supervisor.handle(WorkerExited(worker="a+1", status=4), 51.0)
+    assert isinstance(keep, KeepWorker)
+    assert "a" == keep.worker

@@ -102,8 +102,8 @@ def test_more_slots_and_cheaper_calls_are_predicted_to_do_more() -> None:
 def test_a_cap_on_shapes_is_planned_with() -> None:
     """Though the process that measured knew nothing of it, or of another one."""
     place = Placement(processes=None, slots=1, threads=1)
-    for measured in (None, 32):
-        plain = replace(SIGNATURE, strategy=Native(max_prepared=measured)).to_dict()
+    for measured in (Native(), Native(max_prepared=32), Native(most_rows=8), Native(most_rows=1)):
+        plain = replace(SIGNATURE, strategy=measured).to_dict()
         for cap in (None, 16):
             candidate = Candidate(placement=place, shapes=ShapeChoice(max_prepared=cap))
             served = ServedModel(0, "m", planned_signature(plain, candidate), ModelOptions())

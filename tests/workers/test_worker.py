@@ -46,6 +46,7 @@ class EchoSlots:
     name = "echo"
     slots = 1
     prefetch_s = 0.0
+    digests: Mapping[str, str] = {}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {}
 

@@ -41,6 +41,7 @@ class RecordingExecutor:
     name = "w"
     slots = 2
     prefetch_s = 0.0
+    digests: Mapping[str, str] = {}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {"m": COSTS}
 

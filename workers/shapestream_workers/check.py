@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings_loader import LoadedSettings, load_models
 from shapestream.settings_models import ModelSettings
+from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
@@ -25,19 +29,22 @@ from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.pool import make_request
 from shapestream_engine.probing.values import Values, default_values
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.shapes import Dimension
+from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Report, Slot, Work
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, problem_of
-from shapestream_workers.proof import compile_seeing, judge, probe_model, probe_options
+from shapestream_workers.proof import probe_options
 from shapestream_workers.security import server_security
+from shapestream_workers.tried_model import try_model
 
-__all__ = ["CheckReport", "ModelReport", "check_configuration"]
+__all__ = ["CheckReport", "ModelReport", "check_configuration", "check_models"]
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
 TYPICAL_ROWS = 3
+# Sizes that are tried where a model takes none of these: of short signals, patches and images.
+OTHER_SIZES = (24, 32, 64, 224, 8, 4, 2)
 # A model that takes longer than this over made-up inputs of these sizes is stuck.
 RUN_TIMEOUT_S = 120.0
 
@@ -102,6 +109,15 @@ class CheckReport:
         return plain
 
 
+def check_models(config: Path) -> list[str]:
+    """What is wrong with the models of a file of which another section cannot be used; nothing if they cannot be either."""
+    try:
+        loaded = load_models(config)
+    except ConfigurationError:
+        return []  # what is wrong with it has been said
+    return check_configuration(loaded).problems
+
+
 def check_configuration(loaded: LoadedSettings) -> CheckReport:
     """Compiles and tries every model; what is wrong is in the report, nothing is raised for it."""
     report = CheckReport()
@@ -125,18 +141,19 @@ def check_configuration(loaded: LoadedSettings) -> CheckReport:
 
 def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, report: CheckReport) -> None:
     require_trusted(settings)
-    spec, compiled, rules = compile_seeing(settings, model_spec(settings), slots=1, threads=None)
+    tried = try_model(settings, model_spec(settings), slots=1, threads=None, prove_trusted=True)
+    compiled, proof, judgement = tried.compiled, tried.proof, tried.judgement
     try:
-        proof = replace(probe_model(settings, spec, compiled, threads=None), rules=rules)
-        judgement = judge(settings, compiled.signature, proof)
         place = ("models", index)
         report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
         report.warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
         calls: list[str] = []
         # What has ended a process of its own before is not tried in this one.
         if not proof.notes:
-            calls, problems = _try_model(settings, compiled)
-            report.problems += [loaded.problem(place, problem) for problem in problems]
+            ran = _try_model(settings, compiled)
+            calls = ran.calls
+            report.problems += [loaded.problem(place, words) for words in ran.problems]
+            report.warnings += [loaded.problem(place, words) for words in ran.warnings]
         report.models.append(
             ModelReport(
                 signature=compiled.signature,
@@ -149,53 +166,96 @@ def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, re
         compiled.close()
 
 
-def _try_model(settings: ModelSettings, compiled: CompiledModel) -> tuple[list[str], list[str]]:
+@dataclass(slots=True)
+class _Tried:
     """What ran, and what did not."""
-    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-    slot = Slot("check", {settings.name: RequestPool(compiled, 1)}, reports.put)
-    values = _values(settings, compiled.signature)
-    calls: list[str] = []
-    problems: list[str] = []
-    hangs = False
+
+    calls: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class _Hangs(Exception):
+    """A call that does not end."""
+
+
+def _try_model(settings: ModelSettings, compiled: CompiledModel) -> _Tried:
+    """Run the model as requests would; sizes that it refuses while it takes others are warned of, with bounds."""
+    runner = _Runner(settings, compiled)
+    tried = _Tried()
     try:
-        for number, rows in enumerate(_plans(compiled.signature)):
-            members = [make_request(compiled.signature, values, sizes) for sizes in rows]
-            report = _run(slot, reports, settings.name, number, compiled.signature, members)
-            call = (
-                f"{_spell(compiled.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
-            )
-            if report is None:
-                hangs = True
-                problems.append(f"no answer within {RUN_TIMEOUT_S:g} s for {call}")
-                break
-            if report.error_code is not None:
-                hint = (
-                    "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
-                )
-                problems.append(f"failed on made-up inputs, {call}: {report.message}{hint}")
-                continue
-            assert report.outputs is not None  # it ran
-            calls.append(f"{call}: {_spell_outputs(compiled.signature, report.outputs[0])}")
-    finally:
-        # One that hangs would never end; its thread ends with the process.
-        if not hangs:
-            slot.close()
-    return calls, problems
+        _try_sizes(runner, tried)
+    except _Hangs as error:
+        tried.problems.append(str(error))
+    else:
+        runner.close()  # one that hangs would never end; its thread ends with the process
+    return tried
 
 
-def _plans(signature: ModelSignature) -> Iterator[list[tuple[int, ...]]]:
-    """Sizes of the requests of each call: one small request, one middling one, and several together."""
+def _try_sizes(runner: _Runner, tried: _Tried) -> None:
+    signature = runner.signature
     small = tuple(_clamped(1, bounds) for bounds in signature.bounds)
-    typical = tuple(
-        _clamped(TYPICAL_ROWS if name == "batch" else TYPICAL_SIZE, bounds)
-        for name, bounds in zip(signature.dimensions, signature.bounds, strict=True)
-    )
-    yield [small]
-    if typical != small:
-        yield [typical]
-    most = signature.bounds[0].maximum if signature.has_batch else 0
-    if signature.has_batch and (most is None or most >= 2 * small[0]):
-        yield [small, small]
+    failed: dict[tuple[int, ...], str] = {}
+    ran: list[tuple[int, ...]] = []
+    for size, rows in ((1, 1), (TYPICAL_SIZE, TYPICAL_ROWS), *((size, 1) for size in OTHER_SIZES)):
+        if size in OTHER_SIZES and (ran or not failed):
+            break  # these are only tried to find one that the model takes
+        sizes = tuple(
+            _clamped(rows if name == BATCH else size, bounds)
+            for name, bounds in zip(signature.dimensions, signature.bounds, strict=True)
+        )
+        if sizes in ran or sizes in failed:
+            continue
+        words = runner.run([sizes], tried.calls)
+        if words is None:
+            ran.append(sizes)
+        elif size not in OTHER_SIZES:
+            failed[sizes] = words
+    for sizes, words in failed.items():
+        what = f"failed on made-up inputs, {_spell(signature, sizes)}: {words}"
+        advice = _bounds_advice(runner, sizes, ran[0]) if ran else None
+        if advice is None:
+            tried.problems.append(f"{what}{runner.hint}")
+        else:
+            tried.warnings.append(f"{what} ({advice})")
+    shares = signature.has_batch and not signature.strategy.alone
+    most = signature.bounds[0].maximum if shares else 0
+    if shares and ran and (most is None or most >= 2 * small[0]):
+        pair = (small[0], *ran[0][1:])
+        if (words := runner.run([pair, pair], tried.calls)) is not None:
+            call = f"{_spell(signature, pair)} x 2 requests"
+            tried.problems.append(f"failed on made-up inputs, {call}: {words}{runner.hint}")
+
+
+def _bounds_advice(runner: _Runner, failed: tuple[int, ...], ran: tuple[int, ...]) -> str | None:
+    """The shapes to state so that requests of sizes like the failed ones are refused before they run.
+
+    None where it is not these sizes that the model refuses, but so many rows: then something is wrong with it.
+    """
+    signature = runner.signature
+    first = 1 if signature.has_batch else 0
+    if runner.run([(*ran[:first], *failed[first:])], []) is None:
+        return None
+    different = [number for number in range(first, len(ran)) if failed[number] != ran[number]]
+    alone = [
+        number
+        for number in different
+        if runner.run([(*ran[:number], failed[number], *ran[number + 1 :])], []) is not None
+    ]
+    to_blame = alone or different
+    shapes = {}
+    for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
+        dimensions = tuple(
+            own if number is None or number not in to_blame else _bounded(own, failed[number], ran[number])
+            for number, own in zip(axes, port.shape.dimensions, strict=True)
+        )
+        if dimensions != port.shape.dimensions:
+            shapes[port.name] = str(NamedShape(port.shape.names, dimensions))
+    return f"if the model takes no such sizes, bound them, such as by {inputs_line(shapes)}"
+
+
+def _bounded(own: Dimension, failed: int, ran: int) -> Dimension:
+    return Dimension(ran, own.maximum) if failed < ran else Dimension(own.minimum, ran)
 
 
 def _clamped(size: int, bounds: Dimension) -> int:
@@ -210,29 +270,46 @@ def _values(settings: ModelSettings, signature: ModelSignature) -> dict[str, Val
     return {**first, **given}
 
 
-def _run(
-    slot: Slot,
-    reports: queue.SimpleQueue[Report],
-    model: str,
-    number: int,
-    signature: ModelSignature,
-    members: list[Tensors],
-) -> Report | None:
-    shapes = [signature.resolve(member.layout) for member in members]
-    slot.start(
-        Work(
-            batch=number,
-            model=model,
-            sizes=merge_sizes(signature, [shape.sizes for shape in shapes]),
-            members=tuple(members),
-            shapes=tuple(shapes),
-            start_before=(None,) * len(members),
+class _Runner:
+    """Runs calls on one slot, with inputs as the configuration describes them."""
+
+    def __init__(self, settings: ModelSettings, compiled: CompiledModel) -> None:
+        self.signature = compiled.signature
+        self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
+        self._values = _values(settings, compiled.signature)
+        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._slot = Slot("check", {settings.name: RequestPool(compiled, 1)}, self._reports.put)
+        self._model = settings.name
+        self._numbers = count()
+
+    def run(self, rows: list[tuple[int, ...]], calls: list[str]) -> str | None:
+        """Run one call of requests of these sizes: note it in `calls`, or return why it failed. Raises `_Hangs`."""
+        members = [make_request(self.signature, self._values, sizes) for sizes in rows]
+        shapes = [self.signature.resolve(member.layout) for member in members]
+        call = f"{_spell(self.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
+        self._slot.start(
+            Work(
+                batch=next(self._numbers),
+                model=self._model,
+                sizes=merge_sizes(self.signature, [shape.sizes for shape in shapes]),
+                members=tuple(members),
+                shapes=tuple(shapes),
+                start_before=(None,) * len(members),
+            )
         )
-    )
-    try:
-        return reports.get(timeout=RUN_TIMEOUT_S)
-    except queue.Empty:
+        try:
+            report = self._reports.get(timeout=RUN_TIMEOUT_S)
+        except queue.Empty:
+            raise _Hangs(f"no answer within {RUN_TIMEOUT_S:g} s for {call}") from None
+        if report.error_code is not None:
+            return report.message
+        assert report.outputs is not None  # it ran
+        calls.append(f"{call}: {_spell_outputs(self.signature, report.outputs[0])}")
         return None
+
+    def close(self) -> None:
+        """End the slot's thread."""
+        self._slot.close()
 
 
 def _spell(signature: ModelSignature, sizes: tuple[int, ...]) -> str:

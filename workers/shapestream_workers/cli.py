@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shapestream.addresses import is_protectable, reached_from_here
+from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
@@ -21,6 +21,7 @@ from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.simulate.command import simulate
 from shapestream_workers.standard_streams import open_standard_streams
+from shapestream_workers.target import address_of
 from shapestream_workers.tune.command import tune
 
 __all__ = ["app", "main"]
@@ -68,7 +69,7 @@ Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How lo
 
 
 def main() -> None:
-    """The entry point of the `shapestream` command."""
+    """Run the command that `sys.argv` names."""
     open_standard_streams()
     app()
 
@@ -93,6 +94,9 @@ def serve(
                 raise typer.BadParameter(
                     f"no such folder: {record_trace.parent}", param_hint="--record-trace"
                 )
+            if record_trace.exists():
+                message = f"{record_trace} exists already, and no trace is overwritten (name another file, or remove it)"
+                raise typer.BadParameter(message, param_hint="--record-trace")
             loaded = loaded.with_server(record_trace=str(record_trace.absolute()))
         from shapestream_workers.serve import run_server
 
@@ -149,10 +153,13 @@ def check(
     """Validate CONFIG, compile its models, prove that batching and padding are safe, run them; nothing is served."""
     _allow(any_function)
     with reported(as_json=as_json):
-        loaded = load_settings(config)
         configure("warning", "auto")
-        from shapestream_workers.check import check_configuration
+        from shapestream_workers.check import check_configuration, check_models
 
+        try:
+            loaded = load_settings(config)
+        except ConfigurationError as error:
+            raise ConfigurationError([*error.problems, *check_models(config)]) from error
         report = check_configuration(loaded)
         if as_json:
             typer.echo(json.dumps(report.to_dict(loaded if show else None), indent=2))
@@ -191,7 +198,7 @@ def infer(
         from shapestream_workers.inference import format_result, read_inputs, run_one, save_outputs
 
         arrays = read_inputs(inputs or [])
-        address = _address_of(target)
+        address = address_of(target)
         if not is_protectable(address):
             key = server_key = None
         result = run_one(
@@ -224,24 +231,48 @@ def models(
             typer.echo("\n".join(costs_of(load_settings(target), as_json=as_json)))
             return
         unavailable: dict[str, str] = {}
+        warnings: list[str] = []
         if "://" in target:
             from shapestream_workers.inference import signatures_of
+            from shapestream_workers.tried_model import why_alone
 
             if not is_protectable(target):
                 key = server_key = None
-            signatures, unavailable = signatures_of(target, timeout_s=timeout, key=key, server_key=server_key)
+            signatures, unavailable, digests = signatures_of(
+                target, timeout_s=timeout, key=key, server_key=server_key
+            )
+            warnings = list(why_alone(signatures))
         else:
+            from shapestream_workers.model_trust import digests_of
             from shapestream_workers.models import read_signatures
 
-            signatures = read_signatures(load_settings(target))
+            loaded = load_settings(target)
+            read = read_signatures(loaded)
+            signatures, digests = list(read.signatures), digests_of(loaded.settings.models)
+            warnings = list(read.warnings)
         if as_json:
             gone = [{"name": name, "unavailable": why} for name, why in unavailable.items()]
-            typer.echo(json.dumps([*[signature.to_dict() for signature in signatures], *gone], indent=2))
+            here = [{**own.to_dict(), "digest": digests.get(own.name)} for own in signatures]
+            typer.echo(json.dumps([*here, *gone], indent=2))
         else:
             for signature in signatures:
                 typer.echo("\n".join(signature.describe()))
+                if signature.name in digests:
+                    typer.echo(f"  sha256 {digests[signature.name]}")
             for why in unavailable.values():
                 typer.echo(why)
+        for warning in warnings:
+            typer.echo(f"warning: {warning}", err=True)
+
+
+@app.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def health(context: typer.Context) -> None:
+    """Ask whether a server answers, for health checks; quick, and with a time limit."""
+    from shapestream_workers.health import main
+
+    raise typer.Exit(main(context.args))
 
 
 app.command()(tune)
@@ -290,15 +321,3 @@ def _only_group(loaded: LoadedSettings) -> Any:
     if not loaded.settings.models:
         raise ConfigurationError([loaded.problem(("models",), "no models (a worker needs one)")])
     return WorkerGroupSettings()
-
-
-def _address_of(target: str) -> str:
-    """The address itself, or where the server of this YAML listens."""
-    if "://" in target:
-        return target
-    loaded = load_settings(target, files_must_exist=False)
-    for address in loaded.settings.server.listen:
-        if not address.endswith((":*", ":0")):
-            return reached_from_here(address)
-    message = "every port is chosen when the server starts (name the address that it logged)"
-    raise ConfigurationError([loaded.problem(("server", "listen"), message)])

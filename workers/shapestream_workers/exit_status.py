@@ -1,11 +1,13 @@
 """How a command ends: errors become messages on stderr and an exit status, as the command line promises.
 
-0 ok, 1 something went wrong while running, 2 wrong usage (typer's own), 3 the configuration cannot be used.
+0 ok, 1 something went wrong while running, 2 wrong usage (typer's own), 3 the configuration cannot be used,
+4 a worker has read other bytes of a model's files than those that its server serves.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +16,25 @@ from typing import Any
 import typer
 
 from shapestream.errors import ConfigurationError, ShapestreamError
+from shapestream_workers.interruption import interrupted
 
-__all__ = ["EXIT_CONFIGURATION", "EXIT_RUNTIME", "reported"]
+__all__ = ["EXIT_CONFIGURATION", "EXIT_OTHER_FILES", "EXIT_RUNTIME", "reported"]
 
-EXIT_RUNTIME, EXIT_CONFIGURATION = 1, 3
+EXIT_RUNTIME, EXIT_CONFIGURATION, EXIT_OTHER_FILES = 1, 3, 4
 
 
 @contextmanager
 def reported(*, as_json: bool = False) -> Iterator[None]:
-    """Turns errors into messages and exit statuses. What is nobody's mistake but ours keeps its traceback."""
+    """Turns errors into messages and exit statuses; where the reader of stdout is gone, typer ends without a word.
+
+    What is nobody's mistake but ours keeps its traceback.
+    """
     try:
         yield
+    except BrokenPipeError as error:
+        if _stdout_is_read():
+            _fail([str(error)], EXIT_RUNTIME, as_json)
+        raise  # `| head` has seen enough: typer ends quietly, with status 1
     except (ShapestreamError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
         leaves = list(_leaves(error))
         if all(isinstance(leaf, ConfigurationError) for leaf in leaves):
@@ -32,9 +42,16 @@ def reported(*, as_json: bool = False) -> Iterator[None]:
         elif all(isinstance(leaf, (ShapestreamError, OSError)) for leaf in leaves):
             _fail([str(leaf) for leaf in leaves], EXIT_RUNTIME, as_json)
         elif all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
-            _fail(["interrupted"], EXIT_RUNTIME, as_json)
+            sys.exit(interrupted())
         else:
             raise
+
+
+def _stdout_is_read() -> bool:
+    """Whether the other end of stdout, if it is a pipe, is open."""
+    watched = select.poll()
+    watched.register(1, 0)
+    return not any(events & select.POLLERR for _, events in watched.poll(0))
 
 
 def _leaves(error: BaseException) -> Iterator[Any]:

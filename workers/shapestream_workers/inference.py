@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,20 @@ def _read_value(name: str, text: str) -> Any:
         except (OSError, ValueError, MemoryError) as error:
             raise InvalidRequest(f"input {name!r}: {text}: {error}") from error
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_read_float)
     except (ValueError, RecursionError) as error:  # also for a number of thousands of digits
         shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
         message = f"input {name!r}: {shown!r} is neither a .npy file nor JSON ({error})"
         raise InvalidRequest(message) from error
+
+
+def _read_float(text: str) -> float:
+    """A JSON number with a point or an exponent; one beyond the range of f64 is no number of any element type."""
+    number = float(text)
+    mantissa = text.lower().partition("e")[0]
+    if isinf(number) or (number == 0 and any(digit in mantissa for digit in "123456789")):
+        raise ValueError(f"{text} is beyond the range of f64")
+    return number
 
 
 def run_one(
@@ -69,13 +79,17 @@ def run_one(
 
 def signatures_of(
     address: str, *, timeout_s: float, key: Path | None = None, server_key: str | None = None
-) -> tuple[list[ModelSignature], dict[str, str]]:
-    """The signatures of all models of the server; of those that nobody serves any more, by name, why."""
+) -> tuple[list[ModelSignature], dict[str, str], dict[str, str]]:
+    """The signatures of all models of the server; of those that nobody serves any more, by name, why.
+
+    By name also the sha256 of the files that they are served from, as far as the server tells.
+    """
     with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
         statistics = client.statistics()
         unavailable: dict[str, str] = statistics["unavailable"]
         served = [name for name in statistics["models"] if name not in unavailable]
-        return [client.signature(name) for name in served], unavailable
+        digests: dict[str, str] = statistics.get("digests", {})  # older servers have none
+        return [client.signature(name) for name in served], unavailable, digests
 
 
 def save_outputs(result: Result, folder: Path) -> None:
@@ -98,7 +112,9 @@ def format_result(result: Result, *, as_json: bool) -> str:
             }
             for name, array in result.items()
         }
-        said = {name: getattr(timings, name) for name in ("queue_us", "run_us", "total_us", "worker")}
+        said = {
+            name: getattr(timings, name) for name in ("queue_us", "run_us", "total_us", "worker", "digest")
+        }
         return json.dumps({"outputs": outputs, "timings": said})
     lines = []
     for name, array in result.items():

@@ -13,20 +13,20 @@ model harmless.
 
 from __future__ import annotations
 
-import hashlib
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from shapestream.settings_file_values import registered_functions
 from shapestream.settings_models import ModelSettings
 from shapestream_engine.errors import ModelLoadError
+from shapestream_engine.model_files import digest_of_model
 
-__all__ = ["ENVIRONMENT", "Distrusted", "allow_any_function", "digest_of_model", "require_trusted"]
+__all__ = ["ENVIRONMENT", "Distrusted", "allow_any_function", "digests_of", "require_trusted"]
 
 ENVIRONMENT = "SHAPESTREAM_ANY_FUNCTION"
 """1: any importable function may be served. A server's workers inherit it."""
-
-_CHUNK_BYTES = 1 << 20
 
 
 class Distrusted(ModelLoadError):
@@ -42,15 +42,33 @@ def allow_any_function() -> None:
     os.environ[ENVIRONMENT] = "1"
 
 
-def require_trusted(model: ModelSettings) -> None:
-    """Raises `Distrusted` for a function that nobody registered or allowed, and for a file of other bytes.
+def require_trusted(model: ModelSettings) -> str | None:
+    """The sha256 of the model's files; None for a function.
 
-    Between this look at a file and the engine's there is a moment in which whoever may write the file can replace it.
+    Raises `Distrusted` for a function that nobody registered or allowed, and for files of other bytes than the
+    configuration says, `ModelLoadError` for files that cannot be read.
     """
     if model.function is not None:
         _require_registered(model.function)
-    elif model.path is not None and model.sha256 is not None:
-        _require_digest(Path(model.path), model.sha256)
+    if model.path is None:
+        return None
+    digest = _digest(Path(model.path))
+    if model.sha256 is not None and digest != model.sha256:
+        raise Distrusted(
+            "sha256",
+            f"{model.path} is another file: its sha256 is {digest} (restore the file, or write this digest)",
+        )
+    return digest
+
+
+def digests_of(models: Iterable[ModelSettings]) -> dict[str, str]:
+    """The sha256 of the files of each model, by its name; what cannot be read now is left out."""
+    digests: dict[str, str] = {}
+    for model in models:
+        if model.path is not None:
+            with suppress(ModelLoadError):
+                digests[model.name] = _digest(Path(model.path))
+    return digests
 
 
 def _require_registered(function: str) -> None:
@@ -65,30 +83,8 @@ def _require_registered(function: str) -> None:
     )
 
 
-def _require_digest(path: Path, expected: str) -> None:
+def _digest(path: Path) -> str:
     try:
-        found = digest_of_model(path)
+        return digest_of_model(path)
     except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error.strerror}") from error
-    if found != expected:
-        raise Distrusted(
-            "sha256",
-            f"{path} is another file: its sha256 is {found} (restore the file, or write this digest)",
-        )
-
-
-def digest_of_model(path: Path) -> str:
-    """The sha256 of a model file, 64 hex digits; of an IR that of the .xml and its .bin, one after the other.
-
-    Raises OSError. Not covered: data that an ONNX file keeps in further files.
-    """
-    digest = hashlib.sha256()
-    files = [path]
-    weights = path.with_suffix(".bin")
-    if path.suffix == ".xml" and weights.exists():
-        files.append(weights)
-    for name in files:
-        with name.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
+        raise ModelLoadError(f"{error.filename or path} cannot be read: {error.strerror}") from error

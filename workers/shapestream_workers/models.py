@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -13,19 +14,22 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import LoadedSettings
 from shapestream.settings_models import ModelSettings, ShapesSettings
 from shapestream.yaml_source import Location
+from shapestream_engine.batch_axis import states_batch
+from shapestream_engine.batching.native import Native
 from shapestream_engine.batching.padded import Padded
 from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.dimension_table import BATCH
-from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError
+from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError, RuleMissing
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.read_model import read_model
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.model_trust import Distrusted, require_trusted
-from shapestream_workers.proof import Judgement, compile_seeing, judge, probe_model, without_padding
+from shapestream_workers.proof import Judgement, rows_together, without_padding
+from shapestream_workers.tried_model import may_share, try_model
 
-__all__ = ["available_cpus", "compile_models", "model_spec", "problem_of", "read_signatures"]
+__all__ = ["ReadModels", "available_cpus", "compile_models", "model_spec", "problem_of", "read_signatures"]
 
 log = structlog.get_logger()
 
@@ -61,7 +65,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
             for name, port in model.outputs.items()
         },
         properties=model.properties,
-        strategy=_strategy(model.shapes),
+        strategy=_strategy(model),
         prepared=_limits(model.shapes),
     )
     if rows is None:
@@ -70,10 +74,19 @@ def model_spec(model: ModelSettings) -> ModelSpec:
     return replace(without_padding(spec, padded), strategy=Padded({BATCH: (rows,)}))
 
 
-def _strategy(shapes: ShapesSettings) -> Strategy:
+def _strategy(model: ModelSettings) -> Strategy:
+    """The strategy; rows of different requests meet, and are filled up, only where the proof tries that."""
+    shapes = model.shapes
     if shapes.strategy == "native":
-        return parse_strategy({"max_prepared": shapes.max_prepared, "static": shapes.static})
-    return parse_strategy({"strategy": shapes.strategy, **shapes.sizes})
+        strategy = parse_strategy({"max_prepared": shapes.max_prepared, "static": shapes.static})
+    else:
+        strategy = parse_strategy({"strategy": shapes.strategy, **shapes.sizes})
+    if BATCH in strategy.sizes:
+        return strategy
+    most = rows_together(model)
+    if isinstance(strategy, Native) and strategy.max_prepared is not None and most != 1:
+        return replace(strategy, fill_rows=True)
+    return replace(strategy, most_rows=most)
 
 
 def _limits(shapes: ShapesSettings) -> PreparedLimits:
@@ -89,8 +102,7 @@ def compile_models(
     problems: list[str] = []
     for model in models:
         try:
-            require_trusted(model)
-            compiled[model.name], judgement = _compile(model, slots, threads)
+            compiled[model.name], judgement = _compile_unchanged(model, slots, threads)
         except EngineError as error:
             problems.append(problem_of(loaded, model, error))
             continue
@@ -102,6 +114,7 @@ def compile_models(
             "model compiled",
             model=model.name,
             device=model.device,
+            digest=compiled[model.name].digest,
             properties=dict(compiled[model.name].properties),
             signature=compiled[model.name].signature.describe()[1:],
         )
@@ -112,44 +125,94 @@ def compile_models(
     return compiled
 
 
-def read_signatures(loaded: LoadedSettings) -> list[ModelSignature]:
-    """What the models take and give, as their files and the configuration say together; nothing is tried.
+@dataclass(frozen=True, slots=True)
+class ReadModels:
+    """What models take and give, and what there is to say about that."""
 
-    Raises `ConfigurationError` with a line for each that cannot be read.
+    signatures: tuple[ModelSignature, ...]
+    warnings: tuple[str, ...]
+    """Lines that start with file:line:column."""
+
+
+def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | None = None) -> ReadModels:
+    """What the models (all by default) take and give as they are served: the loader of every command that serves nothing.
+
+    Where the file and the configuration leave rules or the batch axis open, the model is tried, as a server would try
+    it; what was proved before is recalled. Raises `ConfigurationError` with a line for each that cannot be served.
     """
     signatures: list[ModelSignature] = []
+    warnings: list[str] = []
     problems: list[str] = []
-    for model in loaded.settings.models:
+    for model in loaded.settings.models if models is None else models:
+        place = ("models", loaded.settings.models.index(model))
         try:
             require_trusted(model)
-            signatures.append(read_model(model_spec(model)).signature)
+            signature, judgement = _signature(model)
         except EngineError as error:
             problems.append(problem_of(loaded, model, error))
+            continue
+        signatures.append(signature)
+        problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
+        warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
     if problems:
         raise ConfigurationError(problems)
-    return signatures
+    return ReadModels(tuple(signatures), tuple(warnings))
+
+
+def _signature(model: ModelSettings) -> tuple[ModelSignature, Judgement]:
+    """The signature, without a trial where none can change it."""
+    spec = model_spec(model)
+    if not may_share(model) or states_batch(spec):
+        with suppress(RuleMissing):
+            signature = read_model(spec).signature
+            if not may_share(model) or signature.has_batch:
+                return signature, Judgement()
+    tried = try_model(model, spec, slots=1, threads=None)
+    tried.compiled.close()
+    return tried.compiled.signature, tried.judgement
+
+
+def _compile_unchanged(
+    model: ModelSettings, slots: int, threads: int | None
+) -> tuple[CompiledModel, Judgement]:
+    """The model as it may be served, with the digest of the files that it was read from.
+
+    Files that were replaced meanwhile are read once more: nobody could say which bytes the engine has seen.
+    """
+    for _ in range(2):
+        digest = require_trusted(model)
+        ready, judgement = _compile(model, slots, threads)
+        ready.digest = require_trusted(model)
+        if ready.digest == digest:
+            return ready, judgement
+        ready.close()
+    raise ModelLoadError(
+        f"{model.path} changes while it is read (replace a model's files by renaming others)"
+    )
 
 
 def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
     """The model as it may be served, and what follows from its proof."""
-    spec, ready, rules = compile_seeing(model, model_spec(model), slots=slots, threads=threads)
-    for output, rule in rules.items():
+    tried = try_model(model, model_spec(model), slots=slots, threads=threads)
+    spec, ready, judgement = tried.spec, tried.compiled, tried.judgement
+    for output, rule in tried.rules.items():
         log.info("rule seen on the model", model=model.name, output=output, rule=dict(rule))
     if model.trust:
         log.warning("model is served without proof", model=model.name, why="trust: true")
-        return ready, Judgement()
-    try:
-        report = probe_model(model, spec, ready, threads=threads)
-    except EngineError:
-        ready.close()
-        raise
+        return ready, judgement
     log.info(
-        "model tried", model=model.name, seconds=report.seconds, findings=list(map(str, report.findings))
+        "model tried",
+        model=model.name,
+        seconds=tried.proof.seconds,
+        findings=list(map(str, tried.proof.findings)),
     )
-    judgement = judge(model, ready.signature, report)
-    if judgement.padding_off and not judgement.refused:
+    proved = without_padding(spec, judgement.padding_off)
+    if judgement.exact_rows and isinstance(proved.strategy, Native):
+        limit = rows_together(model)
+        proved = replace(proved, strategy=replace(proved.strategy, fill_rows=False, most_rows=limit))
+    if proved != spec and not judgement.refused:
         ready.close()
-        ready = compile_model(without_padding(spec, judgement.padding_off), slots=slots, threads=threads)
+        ready = compile_model(proved, slots=slots, threads=threads)
     return ready, judgement
 
 

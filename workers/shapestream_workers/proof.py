@@ -1,7 +1,8 @@
 """What a proof means for a configuration: what is refused, what is left off, and what the user is told.
 
 refuted    refused, with the output, the difference and what to do
-unproved   padding is left off; batching goes on; both with a warning
+unproved   padding is left off; batching goes on, and no rows are filled up; both with a warning. Where larger calls may be
+           served than could be tried it is refused, with the rows that were
 proved     served as configured
 `trust: true` serves it as configured whatever the proof says, and without one.
 """
@@ -29,7 +30,15 @@ from shapestream_engine.probing.values import Integers, Normal, Uniform, Values
 from shapestream_engine.rules import Shared
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Judgement", "compile_seeing", "judge", "probe_model", "probe_options", "without_padding"]
+__all__ = [
+    "Judgement",
+    "compile_seeing",
+    "judge",
+    "probe_model",
+    "probe_options",
+    "rows_together",
+    "without_padding",
+]
 
 _Line: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and what to say about it."""
@@ -43,6 +52,8 @@ class Judgement:
     warnings: tuple[_Line, ...] = ()
     padding_off: frozenset[str] = field(default_factory=frozenset)
     """Dimensions that are not padded, though the configuration allows it."""
+    exact_rows: bool = False
+    """Batching is unproved: calls have the rows that requests bring, and no copies of them."""
 
 
 def probe_options(model: ModelSettings) -> ProbeOptions:
@@ -52,9 +63,14 @@ def probe_options(model: ModelSettings) -> ProbeOptions:
     return ProbeOptions(
         values=values,
         samples=samples,
-        max_batch=model.batching.max_batch,
+        max_batch=rows_together(model),
         batch_invariant=model.batching.invariant_rows is not None,
     )
+
+
+def rows_together(model: ModelSettings) -> int | None:
+    """Rows that requests may have together in one call; 1: each runs alone. None: as many as the model takes."""
+    return model.batching.max_batch if model.idempotent else 1
 
 
 def probe_model(
@@ -92,6 +108,9 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
     warnings: list[_Line] = []
     off: frozenset[str] = frozenset()
     for finding in unproved:
+        if finding.is_short:
+            refused.append(_unproved_rows(model, finding))
+            continue
         lost = [name for name in sorted(shared) if finding.output in (None, name)]
         if finding.treatment.kind == "batching" and lost:
             refused += [_unproved_shared(name, finding) for name in lost]
@@ -109,7 +128,8 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
         off |= frozenset(finding.treatment.dimensions)
         warnings.append(_doubt(model, finding))
     if not model.trust:
-        return Judgement(tuple(refused), tuple(warnings), off)
+        exact_rows = any(finding.treatment.kind == "batching" for finding in unproved)
+        return Judgement(tuple(refused), tuple(warnings), off, exact_rows)
     trusted = [
         (place, f"{message.partition(' (')[0]} (served all the same: trust)") for place, message in refused
     ]
@@ -154,6 +174,8 @@ def _refusal(model: ModelSettings, finding: Finding) -> _Line:
         remedy = f"remove {wanted} from `pad`, or give the model a mask that it heeds, by mask_of; {vouch}"
         return _pad_place(model, treatment.dimensions), f"{words} ({remedy})"
     alone = "set batching.max_batch to 1, or call that axis anything but batch, and every request runs alone"
+    if model.batching.max_batch == 1:
+        alone = "allow no sizes of batch, by shapes or batch_invariant: such calls divide requests and fill them up"
     return _output_place(model, finding.output), f"{words} ({alone}; {vouch})"
 
 
@@ -204,6 +226,18 @@ def _unproved_shared(name: str, finding: Finding) -> _Line:
         f"nothing has proved that: {finding.why} (trust: true vouches for it)"
     )
     return ("outputs", name), message
+
+
+def _unproved_rows(model: ModelSettings, finding: Finding) -> _Line:
+    remedy = f"set batching.max_batch to {finding.rows}"
+    if model.shapes.strategy == "native" and model.shapes.max_prepared is not None:
+        # Calls are filled up to the bound, whatever `max_batch` says.
+        remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
+    message = (
+        f"{finding.subject}: {finding.treatment} is unproved beyond {finding.rows} rows: {finding.why} "
+        f"({remedy}, or vouch for it by trust: true)"
+    )
+    return ("batching", "max_batch"), message
 
 
 def _unproved_sizes(strategy: str, dimension: str, finding: Finding) -> _Line:

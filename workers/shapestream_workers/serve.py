@@ -1,18 +1,19 @@
 """`shapestream serve`: the server and its workers, from one process, from a YAML; their common beginning and end.
 
 On the first SIGTERM or SIGINT the server refuses what is new and finishes what it has, within its grace; then
-the workers are stopped. The second one ends everything at once. On SIGHUP the lists of keys are read
+the workers are stopped. The second one ends everything at once. On SIGHUP the lists of keys and the YAML are read
 again, and every worker is replaced by a fresh process, one after the other.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,14 @@ from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.settings import Settings
-from shapestream.settings_loader import LoadedSettings
-from shapestream.transport.descriptors import raise_descriptor_limit
+from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.transport.descriptors import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables
 from shapestream_workers.in_process_memory import InProcessMemory
+from shapestream_workers.interruption import handed_over
+from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
 from shapestream_workers.security import server_security
@@ -60,23 +63,14 @@ def server_options(settings: Settings, worker_listen: str | None) -> ServerOptio
         dial_in_listen=None if worker_listen in (None, server.worker_listen) else server.worker_listen,
         network_is_safe=server.security is not None and server.security.mode == "network",
         record_trace=None if server.record_trace is None else Path(server.record_trace),
-        models={
-            model.name: ModelOptions(
-                max_batch=model.batching.max_batch,
-                max_delay_s=model.batching.max_delay_ms / 1000,
-                max_padding_ratio=model.batching.max_padding_ratio,
-                max_batch_bytes=model.batching.max_batch_bytes,
-                hang_after_s=model.batching.hang_limit_s,
-                idempotent=model.idempotent,
-            )
-            for model in settings.models
-        },
+        models=model_options(settings),
         max_queued_requests=server.max_queued_requests,
         max_queued_bytes=server.max_queued_bytes,
         max_queued_s=server.max_queued_s,
         window_requests=server.window_requests,
         window_bytes=server.window_bytes,
         windows_per_key=server.windows_per_key,
+        max_outbox_bytes=server.max_outbox_bytes,
         kept_bytes=server.kept_bytes,
         kept_s=server.kept_s,
         max_sessions=server.max_clients,
@@ -129,18 +123,35 @@ def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
     }
 
 
+def model_options(settings: Settings) -> dict[str, ModelOptions]:
+    """How each model is batched."""
+    return {
+        model.name: ModelOptions(
+            max_batch=model.batching.max_batch,
+            max_delay_s=model.batching.max_delay_ms / 1000,
+            max_padding_ratio=model.batching.max_padding_ratio,
+            max_batch_bytes=model.batching.max_batch_bytes,
+            hang_after_s=model.batching.hang_limit_s,
+            idempotent=model.idempotent,
+        )
+        for model in settings.models
+    }
+
+
 def run_server(loaded: LoadedSettings) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
     raise_descriptor_limit()
     security = server_security(loaded)
     local = None
+    digests = digests_of(loaded.settings.models)
     in_process = loaded.settings.in_process
     if in_process is not None:
         slots, threads = divide_cpus(available_cpus(), 1, in_process.slots, in_process.threads)
         models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
         costs = tables(loaded.settings.models, models, slots=slots, threads=threads)
         local = LocalSlots(models=models, slots=slots, costs=costs)
+        digests = _digests_in_process(local)
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"
         )
@@ -148,9 +159,40 @@ def run_server(loaded: LoadedSettings) -> int:
         options = replace(
             server_options(loaded.settings, address),
             security=security,
+            digests=digests,
             cost_cache=CostCache.of_environment(),
         )
-        return trio.run(_Serving(loaded, local, options).run)
+        options = replace(options, max_sessions=_clients_that_fit(loaded))
+        with handed_over() as taken_over:
+            return trio.run(_Serving(loaded, local, options).run, taken_over)
+
+
+def _digests_in_process(local: LocalSlots) -> dict[str, str]:
+    """Of the files that models of this process were read from: they stay what they are until it ends."""
+    return {name: model.digest for name, model in local.models.items() if model.digest is not None}
+
+
+def _clients_that_fit(loaded: LoadedSettings) -> int:
+    """`max_clients`, or as many as the limit of open files allows. Raises `ConfigurationError` where not one fits."""
+    settings = loaded.settings
+    wanted = settings.server.max_clients
+    workers = sum(group.count for group in settings.worker_groups)
+    fits = connections_that_fit(workers)
+    if fits is None or fits >= wanted:
+        return wanted
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if fits < 1:
+        text = f"no client fits beside {workers} workers into {limit} open files (raise the limit: ulimit -n)"
+        raise ConfigurationError([loaded.problem(("server", "max_clients"), text)])
+    log.warning(
+        "fewer clients fit than max_clients",
+        max_clients=wanted,
+        fits=fits,
+        workers=workers,
+        limit=limit,
+        advice="raise the limit of open files (ulimit -n), or lower max_clients",
+    )
+    return fits
 
 
 @contextmanager
@@ -178,6 +220,10 @@ def has_terminal() -> bool:
     return os.isatty(2)
 
 
+def _spell(counts: list[int]) -> str:
+    return ", ".join(map(str, counts)) or "no"
+
+
 class _Serving:
     """One run of `serve`: the server, its workers, and the signals that end both."""
 
@@ -187,14 +233,17 @@ class _Serving:
         self._options = options
         self._drained = trio.Event()
         self._workers: WorkerProcesses | None = None
+        self._models = models_of_workers(loaded.settings)
+        """What each worker serves, as the YAML said when it was read last."""
         self._status = EXIT_OK
         self._stop_asked = False
         self._had_terminal = has_terminal()
 
-    async def run(self) -> int:
-        """Returns the exit status."""
+    async def run(self, obeys_signals: Callable[[], None]) -> int:
+        """Returns the exit status. `obeys_signals` is told when signals are received here."""
         # From before anybody can know of the server: a signal that came earlier than its receiver would end the process.
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            obeys_signals()
             return await self._run(signals)
 
     async def _run(self, signals: AsyncIterator[int]) -> int:
@@ -206,7 +255,7 @@ class _Serving:
                     server, in_process.memory_limit, refuses=in_process.refuse_new_shapes
                 )
                 nursery.start_soon(warden.run)
-            nursery.start_soon(self._obey_signals, signals, server, nursery.cancel_scope)
+            nursery.start_soon(self._obey_signals, signals, server, nursery)
             await self._run_workers(server)
             await self._drained.wait()
             nursery.cancel_scope.cancel()
@@ -222,17 +271,17 @@ class _Serving:
         """Returns when there are none left: after the server has drained, or when they were given up."""
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
-        models = models_of_workers(self._loaded.settings)
-        sound = set(models)
+        sound = set(self._models)
 
         def given_up(worker: str, reason: str) -> None:
             sound.discard(worker)
-            for name in sorted(models[worker].difference(*[models[other] for other in sound])):
+            lost = self._models[worker].difference(*[self._models[other] for other in sound])
+            for name in sorted(lost):
                 server.model_given_up(name, f"its workers were given up, the last one because {reason}")
 
         def revived(worker: str) -> None:
             sound.add(worker)
-            for name in models[worker]:
+            for name in self._models[worker]:
                 server.model_awaited(name)
 
         policy = RestartPolicy(drain_s=self._options.grace_s + STOP_GRACE_S)
@@ -262,15 +311,59 @@ class _Serving:
         await self._drained.wait()
         workers.stop(STOP_GRACE_S)
 
-    def _restart_workers(self) -> None:
+    async def _restart_workers(self, server: Server) -> None:
+        """Serves the models' files as they are now, by processes that read the YAML as it is now.
+
+        Where the YAML cannot be used, nothing changes.
+        """
+        try:
+            # In a thread: large files take a while, and a slow disk must not hold the event loop.
+            fresh, digests = await trio.to_thread.run_sync(self._read_again, abandon_on_cancel=True)
+        except ConfigurationError as error:
+            log.error("configuration is not changed", why=error.problems, what="no worker is restarted")
+            return
+        for name, digest in (_digests_in_process(self._local) if self._local is not None else {}).items():
+            if digests.get(name, digest) != digest:
+                advice = "restart the server to serve the new ones"
+                log.warning("model keeps its files", model=name, why="it runs in this process", advice=advice)
+            digests[name] = digest
+        server.serve_files(digests)
         if self._workers is None or self._stop_asked:
             log.info(
                 "no worker is restarted",
                 why="the server stops" if self._stop_asked else "there is none that was started here",
             )
             return
+        self._expect(server, fresh.settings)
+        log.info("configuration is read again", models=[model.name for model in fresh.settings.models])
         log.info("workers are restarted", how="one after the other")
         self._workers.restart()
+
+    def _read_again(self) -> tuple[LoadedSettings, dict[str, str]]:
+        """The YAML, and the digests of its models' files, as they are now.
+
+        Raises `ConfigurationError`, also for what these processes cannot become.
+        """
+        fresh = load_settings(self._loaded.path)
+        before, now = ([group.count for group in one.settings.worker_groups] for one in (self._loaded, fresh))
+        if before != now:
+            message = (
+                f"groups of {_spell(now)} processes instead of {_spell(before)} "
+                "(restart the server to change their number)"
+            )
+            raise ConfigurationError([fresh.problem(("workers",), message)])
+        return fresh, digests_of(fresh.settings.models)
+
+    def _expect(self, server: Server, settings: Settings) -> None:
+        """Tells the server which models its workers will serve from now on, and which none of them will."""
+        before = frozenset[str]().union(*self._models.values())
+        self._models = models_of_workers(settings)
+        now = frozenset[str]().union(*self._models.values())
+        options = model_options(settings)
+        for name in sorted(now):
+            server.model_expected(name, options[name])
+        for name in sorted(before - now):
+            server.model_given_up(name, "the configuration, as read on SIGHUP, gives it to no worker")
 
     def _reread_keys(self, server: Server) -> None:
         """The keys that are let in, as their files are now; as they were, if these cannot be used."""
@@ -283,14 +376,12 @@ class _Serving:
             server.let_in(security.ring)
             log.info("keys are read again", **security.ring.counts())
 
-    async def _obey_signals(
-        self, signals: AsyncIterator[int], server: Server, scope: trio.CancelScope
-    ) -> None:
+    async def _obey_signals(self, signals: AsyncIterator[int], server: Server, nursery: trio.Nursery) -> None:
         async for number in signals:
             name = signal.Signals(number).name
             if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
                 self._reread_keys(server)
-                self._restart_workers()
+                nursery.start_soon(self._restart_workers, server)
                 continue
             if not self._stop_asked:
                 self._stop_asked = True
@@ -302,5 +393,5 @@ class _Serving:
             if self._workers is not None:
                 self._workers.stop_now()
             exit_after(LAST_WORDS_S)
-            scope.cancel()
+            nursery.cancel_scope.cancel()
             return

@@ -65,15 +65,24 @@ class Worker:
         connect: Callable[[], Connection],
         *,
         ready: Callable[[], None] = lambda: None,
+        asks_again: bool = True,
     ) -> None:
+        """`asks_again`: whether a server that refuses this worker is asked again, since another may take its place."""
         self.name = name
         self._slots = slots
         self._connect = connect
         self._ready = ready
         self._debug = debug_enabled()
         self._drain = trio.Event()
+        self._asks_again = asks_again
+        self.refused = False
+        """Whether `run` returned because the server does not take this worker."""
         self.hangs = False
         """Whether `run` returned because a slot hangs: only the end of the process frees it."""
+        self.slot_ended = False
+        """Whether `run` returned because a slot's thread has ended: another process is to take this one's place."""
+        self.other_files = False
+        """Whether `run` returned because the server serves other bytes of a model than this process has read."""
         self._wake_writer = trio.Event()
         self._heard_at = 0.0
         self._session: WorkerSession
@@ -87,7 +96,7 @@ class Worker:
         self._drain.set()
 
     async def run(self) -> None:
-        """Serves until drained or cancelled, or a slot hangs. The server may come, go and come back at any time."""
+        """Serves until drained, refused or cancelled, or a slot hangs. The server may come, go and come back at any time."""
         executor = self._slots.start(self._reported)
         self._session = WorkerSession(self.name, os.getpid(), executor)
         try:
@@ -97,9 +106,20 @@ class Worker:
                 retry_s = RETRY_S
                 while not self._drain.is_set():
                     why = await self._serve_one_connection()
+                    if (refused := self._session.refused) is not None:
+                        self.other_files = True
+                        log.error(
+                            "worker refused", worker=self.name, model=refused.model, why=refused.message
+                        )
+                        break
                     turned_away = self._session.welcome is None and self._session.ended_by_server
                     retry_s = min(2 * retry_s, RETRY_MAX_S) if turned_away else RETRY_S
+                    if turned_away:
+                        why = "the server refuses this worker; its log says why"
                     log.info("disconnected", worker=self.name, why=why)
+                    if turned_away and not self._asks_again:
+                        self.refused = True
+                        break
                     with trio.move_on_after(retry_s):
                         await self._drain.wait()
                 nursery.cancel_scope.cancel()
@@ -179,6 +199,11 @@ class Worker:
                           preparations=report.preparations,
                           calls=report.calls, code=report.code)  # fmt: skip
         self._session.reported(reports, trio.current_time())
+        if not self.slot_ended and any(report.slot_ended for report in reports):
+            self.slot_ended = True
+            what = "this process drains and ends"
+            log.error("slot ended", worker=self.name, why="its thread has ended", what=what)
+            self.drain()
         self._end_turn()
 
     def _end_turn(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -26,6 +27,8 @@ from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import DealerSocket
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables
+from shapestream_workers.exit_status import EXIT_OTHER_FILES
+from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import resident_bytes, spell_bytes, watch_memory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
@@ -38,7 +41,7 @@ log = structlog.get_logger()
 
 # Between the second signal and an end that no thread of an engine can hold back.
 LAST_WORDS_S = 0.5
-EXIT_OK, EXIT_RUNTIME = 0, 1
+EXIT_OK, EXIT_RUNTIME, EXIT_CONFIGURATION = 0, 1, 3
 
 
 def claim_stdout() -> int:
@@ -100,8 +103,11 @@ def run_worker(
         "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
     )
     local = LocalSlots(models=models, slots=slots, costs=costs)
-    worker = Worker(unique, local, connect, ready=ready)
-    return trio.run(_run, worker, loaded.settings.server.grace_s, group.memory_limit, ready_channel)
+    # The server that started this process is the only one that it will have.
+    worker = Worker(unique, local, connect, ready=ready, asks_again=not supervised)
+    with handed_over() as taken_over:
+        grace_s = loaded.settings.server.grace_s
+        return trio.run(_run, worker, grace_s, group.memory_limit, ready_channel, taken_over)
 
 
 def _check_memory_limit(loaded: LoadedSettings, group: WorkerGroupSettings) -> None:
@@ -138,25 +144,39 @@ def _leave(name: str, memory_limit: int, channel: int | None, resident: int) -> 
         os.write(channel, REPLACE_LINE)
 
 
-async def _run(worker: Worker, grace_s: float, memory_limit: int | None, channel: int | None) -> int:
+async def _run(
+    worker: Worker,
+    grace_s: float,
+    memory_limit: int | None,
+    channel: int | None,
+    obeys_signals: Callable[[], None],
+) -> int:
     status = EXIT_RUNTIME
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_obey_signals, worker, grace_s, nursery.cancel_scope)
+        await nursery.start(_obey_signals, worker, grace_s, nursery.cancel_scope)
+        obeys_signals()
         if memory_limit is not None:
             passed = partial(_leave, worker.name, memory_limit, channel)
             nursery.start_soon(watch_memory, memory_limit, passed)
         await worker.run()
         if worker.hangs:
             exit_after(LAST_WORDS_S)
-        else:
+        elif worker.other_files:
+            status = EXIT_OTHER_FILES
+        elif worker.refused:
+            status = EXIT_CONFIGURATION
+        elif not worker.slot_ended:
             status = EXIT_OK
         nursery.cancel_scope.cancel()
     return status
 
 
-async def _obey_signals(worker: Worker, grace_s: float, scope: trio.CancelScope) -> None:
+async def _obey_signals(
+    worker: Worker, grace_s: float, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]
+) -> None:
     """The first signal drains, the second one ends; so does a drain that takes longer than its grace."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         async for _ in signals:
             worker.drain()
             break

@@ -34,6 +34,7 @@ from shapestream.wire.messages import (
     Unknown,
     WorkerDraining,
     WorkerHello,
+    WorkerRefused,
     WorkerWelcome,
 )
 from shapestream_engine.errors import EngineError
@@ -76,6 +77,7 @@ class WorkerSession:
             slots=executor.slots,
             models={model: signature.to_dict() for model, signature in executor.models.items()},
             costs={model: table.to_dict() for model, table in executor.costs.items()},
+            digests=dict(executor.digests),
         )
         self._executor = executor
         self._numbers = count(1)
@@ -100,6 +102,8 @@ class WorkerSession:
         """Why this session is over, once it is: the caller then connects anew, or stops."""
         self.ended_by_server = False
         """Whether the server ended it, by a goodbye."""
+        self.refused: WorkerRefused | None = None
+        """Why this process is of no use to the server, whatever it says later: its models are of other bytes."""
 
     def greet(self, now: float) -> None:
         """Begins a session, on a new connection or with a server that does not know us: at once, or without orphans."""
@@ -136,16 +140,19 @@ class WorkerSession:
             case WorkerWelcome():
                 self.welcome = entry
                 self._transit_s = min(self._transit_s, max(0.0, now - self._greeted_at) / 2)
+            case WorkerRefused():
+                self.refused = self.refused or entry
+                self.ended = "the server refuses this worker"
             case Unknown():
                 # One comes for each message that was on its way to the server before it knew us: greet once.
                 if self._draining:
                     self._leave()
                 elif self.welcome is not None:
                     self.greet(now)
-            case Goodbye():
+            case Goodbye() if self.refused is None:
                 self.ended = "drained" if self._draining else "the server said goodbye"
                 self.ended_by_server = True
-            case Heartbeat():
+            case Heartbeat() | Goodbye():
                 pass
             case _:
                 self.ended = f"the server sent an unexpected {type(entry).__name__}"

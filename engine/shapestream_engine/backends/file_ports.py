@@ -18,7 +18,7 @@ from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_ru
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["FilePort", "signature_of"]
+__all__ = ["FilePort", "names_of_symbols", "no_tensors", "signature_of"]
 
 _ANY = Dimension()
 
@@ -113,17 +113,9 @@ def _input_shapes(
 ) -> tuple[list[NamedShape], dict[str, str]]:
     """Per input its shape, and for each of the file's symbols the name that its size has from here on."""
     stated = [_stated(port, name, spec.inputs.get(name)) for port, name in zip(ports, names, strict=True)]
-    calls: dict[str, str] = {}
-    for name, port, shape in zip(names, ports, stated, strict=True):
-        for symbol, wanted in zip(port.symbols, shape.names, strict=True):
-            if symbol is not None and wanted is not None and calls.setdefault(symbol, wanted) != wanted:
-                raise SignatureError(
-                    f"input {name!r}: the size {symbol!r} of the model file cannot be called both "
-                    f"{calls[symbol]!r} and {wanted!r}"
-                )
-    # What is no name, such as ONNX's "past + 1", stays without one unless the configuration gives it one.
-    nameable = {symbol for port in ports for symbol in port.symbols if symbol and _is_name(symbol)}
-    calls = {symbol: symbol for symbol in nameable} | calls
+    calls = names_of_symbols(
+        (name, port.symbols, shape.names) for name, port, shape in zip(names, ports, stated, strict=True)
+    )
     bounds = _stated_bounds(names, stated)
     shapes = []
     for name, port, shape in zip(names, ports, stated, strict=True):
@@ -139,6 +131,39 @@ def _input_shapes(
         )
         shapes.append(NamedShape(axis_names, dimensions))
     return shapes, calls
+
+
+def no_tensors(outputs: Sequence[str]) -> str:
+    """What to say of outputs that are sequences or maps, which no request can be answered with."""
+    names = ", ".join(map(repr, outputs))
+    return (
+        f"output{'s' if len(outputs) > 1 else ''} {names}: a sequence or a map, which is no tensor "
+        "(export the model without ZipMap; with skl2onnx: options={'zipmap': False})"
+    )
+
+
+def names_of_symbols(
+    inputs: Iterable[tuple[str, Sequence[str | None], Sequence[str | None]]],
+) -> dict[str, str]:
+    """For each of the file's symbols the name that its size has: as the configuration calls it, else as the file does.
+
+    Of each input: its name, the symbols of its axes, and what the configuration calls them. Raises `SignatureError`.
+    """
+    own: dict[str, str] = {}
+    calls: dict[str, str] = {}
+    for name, symbols, stated in inputs:
+        for symbol, wanted in zip(symbols, stated, strict=True):
+            if symbol is None:
+                continue
+            # What is no name, such as ONNX's "past + 1", stays without one unless the configuration gives it one.
+            if _is_name(symbol):
+                own[symbol] = symbol
+            if wanted is not None and calls.setdefault(symbol, wanted) != wanted:
+                raise SignatureError(
+                    f"input {name!r}: the size {symbol!r} of the model file cannot be called both "
+                    f"{calls[symbol]!r} and {wanted!r}"
+                )
+    return own | calls
 
 
 def _is_name(symbol: str) -> bool:

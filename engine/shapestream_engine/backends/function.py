@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ import numpy as np
 from shapestream_engine.backends.host_request import HostTensors
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
+from shapestream_engine.infer_request import InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort
@@ -51,14 +51,17 @@ class FunctionModel(CompiledModel):
 
     def __init__(self, signature: ModelSignature, function: _Function, name: str) -> None:
         super().__init__(signature, {"function": name})
-        self._function = function
+        self._function: _Function | None = function
 
     def create_infer_request(self) -> FunctionRequest:
         """A request with tensors of its own."""
+        if self._function is None:
+            raise self.is_closed()
         return FunctionRequest(self.signature, self._function)
 
     def close(self) -> None:
-        """Nothing to let go of: the module that the callable comes from stays loaded."""
+        """Let go of the callable; the module that it comes from stays loaded."""
+        self._function = None
 
 
 class FunctionRequest(HostTensors):
@@ -78,7 +81,7 @@ class FunctionRequest(HostTensors):
         """The request's own input tensors, in the order of the signature."""
         return self._tensors
 
-    def infer(self, inputs: InputArrays | None = None) -> None:
+    def infer(self, inputs: InputArrays | None = None) -> InferResults:
         """Call the function, on `inputs` where they are given.
 
         Raises `InferenceError` for whatever it raises, and for outputs that are not as declared.
@@ -89,10 +92,13 @@ class FunctionRequest(HostTensors):
         arguments = {name: tensor.data for name, tensor in self._named}
         try:
             returned = self._function(**arguments)
-        except (Exception, SystemExit, CancelledError, GeneratorExit) as error:
-            # The model's own code, which may do anything; the last three would end the slot.
-            raise InferenceError(f"{type(error).__name__}: {error}") from error
+        except KeyboardInterrupt:
+            raise  # Ctrl-C, where a program calls the model in its main thread
+        except BaseException as error:
+            # The model's own code, which may raise anything: SystemExit, or the panic of an extension in Rust.
+            raise InferenceError(f"{type(error).__name__}: {_words(error)}") from error
         self.keep(self._check(returned))
+        return InferResults(self)
 
     def start_async(self) -> None:
         """Runs at once: there is no device beside this thread."""
@@ -128,6 +134,10 @@ class FunctionRequest(HostTensors):
             array = returned.get(port.name)
             if not isinstance(array, np.ndarray):
                 raise InferenceError(_no_array(port, returned))
+            if np.ma.is_masked(array):
+                raise InferenceError(
+                    f"output {port.name!r} has masked elements, and tensors have no mask; return .filled(value)"
+                )
             if array.dtype != dtype:
                 raise InferenceError(
                     f"output {port.name!r} is of type {array.dtype}, declared is {port.element_type}"
@@ -157,9 +167,12 @@ def _import(name: str, reference: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for attribute in attributes.split("."):
             found = getattr(found, attribute)
-    except Exception as error:  # importing runs the user's code, which may do anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Importing runs the user's code, which may do anything: SystemExit would end the process, perhaps as a success.
         raise ModelLoadError(
-            f"model {name!r}: cannot load the function {reference!r}: {type(error).__name__}: {error}"
+            f"model {name!r}: cannot load the function {reference!r}: {type(error).__name__}: {_words(error)}"
         ) from error
     return found
 
@@ -221,3 +234,11 @@ def _check_arguments(function: _Function, signature: ModelSignature) -> None:
         ) from error
     except ValueError:
         return  # a callable written in C that does not tell its arguments
+
+
+def _words(error: BaseException) -> str:
+    """The message of an error. A model's own class may fail to give one."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the model's own code runs here
+        return "(its message cannot be read)"

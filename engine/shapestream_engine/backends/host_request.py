@@ -14,7 +14,7 @@ import numpy as np
 from shapestream_engine.backends.background_call import BackgroundCall
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
-from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.infer_request import InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
 from shapestream_engine.reservation import reserved, upper_bounds
@@ -152,12 +152,13 @@ class HostRequest(HostTensors):
         """The request's own input tensors, in the order of the signature."""
         return self._tensors
 
-    def infer(self, inputs: InputArrays | None = None) -> None:
+    def infer(self, inputs: InputArrays | None = None) -> InferResults:
         """Run to the end in this thread, on `inputs` where they are given; other threads run meanwhile."""
         if inputs is not None:
             self.fill(inputs)
         self._begin()
         self._finish()
+        return InferResults(self)
 
     def start_async(self) -> None:
         """Begin to run on a thread of the request's own."""

@@ -106,6 +106,9 @@ class Assembly:
             rows = sum([shape.rows for shape in shapes])
             if rows != sizes[0]:
                 raise ShapeError(f"the requests have {rows} rows, the call {sizes[0]}")
+            most = signature.strategy.most_rows
+            if most is not None and rows > most and sum([shape.rows > 0 for shape in shapes]) > 1:
+                raise ShapeError(_company_refused(signature.name, rows, most))
         elif len(shapes) != 1:
             raise ShapeError(f"model {signature.name!r} has no batch axis; it runs one request per call")
         first = 1 if signature.has_batch else 0
@@ -120,3 +123,9 @@ class Assembly:
                         f"dimension {signature.dimensions[number]!r} is {own[number]} in a request and "
                         f"{sizes[number]} in the call"
                     )
+
+
+def _company_refused(model: str, rows: int, most: int) -> str:
+    if most == 1:
+        return f"requests of model {model!r} run alone; a call has no other rows"
+    return f"requests of model {model!r} share calls of up to {most} rows, not of {rows}"

@@ -35,6 +35,8 @@ class Native(Strategy):
     max_prepared: int | None = None
     static_shapes: tuple[StaticShape, ...] = ()
     """Each a size for every dynamic dimension, by name and in the order of the names."""
+    fill_rows: bool = False
+    """Under `max_prepared` rows may be rounded up too, by copies of a row: only for a model whose rows are independent."""
 
     @property
     def chosen_shapes(self) -> int | None:
@@ -51,6 +53,10 @@ class Native(Strategy):
             )
         if self.max_prepared is not None and (type(self.max_prepared) is not int or self.max_prepared < 2):
             raise SignatureError(f"strategy {self.NAME}: max_prepared is an integer from 2")
+        if self.most_rows is not None and self.fill_rows:
+            raise SignatureError(
+                f"strategy {self.NAME}: fill_rows fills calls up to the bound of the rows, so there is no most_rows"
+            )
         check_static(self.static_shapes)
 
     def bind(self, table: DimensionTable) -> NativePlanner | None:
@@ -63,12 +69,12 @@ class Native(Strategy):
         if self.max_prepared is None or not table.names:
             return StaticPlanner(table, static) if static else None
         for name, bounds, paddable in zip(table.names, table.bounds, table.paddable, strict=True):
-            if (paddable or (name == BATCH and table.has_batch)) and bounds.maximum is None:
+            if (paddable or (name == BATCH and self.fill_rows)) and bounds.maximum is None:
                 raise SignatureError(
                     f"{self.about(name)} has no upper bound, and max_prepared needs one to round up to; "
                     f'state it in the shape of an input: "{name}:1..64"'
                 )
-        return RoundingPlanner(table, self.max_prepared, static)
+        return RoundingPlanner(table, self.max_prepared, static, fill_rows=self.fill_rows)
 
     def words(self, dimension: str) -> str | None:
         """Nothing special is done."""
@@ -77,17 +83,19 @@ class Native(Strategy):
     def __str__(self) -> str:
         words = [self.NAME]
         if self.max_prepared is not None:
-            words.append(f"rounded up so that there are at most {self.max_prepared}")
+            rows = "" if self.fill_rows else " for each number of rows"
+            words.append(f"rounded up so that there are at most {self.max_prepared}{rows}")
         if self.static_shapes:
             shapes = [" x ".join(f"{name} {size}" for name, size in shape) for shape in self.static_shapes]
             words.append(f"static models for {', '.join(shapes)}")
-        return ", ".join(words)
+        return ", ".join([*words, *self._words_of_limit()])
 
     def to_dict(self) -> dict[str, Any]:
         """The mapping that `parse_strategy` turns into an equal strategy."""
         cap = {} if self.max_prepared is None else {"max_prepared": self.max_prepared}
         static = {"static": plain_static(self.static_shapes)} if self.static_shapes else {}
-        return {"strategy": self.NAME, **cap, **static}
+        fills = {"fill_rows": True} if self.fill_rows else {}
+        return {"strategy": self.NAME, **cap, **static, **fills, **self._plain_limit()}
 
 
 def _served_shapes(cap: int) -> int:
@@ -112,6 +120,10 @@ class NativePlanner(Planner):
         """These sizes where they have a model of their own; the dynamic model runs every other shape."""
         return sizes if sizes in self._static else None
 
+    def runs_exactly(self, sizes: Sizes) -> bool:
+        """Always."""
+        return True
+
 
 class StaticPlanner(NativePlanner):
     """Takes every shape as it is asked for."""
@@ -128,14 +140,17 @@ class RoundingPlanner(NativePlanner):
     the guard, for whoever does not round, and for what is left of another scheduler's choices.
     """
 
-    def __init__(self, table: DimensionTable, cap: int, static: tuple[Sizes, ...] = ()) -> None:
+    def __init__(
+        self, table: DimensionTable, cap: int, static: tuple[Sizes, ...] = (), *, fill_rows: bool
+    ) -> None:
+        """`fill_rows`: rows may be rounded up as well. Otherwise shapes of other rows have a cap of their own."""
         super().__init__(table, static)
         self._most_rows = table.bounds[0].maximum if table.has_batch else None
         self._lock = threading.Lock()
         self.table = RoundingTable(
             _served_shapes(cap),
             [
-                bounds if paddable or (table.has_batch and number == 0) else None
+                bounds if paddable or (fill_rows and table.has_batch and number == 0) else None
                 for number, (bounds, paddable) in enumerate(zip(table.bounds, table.paddable, strict=True))
             ],
             on_grid=escape_shapes(_served_shapes(cap)),
@@ -145,13 +160,17 @@ class RoundingPlanner(NativePlanner):
         """One call, or several where there are more rows than one may have."""
         if not self._has_batch:
             return (PlannedCall(self._rounded(sizes), 0, 1),)
-        most = self._most_rows or 1
         rows = sizes[0]
+        most = self._most_rows or max(1, rows)
         calls = []
         for start in range(0, max(1, rows), most):
             stop = min(rows, start + most)
             calls.append(PlannedCall(self._rounded((stop - start, *sizes[1:])), start, stop))
         return tuple(calls)
+
+    def runs_exactly(self, sizes: Sizes) -> bool:
+        """Never: what is rounded depends on what came before."""
+        return False
 
     def _rounded(self, sizes: Sizes) -> Sizes:
         if sizes in self._static:

@@ -14,6 +14,7 @@ import numpy as np
 
 from shapestream_engine.batching.strategy import PlannedCall
 from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, Tensors
 from shapestream_engine.resolution import RequestShape
 from shapestream_engine.signature import ModelSignature
@@ -90,7 +91,7 @@ class PieceCutter:
     ) -> Iterator[tuple[Tensors, RequestShape]]:
         """What fills the call up: a row of it again and again, as nothing that was made up is as harmless.
 
-        A call without any row is filled with zeros, and with ones where an input is a mask.
+        A call has at least one row of a request: one without rows needs no call, or is run at the sizes that it has.
         """
         missing = call.sizes[0] - (call.stop - call.start) if self._signature.has_batch else 0
         if missing == 0:
@@ -101,26 +102,7 @@ class PieceCutter:
                 for _ in range(missing):
                     yield row
                 return
-        yield self._zeros(call.sizes)
-
-    def _zeros(self, sizes: tuple[int, ...]) -> tuple[Tensors, RequestShape]:
-        signature = self._signature
-        shapes = signature.input_shapes(sizes)
-        layout = tuple(
-            (number, port.element_type, shape)
-            for number, (port, shape) in enumerate(zip(signature.inputs, shapes, strict=True))
-            if port.mask_of is None
-        )
-        buffers = [bytes(dtype_of(element_type).itemsize * prod(shape)) for _, element_type, shape in layout]
-        places = {number: place for place, (number, _, _) in enumerate(layout)}
-        nbytes = tuple(map(len, buffers))
-        return Tensors(layout=layout, buffers=buffers), RequestShape(
-            sizes=sizes,
-            rows=sizes[0],
-            nbytes=nbytes,
-            total_nbytes=sum(nbytes),
-            positions=tuple(places.get(number) for number in range(len(signature.inputs))),
-        )
+        raise ShapeError(f"a call of {call.sizes[0]} rows has no row of a request to be filled up with")
 
 
 def _cut(buffer: Buffer, element_type: str, own: tuple[int, ...], axis: int, piece: Piece) -> Buffer:

@@ -10,6 +10,7 @@ none, and keeps the cap whatever anybody asks for.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from math import ceil, prod
 from typing import TypeAlias
@@ -22,6 +23,8 @@ _Sizes: TypeAlias = tuple[int, ...]
 
 _REMEMBERED = 4096
 """Roundings remembered; when so many are known, all are forgotten."""
+_MOST_GROUPS = 1024
+"""Groups whose shapes are remembered, as in a scheduler; of more, those longest unused start anew."""
 
 
 def escape_shapes(cap: int) -> int:
@@ -51,7 +54,7 @@ class RoundingTable:
         self._exact = cap // 2 if on_grid is None else cap - on_grid
         self._bounds = tuple(bounds)
         self._grid = grid_sizes([bound for bound in bounds if bound is not None], cap - self._exact)
-        self._known: dict[_Sizes, set[_Sizes]] = {}
+        self._known: OrderedDict[_Sizes, set[_Sizes]] = OrderedDict()
         """Per group (the sizes that may not be rounded), the shapes that were given out."""
         self._given: dict[_Sizes, _Sizes] = {}
 
@@ -62,7 +65,7 @@ class RoundingTable:
 
     @property
     def shapes(self) -> int:
-        """How many different shapes were given out so far."""
+        """How many different shapes were given out so far, of the groups that are remembered."""
         return sum(map(len, self._known.values()))
 
     def round_up(self, sizes: _Sizes) -> _Sizes:
@@ -78,6 +81,10 @@ class RoundingTable:
     def _choose(self, sizes: _Sizes) -> _Sizes:
         group = tuple(size for size, bound in zip(sizes, self._bounds, strict=True) if bound is None)
         known = self._known.setdefault(group, set())
+        self._known.move_to_end(group)
+        if len(self._known) > _MOST_GROUPS:
+            self._known.popitem(last=False)
+            self._given.clear()
         if sizes in known:
             return sizes
         if len(known) < self._exact:

@@ -34,10 +34,20 @@ def parse_strategy(value: Mapping[str, Any]) -> Strategy:
     kind = STRATEGIES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise SignatureError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
+    # No size is `True`, so a dimension may be called like a flag.
+    fills_rows = arguments.get("fill_rows") is True
+    if fills_rows:
+        del arguments["fill_rows"]
+    # Sizes of a dimension of that name come as a list.
+    most_rows = arguments.pop("most_rows") if type(arguments.get("most_rows")) is int else None
     cap = arguments.pop("max_prepared", None) if kind is Native else None
     static = parse_static(arguments.pop("static", ())) if kind is Native else ()
     sizes = {
         dimension: tuple(given) if isinstance(given, list | tuple) else (given,)
         for dimension, given in arguments.items()
     }
-    return Native(sizes, cap, static) if kind is Native else kind(sizes)
+    if kind is Native:
+        return Native(sizes, cap, static, fills_rows, most_rows=most_rows)
+    if fills_rows:
+        raise SignatureError(f"strategy {name}: fill_rows is for the strategy native")
+    return kind(sizes, most_rows=most_rows)

@@ -23,7 +23,8 @@ __all__ = ["PlannedCall", "Planner", "Sizes", "SizesPlanner", "Strategy", "compl
 Sizes: TypeAlias = tuple[int, ...]
 
 _REMEMBERED = 4096
-"""Plans remembered per planner; when so many are known, all are forgotten."""
+"""Calls remembered per planner, of all its plans; when they would be more, all are forgotten. A client chooses how many
+calls its rows take, so plans are not what is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,10 @@ class Planner(ABC):
         None as a whole: nothing is prepared, the model takes every shape as it comes.
         """
 
+    @abstractmethod
+    def runs_exactly(self, sizes: Sizes) -> bool:
+        """Whether a batch of these sizes is sure to be one call of them: nothing is padded, filled up or divided."""
+
 
 @dataclass(frozen=True, slots=True)
 class Strategy(ABC):
@@ -67,12 +72,33 @@ class Strategy(ABC):
     NAME: ClassVar[str]
 
     sizes: Mapping[str, Sizes] = field(default_factory=dict, hash=False)
+    most_rows: int | None = field(default=None, kw_only=True)
+    """Rows that a call may have where it holds more than one request alone: as far as batching was tried.
+
+    1: nothing says that rows are independent. None: as many as the model takes.
+    """
 
     def __post_init__(self) -> None:
+        if self.most_rows is not None:
+            self._check_most_rows(self.most_rows)
         for dimension, sizes in self.sizes.items():
             if (complaint := complaint_about(sizes)) is not None:
                 raise SignatureError(f"{self.about(dimension)}: {complaint}")
         self._check_own()
+
+    @property
+    def alone(self) -> bool:
+        """Tell whether a call has the rows of one request and no others."""
+        return self.most_rows == 1
+
+    def _check_most_rows(self, most: object) -> None:
+        if type(most) is not int or most < 1:
+            raise SignatureError(f"strategy {self.NAME}: most_rows is an integer from 1, not {most!r}")
+        if BATCH in self.sizes:
+            raise SignatureError(
+                f"{self.about(BATCH)}: calls of set numbers of rows fill requests up and divide them, "
+                f"so this model has no most_rows"
+            )
 
     @abstractmethod
     def _check_own(self) -> None:
@@ -95,11 +121,25 @@ class Strategy(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The mapping that `parse_strategy` turns into an equal strategy."""
-        return {"strategy": self.NAME, **{name: list(sizes) for name, sizes in self.sizes.items()}}
+        return {
+            "strategy": self.NAME,
+            **{name: list(sizes) for name, sizes in self.sizes.items()},
+            **self._plain_limit(),
+        }
 
     def __str__(self) -> str:
         sizes = [f"{name} {listed(sizes)}" for name, sizes in self.sizes.items()]
-        return f"{self.NAME}, {', '.join(sizes)}"
+        return ", ".join([self.NAME, *sizes, *self._words_of_limit()])
+
+    def _plain_limit(self) -> dict[str, int]:
+        return {} if self.most_rows is None else {"most_rows": self.most_rows}
+
+    def _words_of_limit(self) -> list[str]:
+        if self.most_rows is None:
+            return []
+        return [
+            "every request alone" if self.alone else f"requests share calls of up to {self.most_rows} rows"
+        ]
 
     def check_against(self, table: DimensionTable) -> None:
         """Raises `SignatureError` unless a model with these dimensions can be run at these sizes."""
@@ -140,6 +180,7 @@ class SizesPlanner(Planner):
         self._allowed = tuple(strategy.sizes.get(name) for name in table.names)
         self._cover = cover
         self._plans: dict[Sizes, tuple[PlannedCall, ...]] = {}
+        self._remembered = 0
 
     def round_up(self, sizes: Sizes) -> Sizes:
         """Each size but the rows becomes the next allowed one; raises `ShapeError` beyond the largest."""
@@ -161,9 +202,12 @@ class SizesPlanner(Planner):
         """The calls, the largest first; what fills up is in the last one."""
         calls = self._plans.get(sizes)
         if calls is None:
-            if len(self._plans) >= _REMEMBERED:
+            calls = self._planned(sizes)
+            if self._remembered + len(calls) > _REMEMBERED:
                 self._plans.clear()
-            calls = self._plans[sizes] = self._planned(sizes)
+                self._remembered = 0
+            self._remembered += len(calls)
+            self._plans[sizes] = calls
         return calls
 
     def _planned(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
@@ -184,6 +228,11 @@ class SizesPlanner(Planner):
         return tuple(
             None if allowed is None else size for size, allowed in zip(sizes, self._allowed, strict=True)
         )
+
+    def runs_exactly(self, sizes: Sizes) -> bool:
+        """Where any number of rows is one call, and each other size is an allowed one."""
+        rows_are_free = not self._has_batch or self._allowed[0] is None
+        return rows_are_free and self.round_up(sizes) == sizes
 
     @property
     def allowed(self) -> tuple[Sizes | None, ...]:

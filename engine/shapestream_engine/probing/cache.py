@@ -1,42 +1,40 @@
 """Verdicts on disk, so that a restart need not prove again what has not changed.
 
-A file per model, settings and versions, in the folder that `SHAPESTREAM_PROBE_CACHE` names, else in
+A file per question (model, settings, versions and processor), in the folder that `SHAPESTREAM_PROBE_CACHE` names, else in
 `$XDG_CACHE_HOME/shapestream/probe` (`~/.cache/shapestream/probe`); `SHAPESTREAM_PROBE_CACHE=off` switches it off.
 Processes that want the same proof at the same time wait for the first, which holds a lock on the entry.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import mmap
 import os
 import platform
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
+from shapestream_engine.machine import cpu_name, runtime_of
 from shapestream_engine.model import ModelSpec
-from shapestream_engine.probing.examination import ProbeOptions
+from shapestream_engine.model_files import files_of_model
+from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.report import ProbeReport
-from shapestream_engine.probing.values import Samples
 from shapestream_engine.signature import ModelSignature
 
 __all__ = ["ENVIRONMENT", "Entry", "ProofCache", "identity"]
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
-_FORMAT = 1
+_FORMAT = 3
 """Of the entries, and of what is tried: raised when either changes, so that old verdicts are not taken for new ones."""
 _READ_BYTES = 1 << 20
-_LOCATION = re.compile(rb"\n\x08location\x12([\x00-\x7f]|[\x80-\xff][\x00-\x7f])", re.DOTALL)
-"""The key and the length of `external_data`'s entry in ONNX's protobuf; the name follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +73,60 @@ class ProofCache:
         return cls(KeptFiles.of_environment(ENVIRONMENT, "probe").folder)
 
     @contextmanager
-    def entry(
-        self, spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None
-    ) -> Iterator[Entry]:
-        """The entry for this proof, which nobody else has meanwhile; without a signature, for a guess at rules."""
-        with self._files.locked(_key(spec, options, signature)) as path:
+    def entry(self, task: Task, signature: ModelSignature | None) -> Iterator[Entry]:
+        """The entry for this task, which nobody else has meanwhile; without a signature, for a guess at rules."""
+        with self._files.locked(_key(task, signature)) as path:
             yield Entry(path)
 
 
-def identity(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None) -> dict[str, Any]:
-    """Plain data that changes with the model, its settings, its realistic inputs, and the versions that run it."""
-    settled = asdict(spec)
-    for ignored in ("name", "path", "model"):
-        settled.pop(ignored)
+def identity(asked: object, spec: ModelSpec, signature: ModelSignature | None) -> dict[str, Any]:
+    """Plain data that changes with all that is asked about a model, with its files, and with what runs it.
+
+    `asked` is the value that describes the question, `spec` included: every field of it counts, whatever fields it has.
+    """
     return {
-        "spec": settled,
+        "asked": _plain(asked),
         "signature": None if signature is None else {**signature.to_dict(), "name": ""},
-        "values": {name: _values(values) for name, values in options.values.items()},
-        "samples": {name: _digest([path]) for name, path in options.samples.items()},
-        "options": [options.max_batch, options.seed],
         "model": _model_digest(spec),
         "versions": _versions(spec.effective_engine),
+        "cpu": cpu_name(),
+        # The engine's choice of threads, where none are asked for.
+        "cpus": len(os.sched_getaffinity(0)),
     }
 
 
-def _key(spec: ModelSpec, options: ProbeOptions, signature: ModelSignature | None) -> str:
+def _key(task: Task, signature: ModelSignature | None) -> str:
     """Changes with everything that the verdict may depend on, as far as can be known."""
-    plain = {"format": _FORMAT, **identity(spec, options, signature)}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:40]
+    plain = {"format": _FORMAT, **identity(task, task.spec, signature)}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]
 
 
-def _values(values: object) -> str:
-    if isinstance(values, Samples):
-        rows = [row.tobytes() for row in values.rows]
-        return hashlib.sha256(b"".join(rows)).hexdigest()
-    return repr(values)
+def _plain(value: object) -> Any:
+    """JSON that is equal for equal values only."""
+    match value:
+        case Path():
+            return _digest([value])
+        case np.ndarray():
+            return [value.dtype.str, list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+        case Mapping():
+            return [[_plain(key), _plain(value[key])] for key in sorted(value, key=repr)]
+        case frozenset() | set():
+            return [_plain(each) for each in sorted(value, key=repr)]
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case _ if is_dataclass(value):
+            # What a model is called, and where it lies, says nothing about it; its files are digested.
+            ignored = {"name", "path", "model"} if isinstance(value, ModelSpec) else set()
+            names = [each.name for each in fields(value) if each.name not in ignored]
+            return [type(value).__qualname__, {name: _plain(getattr(value, name)) for name in names}]
+        case _:
+            # With its type: `True`, `1` and `1.0` are equal, and no property of an engine takes one for another.
+            return [type(value).__qualname__, repr(value)]
 
 
 def _model_digest(spec: ModelSpec) -> str:
     if spec.path is not None:
-        # Weights lie beside the graph, under names that begin alike: m.xml and m.bin, m.onnx and m.onnx.data.
-        beside = set(spec.path.parent.glob(f"{glob.escape(spec.path.stem)}*"))
-        return _digest(sorted(beside | _external(spec.path)))
+        return _digest(files_of_model(spec.path))
     top = (spec.function or "").partition(":")[0].partition(".")[0]
     try:
         found: Any = importlib.util.find_spec(top)
@@ -126,19 +136,6 @@ def _model_digest(spec: ModelSpec) -> str:
         return _digest([] if found is None or found.origin is None else [Path(found.origin)])
     # A function may call anything in its package: any change there counts.
     return _stats([Path(folder) for folder in found.submodule_search_locations])
-
-
-def _external(path: Path) -> set[Path]:
-    """The files in which an ONNX file says that its weights are, under any name."""
-    if path.suffix.lower() != ".onnx" or not path.is_file() or not path.stat().st_size:
-        return set()
-    found = set()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as graph:
-        for match in _LOCATION.finditer(graph):
-            first, second = match[1][0], match[1][-1]
-            length = first if len(match[1]) == 1 else first - 128 + 128 * second
-            found.add(os.fsdecode(graph[match.end() : match.end() + length]))
-    return {path.parent / name for name in found if name and "\0" not in name}
 
 
 def _stats(folders: list[Path]) -> str:
@@ -160,12 +157,13 @@ def _digest(paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _versions(engine: str) -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    found["engine"] = _stats([Path(__file__).parents[1]])
-    for name in ("shapestream", "numpy", engine):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+def _versions(engine: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "engine": _stats([Path(__file__).parents[1]]),
+        "runtime": runtime_of(engine),
+    }
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found["shapestream"] = importlib.metadata.version("shapestream")
     return found

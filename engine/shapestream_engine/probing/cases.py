@@ -8,17 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
 from typing import get_args
 
+import numpy as np
+
+from shapestream_engine.batching.native import Native
+from shapestream_engine.calibration_shapes import MOST_NBYTES, call_nbytes, stages
+from shapestream_engine.calibration_shapes import most_rows as most_rows_of_call
 from shapestream_engine.probing.baseline import Baseline, is_affordable, rungs
 from shapestream_engine.probing.bench import Sample, spell_sizes
 from shapestream_engine.probing.values import Extreme
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Case", "batching_cases", "case_of", "most_rows", "padding_cases", "strategy_cases"]
+__all__ = [
+    "SMALL_BATCH",
+    "Case",
+    "batching_cases",
+    "case_of",
+    "crowds",
+    "grid_cases",
+    "most_rows",
+    "padding_cases",
+    "strategy_cases",
+]
 
-_USUAL_BATCH = 8
-"""Rows in the largest call that is tried: more would show nothing that these do not."""
+SMALL_BATCH = 8
+"""Rows in the largest call of the many cases; `crowds` has the few larger ones."""
+_DIFFERENT = 5
+"""Ordinary requests that a crowd is made of."""
 _EXTREMES: tuple[Extreme, ...] = get_args(Extreme)
 
 
@@ -29,17 +48,24 @@ class Case:
     sizes: tuple[int, ...]
     members: tuple[Sample, ...]
     words: str
+    guests: tuple[Sample, ...] = ()
+    """Members that are there for the others: what they get themselves is full of ties, which rounding breaks."""
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
-    """Rows that a call may have at most, as far as it is worth trying."""
+    """Rows that a call may have at most where requests share it."""
+    rows = most_rows_of_call(signature, max_batch)
     if not signature.has_batch:
-        return 1
-    # What a strategy fills up to is run whatever the scheduler puts together.
-    allowed = max(signature.strategy.sizes.get("batch", (0,)))
-    wanted = None if max_batch is None else max(max_batch, allowed)
-    limits = [limit for limit in (wanted, signature.bounds[0].maximum, _USUAL_BATCH) if limit is not None]
-    return min(limits)
+        return rows
+    strategy, maximum = signature.strategy, signature.bounds[0].maximum
+    # What a strategy fills up to is run whatever the scheduler puts together; calls of one row divide larger requests.
+    if isinstance(strategy, Native) and strategy.fill_rows:
+        most = maximum or rows
+    elif "batch" in strategy.sizes:
+        most = max(rows, 2, *strategy.sizes["batch"])
+    else:
+        return rows
+    return most if maximum is None else min(most, maximum)
 
 
 def batching_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> Iterator[Case]:
@@ -65,8 +91,70 @@ def batching_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> 
         yield from case_of(
             signature, "a request of several rows between two others", [one, double, two], rows
         )
-        crowd = [baseline.pool.typical(sizes, number % 3) for number in range(room)]
-        yield from case_of(signature, f"{room} requests", crowd, rows)
+        crowd = [baseline.pool.typical(sizes, number % 3) for number in range(min(room, SMALL_BATCH))]
+        yield from case_of(signature, f"{len(crowd)} requests", crowd, rows)
+
+
+def crowds(signature: ModelSignature, baseline: Baseline, padded: Sequence[int], rows: int) -> Iterator[Case]:
+    """Calls of twice as many requests each time, up to `rows` rows: at last the largest that may be served.
+
+    Requests are of the smallest size that the model took, or of two sizes where dimensions are padded.
+    """
+    small = min(baseline.sizes, key=prod)
+    kinds = _two_sizes(signature, baseline, padded, small) if padded else [small]
+    samples = [
+        sample
+        for sizes in kinds
+        for number in range(_DIFFERENT)
+        if (sample := baseline.pool.typical(sizes, number)) is not None
+    ]
+    if not samples or len(kinds) < (2 if padded else 1):
+        return
+    room = rows // small[0]
+    counts = [2**power for power in range(1, room.bit_length()) if 2**power < room]
+    for count in (count for count in (*counts, room) if count > 1):
+        yield from case_of(signature, f"{count} requests", _mixed(samples, count), rows)
+    if room < 2:
+        return
+    found = {kind: baseline.pool.extreme(small, kind) for kind in _EXTREMES}
+    guests = [sample for sample in found.values() if sample is not None][: room - 1]
+    around = _mixed(samples, room - len(guests), turn=1)
+    for place, guest in enumerate(guests):
+        around.insert((2 * place + 1) * room // (2 * len(guests)), guest)
+    kinds_of = " and ".join(kind for kind, sample in found.items() if sample in guests)
+    if guests:
+        yield from case_of(signature, f"{room} requests, among them {kinds_of} values", around, rows, guests)
+
+
+def _mixed(samples: Sequence[Sample], count: int, turn: int = 0) -> list[Sample]:
+    """So many of them, in no order that repeats: rows that change places do not look alike."""
+    random = np.random.default_rng([count, turn])
+    return [samples[place] for place in random.integers(len(samples), size=count)]
+
+
+def _two_sizes(
+    signature: ModelSignature, baseline: Baseline, padded: Sequence[int], small: tuple[int, ...]
+) -> list[tuple[int, ...]]:
+    """The smallest two of the ladder that the model takes."""
+    ladder = sorted(set(_ladder(signature, baseline, padded, small)), key=sum)
+    return [sizes for sizes in ladder if baseline.pool.typical(sizes, 0) is not None][:2]
+
+
+def grid_cases(signature: ModelSignature, baseline: Baseline, max_batch: int | None) -> Iterator[Case]:
+    """The calls of several rows that a calibration runs, small ones first."""
+    rows = most_rows(signature, max_batch)
+    own = max(1, signature.bounds[0].minimum)
+    kept: dict[tuple[int, ...], int] = {}
+    for sizes in sorted(chain.from_iterable(stages(signature, max_batch)), key=prod):
+        if not own < sizes[0] <= rows or sizes[0] % own:
+            continue
+        kept[sizes[1:]] = call_nbytes(signature, (own, *sizes[1:]))
+        if sum(kept.values()) > MOST_NBYTES:
+            return
+        # Not the odd ones: a blocky picture of many sizes is full of ties, which any order breaks.
+        samples = [baseline.pool.typical((own, *sizes[1:]), number) for number in (0, 2)]
+        members = [samples[number % 2] for number in range(sizes[0] // own)]
+        yield from case_of(signature, f"{len(members)} requests", members, rows)
 
 
 def padding_cases(
@@ -97,7 +185,7 @@ def strategy_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> 
             for number in range(3):
                 yield from _as_it_is(baseline, sizes, number)
             continue
-        for count in range(1, rows // sizes[0] + 1):
+        for count in range(1, min(rows, SMALL_BATCH) // sizes[0] + 1):
             members = [baseline.pool.typical(sizes, number % 3) for number in range(count)]
             yield from case_of(signature, f"{count} requests", members, rows)
         for kind in _EXTREMES:
@@ -178,7 +266,11 @@ def _set_sizes(
 
 
 def case_of(
-    signature: ModelSignature, words: str, members: Sequence[Sample | None], rows: int
+    signature: ModelSignature,
+    words: str,
+    members: Sequence[Sample | None],
+    rows: int,
+    guests: Sequence[Sample] = (),
 ) -> Iterator[Case]:
     """The call that these requests make up; nothing where one failed alone, or the call would be too large."""
     present = [member for member in members if member is not None]
@@ -188,4 +280,5 @@ def case_of(
     sizes[0] = sum(member.shape.rows for member in present)
     if sizes[0] > rows:
         return
-    yield Case(tuple(sizes), tuple(present), f"{words}, {spell_sizes(signature.dimensions, sizes)}")
+    spelled = f"{words}, {spell_sizes(signature.dimensions, sizes)}"
+    yield Case(tuple(sizes), tuple(present), spelled, tuple(guests))

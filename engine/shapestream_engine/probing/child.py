@@ -34,12 +34,13 @@ LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What the child is to do."""
+    """What the child is to do. A verdict is kept under all of it."""
 
     spec: ModelSpec
     options: ProbeOptions
     threads: int | None
-    skip: frozenset[str]
+    skip: frozenset[str] = frozenset()
+    """Phases that have ended a process before."""
     guess: bool = False
     """Find the rules that the specification leaves out, instead of proving anything."""
 
@@ -78,7 +79,7 @@ def _work(task: Task, channel: IO[str]) -> None:
         plain = replace(task.spec, strategy=Native())
         model = compile_model(plain, slots=1, threads=task.threads)
         served = None
-        if task.spec.strategy != plain.strategy:
+        if task.spec.strategy != replace(plain.strategy, most_rows=task.spec.strategy.most_rows):
             served = compile_model(task.spec, slots=1, threads=task.threads)
         outcome = examine(model, task.options, emit, served=served, announce=announce, skip=task.skip)
     except EngineError as error:

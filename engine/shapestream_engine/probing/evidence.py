@@ -34,16 +34,25 @@ class Evidence:
         self._signature = signature
         self._baseline = baseline
         self._cases = [0] * len(signature.outputs)
+        self._hidden = [0] * len(signature.outputs)
         self._worst: list[_Worst | None] = [None] * len(signature.outputs)
         self._failure: tuple[str, str] | None = None
+        self._rows = 0
+        self._stopped: tuple[int, str] | None = None
 
     def add(self, case: Case, results: Sequence[Sequence[Array]]) -> None:
         """A call that ran, and what each member got."""
+        self._rows = max(self._rows, sum(member.shape.rows for member in case.members))
         for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
+            if member in case.guests:
+                continue
             for number, tolerance in enumerate(self._baseline.tolerances):
                 assert member.results is not None  # only requests that ran alone are put into cases
                 alone = member.results[number]
                 difference = compare(alone, got[number], tolerance)
+                if difference.within and tolerance.hides(alone):
+                    self._hidden[number] += 1
+                    continue  # they would count as equal if they were another request's
                 self._cases[number] += tells(alone) and number not in self._baseline.blank
                 worst = self._worst[number]
                 if worst is None or difference.excess > worst.difference.excess:
@@ -54,6 +63,10 @@ class Evidence:
     def fail(self, case: Case, message: str) -> None:
         """A call that failed though each of its members runs alone."""
         self._failure = self._failure or (message, case.words)
+
+    def stop(self, rows: int, why: str) -> None:
+        """Calls of more rows than these, which may be served, are not tried."""
+        self._stopped = rows, why
 
     @property
     def is_settled(self) -> bool:
@@ -66,7 +79,8 @@ class Evidence:
     def is_enough(self) -> bool:
         """Whether every output that can be proved could be by now."""
         return all(
-            cases >= ENOUGH or number in self._baseline.blank for number, cases in enumerate(self._cases)
+            cases + hidden >= ENOUGH or number in self._baseline.blank
+            for number, (cases, hidden) in enumerate(zip(self._cases, self._hidden, strict=True))
         )
 
     def findings(self) -> Iterator[Finding]:
@@ -93,6 +107,8 @@ class Evidence:
             output=name,
             verdict=verdict,
             cases=self._cases[number],
+            rows=self._rows if self._stopped is None else self._stopped[0],
+            is_short=self._stopped is not None and why == self._stopped[1],
             largest=worst.difference.amount if worst is not None and numbers else None,
             allowed=worst.difference.allowed if worst is not None and numbers else None,
             why=why,
@@ -105,6 +121,10 @@ class Evidence:
             return "refuted", worst.difference.words
         if number in self._baseline.blank:
             return "unproved", self._baseline.blank[number]
+        if self._hidden[number] and self._cases[number] < ENOUGH:
+            return "unproved", "results differ by less than rounding is allowed to change them"
         if self._cases[number] < ENOUGH:
             return "unproved", f"only {self._cases[number]} results would have shown anything"
+        if self._stopped is not None:
+            return "unproved", self._stopped[1]
         return "proved", ""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 
+from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled
@@ -18,6 +20,8 @@ from shapestream_engine.probing.bench import Announce, Bench
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
+    crowds,
+    grid_cases,
     most_rows,
     padding_cases,
     strategy_cases,
@@ -34,6 +38,12 @@ from shapestream_engine.probing.tolerances import OutputTolerance
 from shapestream_engine.probing.values import Array, Values
 from shapestream_engine.signature import ModelSignature
 
+MOST_CROWD_NBYTES = 256 << 20
+"""Of the inputs of one call that is made as large as may be served."""
+_GRID = "call sizes of a calibration"
+"""The phase in which requests of these sizes run alone."""
+_FIRST = 2
+"""Cases of a treatment before its largest calls: small ones show more plainly what goes wrong."""
 _SERVED = frozenset({"strategy", "static", "invariance"})
 """Kinds of treatment that are tried on the model as it is served."""
 
@@ -56,7 +66,11 @@ class ProbeOptions:
     batch_invariant: bool = False
     """Whether results must be the same to the bit whoever shares the call; calls then have a fixed number of rows."""
     budget_s: float = 30.0
-    """After so long a treatment for which there is enough evidence gets no further cases."""
+    """After so long a treatment for which there is enough evidence gets no further cases.
+
+    No call that may be served is tried that would take half of it, and those of a calibration's sizes take a twentieth
+    of it together.
+    """
     hang_s: float = 30.0
     """A single call that takes longer hangs; compilation may take 20 times as long."""
     seed: int = 0
@@ -120,7 +134,8 @@ def examine(
     if baseline is None or why:
         emit([Finding(treatment=treatment, output=None, verdict="unproved", why=why) for treatment in wanted])
     else:
-        trial = _Trial(bench, None if served is None else Service(served, announce), baseline, options)
+        service = None if served is None else Service(served, announce)
+        trial = _Trial(bench, service, baseline, options, skip)
         trial.run(wanted, emit)
     outcome.follows = followed(signature, bench.shapes)
     return outcome
@@ -130,12 +145,18 @@ class _Trial:
     """The cases of one treatment after another, within the budget."""
 
     def __init__(
-        self, bench: Bench, service: Service | None, baseline: Baseline, options: ProbeOptions
+        self,
+        bench: Bench,
+        service: Service | None,
+        baseline: Baseline,
+        options: ProbeOptions,
+        skip: frozenset[str],
     ) -> None:
         self._bench = bench
         self._service = service
         self._baseline = baseline
         self._options = options
+        self._skip = skip
         self._rows = most_rows(bench.signature, options.max_batch)
 
     def run(self, wanted: Sequence[Treatment], emit: Callable[[Sequence[Finding]], None]) -> None:
@@ -149,19 +170,85 @@ class _Trial:
             evidence = Evidence(treatment, self._bench.signature, baseline)
             # Each static shape has a model of its own, and none is served untried.
             until = math.inf if treatment.kind == "static" else monotonic() + share_s
-            self._try(evidence, self._cases(treatment, baseline), treatment, until)
+            self._try(evidence, islice(cases := self._cases(treatment, baseline), _FIRST), treatment, until)
+            self._try_largest(evidence, treatment, baseline)
+            self._try(evidence, cases, treatment, until)
             emit(list(evidence.findings()))
+
+    def _try_largest(self, evidence: Evidence, treatment: Treatment, baseline: Baseline) -> None:
+        """The largest calls that may be served, whatever else there is time for."""
+        if treatment.kind not in ("batching", "padding", "strategy") or self._rows < 2:
+            return
+        signature, options = self._bench.signature, self._options
+        self._bench.phase = str(treatment)
+        padded = [signature.dimensions.index(name) for name in treatment.dimensions]
+        cases = crowds(signature, baseline, padded, self._rows)
+        tried, why = self._try_crowds(evidence, cases, treatment)
+        if why:
+            evidence.stop(tried, f"calls of more rows, up to {self._rows}, were not tried: {why}")
+        elif treatment.kind == "batching" and _GRID not in self._skip:
+            self._try_grid(evidence, grid_cases(signature, baseline, options.max_batch), treatment)
+
+    def _try_crowds(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> tuple[int, str]:
+        """Tries larger and larger calls; returns the rows of the last, and why it went no further, where it did not."""
+        limit_s = self._options.budget_s / 2
+        last: Case | None = None
+        rows = 1  # a request alone needs no proof
+        seconds_per_byte = 0.0
+        for case in cases:
+            if evidence.is_settled:
+                break
+            nbytes = self._nbytes(case, treatment)
+            if nbytes > MOST_CROWD_NBYTES:
+                return rows, f"their inputs take more than {MOST_CROWD_NBYTES >> 20} MiB"
+            if last is not None and case.sizes[0] > rows and seconds_per_byte * nbytes > limit_s:
+                # The first call of a shape may have prepared the device for it.
+                seconds_per_byte = self._try_one(evidence, last, treatment) / self._nbytes(last, treatment)
+                if seconds_per_byte * nbytes > limit_s:
+                    return rows, f"one would take longer than {limit_s:g} s"
+            seconds_per_byte = self._try_one(evidence, case, treatment) / nbytes
+            last, rows = case, case.sizes[0]
+        return rows, ""
+
+    def _try_grid(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> None:
+        """Tries examples of what will run, as far as there is time."""
+        ends_at = monotonic() + self._options.budget_s / 20
+        seconds_per_byte = 0.0
+        while not evidence.is_settled:
+            # A request that ends the process alone is no matter of batching.
+            self._bench.phase = _GRID
+            case = next(cases, None)
+            if case is None:
+                return
+            nbytes = self._nbytes(case, treatment)
+            if monotonic() + seconds_per_byte * nbytes > ends_at:
+                return
+            seconds_per_byte = self._try_one(evidence, case, treatment) / nbytes
 
     def _try(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment, ends_at: float) -> None:
         while not evidence.is_settled and not (evidence.is_enough and monotonic() > ends_at):
             case = next(cases, None)
             if case is None:
                 return
-            self._bench.phase = str(treatment)  # making a case may have run a request alone
-            try:
-                evidence.add(case, self._results(case, treatment))
-            except (EngineError, RuntimeError) as error:
-                evidence.fail(case, str(error))
+            self._try_one(evidence, case, treatment)
+
+    def _try_one(self, evidence: Evidence, case: Case, treatment: Treatment) -> float:
+        """Returns the seconds that it took."""
+        began = monotonic()
+        self._bench.phase = str(treatment)  # making a case may have run a request alone
+        try:
+            evidence.add(case, self._results(case, treatment))
+        except (EngineError, RuntimeError) as error:
+            evidence.fail(case, str(error))
+        return monotonic() - began
+
+    def _nbytes(self, case: Case, treatment: Treatment) -> int:
+        """Of the inputs of the largest call that the case takes."""
+        signature = self._bench.signature
+        if treatment.kind in _SERVED and signature.planner is not None:
+            calls = signature.planner.plan(case.sizes)
+            return max(1, *[call_nbytes(signature, call.sizes) for call in calls])
+        return max(1, call_nbytes(signature, case.sizes))
 
     def _results(self, case: Case, treatment: Treatment) -> list[list[Array]]:
         if treatment.kind in _SERVED and self._service is not None:

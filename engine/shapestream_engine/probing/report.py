@@ -47,6 +47,10 @@ class Finding:
     verdict: Verdict
     cases: int = 0
     """Results that were compared, and that would have shown a difference."""
+    rows: int = 0
+    """Of all requests together in the largest call that ran; 0 where none did."""
+    is_short: bool = False
+    """Whether it is unproved only since larger calls, which may be served, were not tried."""
     largest: float | None = None
     """The largest difference seen (in proportion to what is allowed); None where nothing could be subtracted."""
     allowed: float | None = None
@@ -69,7 +73,8 @@ class Finding:
                     if self.largest
                     else ""
                 )
-                return f"{self.treatment}, {self.subject}: proved, checked on {self.cases} cases{off}"
+                up_to = f" of up to {self.rows} rows" if self.rows > 1 else ""
+                return f"{self.treatment}, {self.subject}: proved, checked on {self.cases} cases{up_to}{off}"
             case "unproved":
                 return f"{self.treatment}, {self.subject}: unproved, {self.why}"
             case "refuted":

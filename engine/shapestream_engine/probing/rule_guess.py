@@ -16,7 +16,7 @@ from shapestream_engine.errors import EngineError
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.bench import Announce, Bench, Observation, arrays_of
-from shapestream_engine.probing.cases import batching_cases, most_rows
+from shapestream_engine.probing.cases import SMALL_BATCH, batching_cases, most_rows
 from shapestream_engine.probing.comparison import compare
 from shapestream_engine.probing.tolerances import OutputTolerance, coarser
 from shapestream_engine.probing.values import Array, Values
@@ -52,7 +52,7 @@ def guess_rules(
     signature = model.signature
     bench = Bench(model, signature, announce, keep=_REMEMBERED)
     baseline, _ = find_baseline(bench, values, seed=seed, computed_in=None, skip=skip)
-    rows = most_rows(signature, max_batch)
+    rows = min(SMALL_BATCH, most_rows(signature, max_batch))
     if baseline is None or rows < 2:
         return {}
     bench.phase = "rules"
@@ -155,7 +155,7 @@ class _Search:
         compared = [(alone[member], result) for member, result in together if member in alone]
         if not all(compare(first, second, tolerance).within for first, second in compared):
             return False
-        return sum(tells(first) for first, _ in compared) >= _ENOUGH
+        return sum(tells(first) and not tolerance.hides(first) for first, _ in compared) >= _ENOUGH
 
 
 def _dependent(port: OutputPort, known: Mapping[str, OutputPort]) -> Iterator[OutputPort]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
+import numpy as np
+
 from shapestream_engine.batching.native import NativePlanner
 from shapestream_engine.probing.baseline import Baseline
 from shapestream_engine.probing.bench import Sample
@@ -38,10 +40,13 @@ def static_cases(signature: ModelSignature, baseline: Baseline) -> Iterator[Case
                 continue
             own = max(1, signature.bounds[0].minimum)
             count, more = divmod(sizes[0], own)
-            rows = [own] * count if more == 0 else [sizes[0]]
+            shared = more == 0 and sizes[0] <= (signature.strategy.most_rows or sizes[0])
+            rows = [own] * count if shared else [sizes[0]]
+            # In no order that repeats: rows that change places must not look alike.
+            numbers = np.random.default_rng([turn, *sizes]).integers(_TYPICAL, size=len(rows))
             members = [
-                baseline.pool.typical((each, *sizes[1:]), (turn + place) % _TYPICAL)
-                for place, each in enumerate(rows)
+                baseline.pool.typical((each, *sizes[1:]), int(number))
+                for each, number in zip(rows, numbers, strict=True)
             ]
             yield from case_of(signature, "at its static shape", members, sizes[0])
 

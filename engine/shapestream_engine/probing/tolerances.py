@@ -5,12 +5,16 @@ that saw a neighbour or the padding is off by a part of what makes results diffe
 
     |alone - in company| <= of_spread * spread + of_magnitude * largest
 
-`spread` is the standard deviation of the output over the probe's inputs (of that column or channel, where it has any),
-`largest` its largest absolute value in the result. Whole numbers and truth values are compared exactly.
+`spread` is the standard deviation of the output over the probe's inputs, `largest` its largest absolute value in the
+result. Both are taken at each index of each axis, such as a class or a position, where enough results have it: a large
+value in one column allows nothing in another. Marks such as the lowest float of a banned class count for no other
+element, wherever they are.
+Whole numbers and truth values are compared exactly.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +23,13 @@ import numpy as np
 
 from shapestream_engine.probing.values import Array
 
-__all__ = ["TOLERANCES", "OutputTolerance", "Tolerance", "coarser"]
+__all__ = ["ENOUGH_ROWS", "TOLERANCES", "OutputTolerance", "Tolerance", "coarser"]
 
-_ENOUGH_ROWS = 8
+ENOUGH_ROWS = 8
 """Numbers from which a standard deviation is worth anything."""
+_MARK_GAP = 1e3
+"""Times that a mark is larger than every other value: below it, what f32's rounding of the mark may be is at most a
+hundredth of the other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,49 +63,111 @@ class OutputTolerance:
     """The tolerance of one output of one model."""
 
     tolerance: Tolerance | None
-    spreads: tuple[tuple[int, Array], ...]
-    """Per axis of fixed size: the spread at each index of it."""
-    overall: float
+    spreads: tuple[tuple[int, Array], ...] = ()
+    """Per axis: the spread at each index of it; infinite where too few results have that index."""
+    overall: float = 0.0
+    mark: float = math.inf
+    """Absolute values from here up are marks: they stand for something, and are no result of arithmetic."""
 
     @classmethod
     def of(cls, tolerance: Tolerance | None, references: Sequence[Array]) -> OutputTolerance:
         """From the results that the probe's inputs gave, each alone."""
         if tolerance is None:
-            return cls(None, (), 0.0)
+            return cls(None)
         results = [reference.astype(np.float64) for reference in references if reference.size]
         if not results:
-            return cls(tolerance, (), 0.0)
+            return cls(tolerance)
         together = np.concatenate([result.reshape(-1) for result in results])
-        spreads = []
-        for axis in range(results[0].ndim):
-            sizes = {result.shape[axis] for result in results}
-            if len(sizes) != 1 or sizes == {1}:
-                continue
-            columns = np.concatenate([_columns(result, axis) for result in results])
-            if len(columns) >= _ENOUGH_ROWS:
-                spreads.append((axis, _std(columns)))
-        return cls(tolerance, tuple(spreads), float(_std(together[:, None])[0]))
+        mark = _smallest_mark(together)
+        spreads = [
+            (axis, _spread_at_each(results, axis, mark))
+            for axis in range(results[0].ndim)
+            if any(result.shape[axis] != 1 for result in results)
+        ]
+        return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
 
     def allowed(self, reference: Array) -> Array | float:
         """How far each element of a result may be off; `reference` is as 64-bit floats."""
         if self.tolerance is None or not reference.size:
             return 0.0
+        return self.tolerance.of_spread * self._spread(
+            reference
+        ) + self.tolerance.of_magnitude * self._largest(reference)
+
+    def hides(self, reference: Array) -> bool:
+        """Whether some element may be off by more than results differ at all: equality shows nothing there."""
+        if self.tolerance is None or not reference.size:
+            return False
+        own = reference.astype(np.float64)
+        spread = self._spread(own)
+        with np.errstate(invalid="ignore"):
+            counts = (np.abs(own) < self.mark) & (spread > 0.0)
+        return bool((counts & (self.allowed(own) > spread)).any())
+
+    def _spread(self, reference: Array) -> Array | float:
         spread: Array | float = self.overall
         for axis, per_index in self.spreads:
-            if reference.shape[axis] == len(per_index):
-                shape = [1] * reference.ndim
-                shape[axis] = -1
-                spread = np.minimum(spread, per_index.reshape(shape))
-        finite = np.abs(reference[np.isfinite(reference)])
-        largest = float(finite.max()) if finite.size else 0.0
-        return self.tolerance.of_spread * spread + self.tolerance.of_magnitude * largest
+            own = _of_size(per_index, reference.shape[axis])
+            spread = np.minimum(spread, _along(own, axis, reference.ndim))
+        return spread
+
+    def _largest(self, reference: Array) -> Array:
+        """Per element the largest value that it may have been computed with, itself included."""
+        own = np.abs(reference)
+        with np.errstate(invalid="ignore"):
+            ordinary = np.where(own < self.mark, own, 0.0)
+        largest: Array = np.asarray(ordinary.max())
+        for axis, per_index in self.spreads:
+            is_known = np.isfinite(_of_size(per_index, reference.shape[axis]))
+            at_each = np.where(is_known, _columns(ordinary, axis).max(axis=0), math.inf)
+            largest = np.minimum(largest, _along(at_each, axis, reference.ndim))
+        return np.maximum(largest, np.where(np.isfinite(own), own, 0.0))
+
+
+def _smallest_mark(values: Array) -> float:
+    """The absolute value from which up there are marks alone; infinite where there is none.
+
+    A mark recurs to the bit, which the largest result of arithmetic seldom does, and lies far above what comes next.
+    """
+    sizes, counts = np.unique(np.abs(values[np.isfinite(values) & (values != 0)]), return_counts=True)
+    mark = math.inf
+    for place in range(len(sizes) - 1, 0, -1):
+        if counts[place] < 2 or sizes[place] <= _MARK_GAP * sizes[place - 1]:
+            break
+        mark = float(sizes[place])
+    return mark
+
+
+def _spread_at_each(results: Sequence[Array], axis: int, mark: float) -> Array:
+    columns = [_columns(result, axis) for result in results]
+    spread = np.full(max(each.shape[1] for each in columns), math.inf)
+    for index in range(len(spread)):
+        found = np.concatenate([each[:, index] for each in columns if each.shape[1] > index])
+        if len(found) >= ENOUGH_ROWS:
+            spread[index] = _std(found[:, None], mark)[0]
+    return spread
+
+
+def _of_size(per_index: Array, size: int) -> Array:
+    own = np.full(size, math.inf)
+    own[: len(per_index)] = per_index[:size]
+    return own
 
 
 def _columns(result: Array, axis: int) -> Array:
     return np.moveaxis(result, axis, -1).reshape(-1, result.shape[axis])
 
 
-def _std(columns: Array) -> Array:
-    """Per column, of what is finite in it."""
-    kept: Any = np.ma.masked_invalid(columns)
-    return np.asarray(np.ma.filled(kept.std(axis=0), 0.0), np.float64)
+def _along(per_index: Array, axis: int, rank: int) -> Array:
+    shape = [1] * rank
+    shape[axis] = -1
+    return per_index.reshape(shape)
+
+
+def _std(columns: Array, mark: float) -> Array:
+    """Per column, of what is finite in it and no mark; 0 where there is nothing."""
+    with np.errstate(invalid="ignore"):
+        kept: Any = np.ma.masked_where(~(np.abs(columns) < mark), columns)
+    # The mean of equal numbers may differ from them in its last bit.
+    differ = np.ma.filled(kept.max(axis=0) != kept.min(axis=0), False)
+    return np.where(differ, np.ma.filled(kept.std(axis=0), 0.0), 0.0)

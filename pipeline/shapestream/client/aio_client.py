@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self
 
-from shapestream.client.async_face import AsyncClient
+from shapestream.client.async_face import WAY_IN, AsyncClient
 from shapestream.client.background import BackgroundCore
+from shapestream.client.connecting import AsyncEntered, connecting, require_asyncio
 from shapestream.client.connector import Address, connector_for
 from shapestream.client.core import Core
 from shapestream.client.inbox import Withdraw
 from shapestream.client.link import LinkSettings
 from shapestream.client.outcomes import check, software
 from shapestream.client.producing import ThreadPermits, pull_async, start_pulling
-from shapestream.client.streaming import Item, Nothing, StreamOptions, StreamState
+from shapestream.client.results import Result
+from shapestream.client.streaming import Item, ItemT, Nothing, StreamOptions, StreamState
 from shapestream.client.terms import deadline_at
 from shapestream.client.tickets import (
     AnyTicket,
@@ -33,7 +34,7 @@ from shapestream.client.tickets import (
 __all__ = ["Client", "Stream", "connect"]
 
 
-@asynccontextmanager
+@connecting("shapestream.aio")
 async def connect(
     address: Address,
     *,
@@ -43,8 +44,21 @@ async def connect(
     key: str | Path | None = None,
     server_key: str | Path | None = None,
 ) -> AsyncIterator[Client]:
-    """Connect to a server; as `shapestream.connect`, for asyncio."""
-    loop = asyncio.get_running_loop()
+    """Connect to a server, under asyncio: `async with shapestream.aio.connect(address) as client`.
+
+    `address` is `tcp://HOST:PORT` or `ipc://PATH`. `connect_timeout` is how many seconds a server may take to answer. Later
+    interruptions are healed without notice: a server that says nothing for `silence` seconds is given up and looked for
+    anew, and unfinished requests are sent again under the same numbers. After `unavailable_after` seconds without any
+    server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and
+    `server_key`, its public key or a file of that.
+
+    Leaving the block ends what is unfinished, here and at the server; tasks that still wait for it get `Cancelled`. The
+    connection is kept by a thread in the background, so the event loop is never blocked.
+
+    Raises `Unavailable` where no server answers in time, `TransportError` for what is no address, `ConfigurationError` for
+    keys that cannot be used, TypeError and ValueError for times that are none, and RuntimeError outside of asyncio.
+    """
+    loop = require_asyncio()
     ended = asyncio.Event()
 
     def in_loop(act: Any, *arguments: Any) -> None:
@@ -59,6 +73,7 @@ async def connect(
         settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
         deliver=lambda tickets: in_loop(hand_back, tickets),
         ended=lambda: in_loop(ended.set),
+        is_abandoned=loop.is_closed,
     )
     background.start()
     try:
@@ -70,18 +85,6 @@ async def connect(
         background.stop()
         await ended.wait()
         background.check()
-
-
-class Client(AsyncClient["Stream"]):
-    """A connected client, for any number of tasks of one event loop. Made by `connect`."""
-
-    def __init__(self, core: Core) -> None:
-        super().__init__(core, _Call)
-
-    def _stream(
-        self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
-    ) -> Stream:
-        return Stream(self, model, source, options)
 
 
 class _Call:
@@ -110,8 +113,10 @@ class _Call:
         return ticket.outcome
 
 
-class Stream:
+class Stream(AsyncEntered, Generic[ItemT]):
     """A stream of results: `async with` it, then `async for` over it, in one task or several."""
+
+    _way_in = WAY_IN
 
     def __init__(
         self,
@@ -124,11 +129,12 @@ class Stream:
         self._model = model
         self._source = source
         self._options = options
-        self._state: _State | None = None
+        self._state: _State[ItemT] | None = None
         self._producer: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> Self:
         client, core = self._client, self._client._core
+        client._check_loop()
         post = core.post_from_thread
         opened = client._models.get(self._model) or await client._open(self._model, None)
         if isinstance(self._source, AsyncIterable):
@@ -143,15 +149,16 @@ class Stream:
             start_pulling(self._source, self._state, thread_permits, post)
         return self
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Item:
+    async def __anext__(self) -> ItemT:
         if self._state is None:
-            raise RuntimeError("enter the stream first: async with client.stream(…) as results")
+            raise RuntimeError(f"enter the stream first: {WAY_IN}")
         while True:
             item = self._state.take()
             if item is Nothing.YET:
+                self._client._check_loop()
                 await self._state.news.wait()
             elif item is Nothing.ANY_MORE:
                 raise StopAsyncIteration
@@ -170,14 +177,26 @@ class Stream:
             await asyncio.wait([self._producer])
 
 
-class _State(StreamState):
+class Client(AsyncClient[Stream[Result], Stream[Item]]):
+    """A connected client, for any number of tasks of one event loop. Made by `connect`."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core, _Call, asyncio.get_running_loop)
+
+    def _stream(
+        self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
+    ) -> Stream[Any]:
+        return Stream(self, model, source, options)
+
+
+class _State(StreamState[ItemT]):
     """A stream's state, and the event that wakes those who wait for its next item."""
 
     def __init__(self, *args: Any) -> None:
         self.news = asyncio.Event()
         super().__init__(*args)
 
-    def take(self) -> Item | Nothing:
+    def take(self) -> ItemT | Nothing:
         item = super().take()
         if item is Nothing.YET:
             self.news.clear()

@@ -31,9 +31,15 @@ class BackgroundCore:
         settings: LinkSettings,
         deliver: Callable[[list[AnyTicket]], None],
         ended: Callable[[], None],
+        is_abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
         self.core = Core(
-            connector, software=software, settings=settings, clock=time.monotonic, deliver=deliver
+            connector,
+            software=software,
+            settings=settings,
+            clock=time.monotonic,
+            deliver=deliver,
+            is_abandoned=is_abandoned,
         )
         self.error: Exception | None = None
         """What ended the core, if it was not `stop`."""
@@ -45,8 +51,13 @@ class BackgroundCore:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the core to end; from any thread, any number of times."""
+        """Ask the core to end; from any thread, any number of times. A forked child asks nobody."""
         self.core.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is alive, in this process."""
+        return self._thread.is_alive()
 
     def join(self) -> None:
         """Wait for the thread's end. A Ctrl-C interrupts it."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import queue
 import threading
+import warnings
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, overload
 
 from shapestream.client.background import BackgroundCore
 from shapestream.client.connector import Address, connector_for
@@ -22,7 +24,7 @@ from shapestream.client.models import OpenedModel, OpenModels
 from shapestream.client.outcomes import answer_of, check, counters_of, handle_of, software
 from shapestream.client.producing import ThreadPermits, start_pulling
 from shapestream.client.results import Result
-from shapestream.client.streaming import Item, Nothing, OnError, StreamOptions, StreamState
+from shapestream.client.streaming import Item, ItemT, Nothing, OnError, StreamOptions, StreamState
 from shapestream.client.terms import checked_name, checked_priority, deadline_at
 from shapestream.client.tickets import (
     AnyTicket,
@@ -50,9 +52,19 @@ def connect(
     key: str | Path | None = None,
     server_key: str | Path | None = None,
 ) -> Client:
-    """Connect to a server; as `shapestream.connect`, without async code.
+    """Connect to a server, without async code: `with shapestream.blocking.connect(address) as client`.
 
-    Use the client as a context manager, or call `close()`.
+    `address` is `tcp://HOST:PORT` or `ipc://PATH`. `connect_timeout` is how many seconds a server may take to answer. Later
+    interruptions are healed without notice: a server that says nothing for `silence` seconds is given up and looked for
+    anew, and unfinished requests are sent again under the same numbers. After `unavailable_after` seconds without any
+    server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and
+    `server_key`, its public key or a file of that.
+
+    The client is closed by `with`, or by `close()`. Its connection is kept by a thread in the background, which a forked
+    child does not have: connect there anew.
+
+    Raises `Unavailable` where no server answers in time, `TransportError` for what is no address, `ConfigurationError` for
+    keys that cannot be used, TypeError and ValueError for times that are none.
     """
     background = BackgroundCore(
         connector_for(address, key=key, server_key=server_key),
@@ -82,6 +94,8 @@ class Client:
         self._background = background
         self._core: Core = background.core
         self._models = OpenModels()
+        # Not at the interpreter's end: the thread, a daemon, may then hold a lock for ever.
+        weakref.finalize(self, _dropped, background).atexit = False
 
     def infer(
         self,
@@ -91,13 +105,51 @@ class Client:
         deadline: float | None = None,
         priority: int = 0,
     ) -> Result:
-        """Run `model` on these inputs; as `shapestream.Client.infer`."""
+        """Run `model` on `inputs`, a mapping of names to arrays, lists or plain numbers.
+
+        Lists and plain numbers take the element type of the input; an array's is changed only where nothing can be lost.
+        Arrays of 64 KiB and more are not copied: leave them unchanged until the result is there. `deadline` is in seconds
+        from now, None for none; it covers all waiting, with or without a server. Requests of higher `priority` go first: an
+        integer of at most 31 bits and a sign.
+
+        Returns the outputs by name. Raises the `RequestError` that fits: `InvalidRequest` before anything is sent where the
+        model's signature tells, `DeadlineExceeded` when the time is over, `Cancelled` where the client is closed meanwhile.
+        Raises TypeError and ValueError for a model's name, deadline or priority that is none, and RuntimeError
+        in a forked child. A call that a Ctrl-C interrupts is cancelled at the server too.
+        """
+        self._core.check_process()
         priority = checked_priority(priority)
         due = deadline_at(self._core.clock, deadline)
         opened = self._models.get(model) or self._open(model, due)
         call = _Call(self._core)
         ticket = opened.request(call, inputs, deadline=due, priority=priority)
         return Result(None, answer_of(call.ask(ticket)), opened.outputs)
+
+    @overload
+    def stream(
+        self,
+        model: str,
+        source: Iterable[Any],
+        *,
+        max_in_flight: int = 64,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> Stream[Result]: ...
+
+    @overload
+    def stream(
+        self,
+        model: str,
+        source: Iterable[Any],
+        *,
+        max_in_flight: int = 64,
+        ordered: bool = True,
+        on_error: Literal["yield"],
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> Stream[Item]: ...
 
     def stream(
         self,
@@ -109,8 +161,18 @@ class Client:
         on_error: OnError = "raise",
         deadline: float | None = None,
         priority: int = 0,
-    ) -> Stream:
-        """Run `model` on everything that `source` gives; as `shapestream.Client.stream`."""
+    ) -> Stream[Result] | Stream[Item]:
+        """Run `model` on everything that `source` gives: `with client.stream(…) as results`.
+
+        `source` is an iterable, pulled in a thread; of inputs, or of `(key, inputs)`.
+        At most `max_in_flight` items are under way: pulled, and their results not taken yet. Results come in the order of
+        `source`, or as they are ready with `ordered=False`. `deadline` is in seconds for each item, from when it was pulled,
+        None for none; `priority` is as in `infer`. Leaving the block withdraws what is unfinished.
+
+        Gives a `Result` with the item's `key` for each item. A failed item raises its `RequestError` in its place and ends
+        the stream; with `on_error="yield"` it is given there as `Failed`, and the stream goes on. What `source` raises is
+        raised after the results of what it gave before. Raises TypeError and ValueError for arguments that are none.
+        """
         options = StreamOptions(
             max_in_flight=max_in_flight,
             ordered=ordered,
@@ -121,13 +183,23 @@ class Client:
         return Stream(self, model, source, options)
 
     def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        """What `model` takes and gives; asked for once, and then remembered."""
+        """What `model` takes and gives; asked for once, and then remembered.
+
+        `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for a model that the server does not have,
+        `DeadlineExceeded` when the time is over, and any other `RequestError` that fits; RuntimeError in a forked child.
+        """
+        self._core.check_process()
         due = deadline_at(self._core.clock, deadline)
         opened = self._models.get(model) or self._open(model, due)
         return opened.signature
 
     def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        """The server's counters."""
+        """The server's counters, as plain data.
+
+        `deadline` is in seconds from now, None for none. Raises `DeadlineExceeded` when the time is over, and any other
+        `RequestError` that fits; RuntimeError in a forked child.
+        """
+        self._core.check_process()
         call = _Call(self._core)
         ticket = StatisticsTicket(call, deadline=deadline_at(self._core.clock, deadline))
         return counters_of(call.ask(ticket))
@@ -146,9 +218,30 @@ class Client:
     ) -> None:
         self.close()
 
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self) -> NoReturn:
+            self.close()
+            raise TypeError(
+                "shapestream.blocking is for code without async: with shapestream.blocking.connect(…) as client; "
+                "in an event loop use shapestream.aio.connect (asyncio) or shapestream.connect (trio)"
+            )
+
+        async def __aexit__(self, *_: object) -> None:
+            """Never called; `async with` looks for it first."""
+
     def _open(self, name: str, due: float | None) -> OpenedModel:
         call = _Call(self._core)
         return self._models.add(handle_of(call.ask(OpenTicket(call, deadline=due, name=checked_name(name)))))
+
+
+def _dropped(background: BackgroundCore) -> None:
+    """A client was not closed, and nothing refers to it any more."""
+    if background.is_running:
+        warnings.warn(
+            "a client was dropped unclosed; use it by `with`, or call close()", ResourceWarning, stacklevel=2
+        )
+        background.stop()
 
 
 class _Call:
@@ -178,7 +271,7 @@ class _Call:
         return ticket.outcome
 
 
-class Stream:
+class Stream(Generic[ItemT]):
     """A stream of results: `with` it, then `for` over it, in one thread."""
 
     def __init__(self, client: Client, model: str, source: Iterable[Any], options: StreamOptions) -> None:
@@ -188,10 +281,11 @@ class Stream:
         self._model = model
         self._source = source
         self._options = options
-        self._state: _State | None = None
+        self._state: _State[ItemT] | None = None
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         client, core = self._client, self._client._core
+        core.check_process()
         post = core.post_from_thread
         opened = client._models.get(self._model) or client._open(self._model, None)
         permits = ThreadPermits()
@@ -207,15 +301,16 @@ class Stream:
                 self._state.close()
         return self
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Item:
+    def __next__(self) -> ItemT:
         if self._state is None:
             raise RuntimeError("enter the stream first: with client.stream(…) as results")
         while True:
             item = self._state.take()
             if item is Nothing.YET:
+                self._client._core.check_process()
                 self._state.wait()
             elif item is Nothing.ANY_MORE:
                 raise StopIteration
@@ -229,7 +324,7 @@ class Stream:
             self._state.close()
 
 
-class _State(StreamState):
+class _State(StreamState[ItemT]):
     """A stream's state, and the queue by which the core's thread hands over what is finished."""
 
     def __init__(self, *args: Any) -> None:
@@ -240,12 +335,18 @@ class _State(StreamState):
     def finish(self, tickets: list[AnyTicket]) -> None:
         self._mailbox.put(tickets)
 
+    def close(self) -> None:
+        super().close()
+        self._mailbox.put([])
+
     def wait(self) -> None:
-        """Wait until something is finished."""
-        while True:
+        """Wait until something is finished, or the stream is closed."""
+        while not self.closed:
             try:
                 finished = self._mailbox.get(timeout=_LOOK_FOR_SIGNALS_S)
             except queue.Empty:
                 continue
             super().finish(finished)
+            if not finished:  # by `close`: another thread may wait as well
+                self._mailbox.put([])
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from shapestream.addresses import is_protectable
+from shapestream.addresses import check_destination, is_protectable, missing_socket
 from shapestream.errors import ConfigurationError
 from shapestream.transport.interface import Connection
 
@@ -30,7 +30,7 @@ class Connector:
 def connector_for(
     address: Address, *, key: str | Path | None = None, server_key: str | Path | None = None
 ) -> Connector:
-    """How to reach `address`. Whether it can be reached, or is an address at all, shows when it is opened.
+    """How to reach `address`; raises `TransportError` for what no client can connect to.
 
     `key` is the file of our secret key, `server_key` the server's public key or its file: for a server that asks for
     keys, both. Raises `ConfigurationError` for files that cannot be used, and for one without the other.
@@ -42,7 +42,10 @@ def connector_for(
     if key is not None and not (isinstance(address, str) and is_protectable(address)):
         raise ConfigurationError([f"{address}: keys are for tcp (over ipc, leave key and server_key out)"])
     if not isinstance(address, str):
+        if not callable(address):
+            raise TypeError(f"an address is a str, such as tcp://HOST:PORT or ipc://PATH, not {address!r}")
         return Connector(name="memory", open=address)
+    check_destination(address)
     # Only here: a client over memory endpoints loads no libzmq.
     from shapestream.transport.curve import CallerKeys, ProtectedDealer
     from shapestream.transport.curve_keys import public_key, read_key_pair
@@ -63,6 +66,7 @@ def connector_for(
             raise
         return socket
 
-    return Connector(
-        name=address, open=open_socket, refusal=lambda: None if latest is None else latest.refusal
-    )
+    def refusal() -> str | None:
+        return (None if latest is None else latest.refusal) or missing_socket(address)
+
+    return Connector(name=address, open=open_socket, refusal=refusal)

@@ -38,10 +38,13 @@ class Core:
         settings: LinkSettings,
         clock: Callable[[], float],
         deliver: Callable[[list[AnyTicket]], None] = hand_back,
+        is_abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_abandoned` is asked once a turn, so at least once a heartbeat; `run` ends when it says so."""
         self._connector = connector
         self.clock = clock
         self._deliver = deliver
+        self._is_abandoned = is_abandoned
         self._rest_s = settings.rest_s
         self._session = Session(
             client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
@@ -49,6 +52,7 @@ class Core:
         self._inbox = Inbox(deliver)
         self.post = self._inbox.post
         self.post_from_thread = self._inbox.post_from_thread
+        self.check_process = self._inbox.check_process
         self._streams: dict[int, Owner] = {}
         self._stopping = False
         self._asleep_until = math.inf
@@ -80,7 +84,7 @@ class Core:
 
     @trio.lowlevel.enable_ki_protection
     async def _take_turns(self) -> None:
-        while not self._stopping:
+        while not self._stopping and not self._is_abandoned():
             self._asleep_until = self._session.next_wakeup()
             with trio.move_on_after(max(0.0, self._asleep_until - self.clock())):
                 await self._inbox.wait()
@@ -91,6 +95,7 @@ class Core:
     async def _keep_connected(self, connection: Connection) -> None:
         while True:
             self._connection = connection
+            self._session.refused(self._connector.refusal())
             with trio.CancelScope() as self._connection_scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(connection.run)

@@ -7,6 +7,7 @@ thread notices: the poster, if it finds the inbox closed, or the core, which loo
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,8 +57,16 @@ class Inbox:
         self._closed = False
         self._token: trio.lowlevel.TrioToken | None = None
         self._wakeup = trio.Event()
+        self._process = os.getpid()
 
     # ------------------------------------------------------------ faces
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in a forked child: the core's thread exists in the parent only, so nobody would answer."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this client was connected before the process forked; in the child, connect anew"
+            )
 
     def post(self, item: Posted) -> None:
         """Hand something to the core, from its own thread."""
@@ -81,7 +90,8 @@ class Inbox:
 
     def wake_from_thread(self) -> None:
         """Make the core take a turn soon; before it runs, it will take one anyway."""
-        if self._token is not None:
+        # A forked child would wake its parent, or wait for a lock that a thread of the parent held.
+        if self._token is not None and os.getpid() == self._process:
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self.wake)
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from shapestream.errors import InvalidRequest
 from shapestream.wire.tensor_frames import from_array
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import ShapeError
+from shapestream_engine.errors import ElementTypeError, ShapeError
+from shapestream_engine.input_arrays import plain_array, same_numbers
 from shapestream_engine.layout import Buffer, Layout, Tensors
 from shapestream_engine.signature import ModelSignature
 
@@ -78,13 +79,16 @@ class InputEncoder:
 def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """`value` as an array of `dtype`, where that loses nothing.
 
-    Plain numbers and lists take the port's type: integers where they fit exactly, floats rounded as usual.
+    Plain numbers and lists take the port's type: integers where they fit exactly, floats rounded as usual, which makes no
+    number infinite or zero.
     Arrays know their type: it is changed only where nothing can be lost, or to integers that hold all values.
     """
     plain = not hasattr(value, "dtype")
     try:
-        array: npt.NDArray[Any] = np.asarray(value)
-    except (ValueError, TypeError) as error:  # ragged lists; objects whose __array__ fails
+        array: npt.NDArray[Any] = plain_array(value)
+    except ElementTypeError as error:
+        raise InvalidRequest(f"input {name!r}: {error}") from None
+    except Exception as error:  # ragged lists; foreign code, where an object's __array__ may raise anything
         raise InvalidRequest(f"input {name!r}: this is no array: {error}") from error
     if array.dtype == dtype:
         return array
@@ -93,17 +97,15 @@ def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -
         return array.astype(dtype)
     if kinds[0] not in "biuf":
         raise InvalidRequest(f"input {name!r} takes {element_type}; {array.dtype} cannot be sent")
-    if np.can_cast(array.dtype, dtype, "safe"):
-        return array.astype(dtype)
-    fits = (plain and kinds in _PLAIN) or kinds in _INTEGERS
-    if fits:
+    # Of NumPy's "safe" casts those of 64-bit integers to f64 are not, so the values are looked at.
+    if np.can_cast(array.dtype, dtype, "safe") or (plain and kinds in _PLAIN) or kinds in _INTEGERS:
         with np.errstate(all="ignore"):
             converted = array.astype(dtype)
-        if kinds == ("f", "f"):
-            fits = bool(np.array_equal(np.isfinite(converted), np.isfinite(array)))
-        else:
+        if kinds in _INTEGERS:
             # Compared as Python would: a negative number is no large unsigned one.
             fits = bool(np.all(converted == array)) and bool(np.all((converted < 0) == (array < 0)))
+        else:
+            fits = same_numbers(array, converted, element_type)
         if fits:
             return converted
         raise InvalidRequest(

@@ -105,6 +105,11 @@ def _pull(
         error = None
     except Exception as raised:  # noqa: BLE001 - the edge to the caller's code; raised in its block
         error = raised
+    except BaseException as raised:
+        # It ends this thread and must not end the consumer's: that learns of it as the cause of its own error.
+        if error is not None:
+            error.__cause__ = raised
+        raise
     finally:
         post(EndTicket(stream, place=place, outcome=error))
         if stream.closed and isinstance(iterator, GeneratorType):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy.typing as npt
 
@@ -25,8 +25,8 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
     __slots__ = ("_answer", "_arrays", "_outputs", "key")
 
-    ok = True
-    """Whether this is a result; False for `Failed`."""
+    ok: Literal[True] = True
+    """Whether this is a result; type checkers tell `Result` from `Failed` by it."""
 
     def __init__(self, key: Any, answer: Answer, outputs: Mapping[int, str]) -> None:
         self.key = key
@@ -82,8 +82,8 @@ class Failed:
 
     __slots__ = ("error", "key", "sequence")
 
-    ok = False
-    """Whether this is a result."""
+    ok: Literal[False] = False
+    """Whether this is a result: type checkers tell `Failed` from `Result` by it."""
 
     def __init__(self, key: Any, error: RequestError, sequence: int) -> None:
         self.key = key

@@ -240,11 +240,12 @@ class Session:
         if not self._link.is_open:
             return []
         entries, self._control = self._control, []
+        repeats_credit = self._credit is not None
         if self._credit is not None:
             entries.append(self._credit)
             self._credit = None
         requests = self._ledger.take_sendable(now, self._transit)
-        if any(request.remaining_ms is not None for request in requests):
+        if repeats_credit or any(request.remaining_ms is not None for request in requests):
             entries.append(_clock(now))
         entries.extend(requests)
         if not entries and self._link.heartbeat_due(now):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from shapestream.client.inbox import Attend, Posted, WithdrawAll
 from shapestream.client.models import OpenedModel
@@ -22,9 +22,11 @@ from shapestream.errors import InvalidRequest, RequestError
 from shapestream.wire.messages import Result as Answer
 from shapestream_engine.layout import Tensors
 
-__all__ = ["Item", "Nothing", "OnError", "StreamOptions", "StreamState"]
+__all__ = ["Item", "ItemT", "Nothing", "OnError", "StreamOptions", "StreamState"]
 
 Item: TypeAlias = Result | Failed
+ItemT = TypeVar("ItemT", covariant=True)
+"""What a stream gives: `Result`, or `Item` where failures are yielded."""
 OnError: TypeAlias = Literal["raise", "yield"]
 
 
@@ -54,7 +56,7 @@ class StreamOptions:
         self.priority = checked_priority(priority)
 
 
-class StreamState:
+class StreamState(Generic[ItemT]):
     """What has come back, what may go out. Lives in the consumer's thread, but for `make`."""
 
     def __init__(
@@ -115,7 +117,7 @@ class StreamState:
                 if isinstance(ticket.outcome, RequestError) and not self._options.yields_failures:
                     self._doomed = True
 
-    def take(self) -> Item | Nothing:
+    def take(self) -> ItemT | Nothing:
         """The next item, if it is there. Raises an item's error in its place, the producer's at the end."""
         if self.closed:
             return Nothing.ANY_MORE
@@ -133,10 +135,10 @@ class StreamState:
             self._return_permits()
         outcome = ticket.outcome
         if type(outcome) is Answer:
-            return Result(ticket.key, outcome, self._model.outputs)
+            return cast("ItemT", Result(ticket.key, outcome, self._model.outputs))
         assert isinstance(outcome, RequestError)
         if self._options.yields_failures:
-            return Failed(ticket.key, outcome, ticket.id)
+            return cast("ItemT", Failed(ticket.key, outcome, ticket.id))
         self.close()
         raise outcome
 

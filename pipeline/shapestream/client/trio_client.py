@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self
 
 import trio
 
-from shapestream.client.async_face import AsyncClient
+from shapestream.client.async_face import WAY_IN, AsyncClient
+from shapestream.client.connecting import AsyncEntered, connecting, require_trio
 from shapestream.client.connector import Address, connector_for
 from shapestream.client.core import Core
 from shapestream.client.inbox import Withdraw
 from shapestream.client.link import LinkSettings
 from shapestream.client.outcomes import check, software
 from shapestream.client.producing import ThreadPermits, pull_async, start_pulling
-from shapestream.client.streaming import Item, Nothing, StreamOptions, StreamState
+from shapestream.client.results import Result
+from shapestream.client.streaming import Item, ItemT, Nothing, StreamOptions, StreamState
 from shapestream.client.terms import deadline_at
 from shapestream.client.tickets import AnyTicket, Question, WelcomeTicket
 
 __all__ = ["Client", "Stream", "connect"]
 
 
-@asynccontextmanager
+@connecting("shapestream")
 async def connect(
     address: Address,
     *,
@@ -34,15 +35,21 @@ async def connect(
     key: str | Path | None = None,
     server_key: str | Path | None = None,
 ) -> AsyncIterator[Client]:
-    """Connect to a server; raises `Unavailable` if none answers within `connect_timeout` seconds.
+    """Connect to a server, under trio: `async with shapestream.connect(address) as client`.
 
-    `address` is `ipc://…` or `tcp://…`. Later interruptions are healed without notice: a server that says
-    nothing for `silence` seconds is given up and looked for anew, and unfinished requests are sent again;
-    after `unavailable_after` seconds without any server they fail with `Unavailable`. A server that asks for keys is
-    reached with `key`, the file of our secret key, and `server_key`, its public key or a file of that. Leaving the block
-    ends what is unfinished, here and at the server; whoever still waits for it gets `Cancelled`. An
+    `address` is `tcp://HOST:PORT` or `ipc://PATH`. `connect_timeout` is how many seconds a server may take to answer. Later
+    interruptions are healed without notice: a server that says nothing for `silence` seconds is given up and looked for
+    anew, and unfinished requests are sent again under the same numbers. After `unavailable_after` seconds without any
+    server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and
+    `server_key`, its public key or a file of that.
+
+    Leaving the block ends what is unfinished, here and at the server; tasks that still wait for it get `Cancelled`. An
     exception raised in the block comes out as it is, not in a group.
+
+    Raises `Unavailable` where no server answers in time, `TransportError` for what is no address, `ConfigurationError` for
+    keys that cannot be used, TypeError and ValueError for times that are none, and RuntimeError outside of trio.
     """
+    require_trio()
     core = Core(
         connector_for(address, key=key, server_key=server_key),
         software=software("trio"),
@@ -66,19 +73,6 @@ async def connect(
         alone = group.exceptions[0]
     if alone is not None:
         raise alone
-
-
-class Client(AsyncClient["Stream"]):
-    """A connected client, for any number of tasks of one trio run. Made by `connect`."""
-
-    def __init__(self, core: Core, nursery: trio.Nursery) -> None:
-        super().__init__(core, _Call)
-        self._nursery = nursery
-
-    def _stream(
-        self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
-    ) -> Stream:
-        return Stream(self, model, source, options)
 
 
 class _Call:
@@ -112,8 +106,10 @@ class _Call:
         return ticket.outcome
 
 
-class Stream:
+class Stream(AsyncEntered, Generic[ItemT]):
     """A stream of results: `async with` it, then `async for` over it, in one task or several."""
+
+    _way_in = WAY_IN
 
     def __init__(
         self,
@@ -126,12 +122,13 @@ class Stream:
         self._model = model
         self._source = source
         self._options = options
-        self._state: _State | None = None
+        self._state: _State[ItemT] | None = None
         self._producer = trio.CancelScope()
         self._producer_ended = trio.Event()
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> Self:
         client, core = self._client, self._client._core
+        client._check_loop()
         opened = client._models.get(self._model) or await client._open(self._model, None)
         if isinstance(self._source, AsyncIterable):
             permits = _Permits()
@@ -151,24 +148,25 @@ class Stream:
             start_pulling(self._source, self._state, thread_permits, core.post_from_thread)
         return self
 
-    async def _pull(self, source: AsyncIterable[Any], state: _State, permits: _Permits) -> None:
+    async def _pull(self, source: AsyncIterable[Any], state: _State[ItemT], permits: _Permits) -> None:
         try:
             with self._producer:
                 await pull_async(source, state, permits, self._client._core.post)
         finally:
             self._producer_ended.set()
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Item:
+    async def __anext__(self) -> ItemT:
         if self._state is None:
-            raise RuntimeError("enter the stream first: async with client.stream(…) as results")
+            raise RuntimeError(f"enter the stream first: {WAY_IN}")
         # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             item = self._state.take()
             if item is Nothing.YET:
+                self._client._check_loop()
                 await self._state.waiting.park()
             elif item is Nothing.ANY_MORE:
                 raise StopAsyncIteration
@@ -185,7 +183,20 @@ class Stream:
             await self._producer_ended.wait()
 
 
-class _State(StreamState):
+class Client(AsyncClient[Stream[Result], Stream[Item]]):
+    """A connected client, for any number of tasks of one trio run. Made by `connect`."""
+
+    def __init__(self, core: Core, nursery: trio.Nursery) -> None:
+        super().__init__(core, _Call, trio.lowlevel.current_trio_token)
+        self._nursery = nursery
+
+    def _stream(
+        self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
+    ) -> Stream[Any]:
+        return Stream(self, model, source, options)
+
+
+class _State(StreamState[ItemT]):
     """A stream's state, and the tasks that wait for its next item."""
 
     def __init__(self, *args: Any) -> None:

@@ -70,6 +70,24 @@ class KillSlot:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFault:
+    """Something could not be worked out, which is a defect of the scheduler. It went on without; the log should say so."""
+
+    error: Exception
+    about: str
+    """What was to be worked out."""
+    requests: tuple[int, ...] = ()
+    """For which requests."""
+
+
 Action: TypeAlias = (
-    StartBatch | DeliverResults | FailRequest | ForgetRequest | CancelBatch | RecallBatch | KillSlot
+    StartBatch
+    | DeliverResults
+    | FailRequest
+    | ForgetRequest
+    | CancelBatch
+    | RecallBatch
+    | KillSlot
+    | ReportFault
 )

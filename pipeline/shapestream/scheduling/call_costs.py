@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 
@@ -87,6 +88,7 @@ class CallCosts:
         "_prepares",
         "_statics",
         "_tables",
+        "bytes",
         "plans",
         "profile",
         "sizes",
@@ -100,6 +102,7 @@ class CallCosts:
         self.surface = surface
         self.profile = profile
         self.sizes = sizes
+        self.bytes = CallBytes(profile, sizes)
         self._statics = (
             [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
         )
@@ -133,12 +136,12 @@ class CallCosts:
         if self.sizes is not None:
             call_rows, call_shape = self.sizes.call_sizes(rows, shape)
         surface = self.surface
-        seconds = surface.second(max(1, call_rows), call_shape)
+        seconds = surface.second(call_rows, call_shape)
         static = self._static(rows, shape, seconds)
         if static is not None:
             # Static models are prepared before they serve.
             return Call(rows, static, surface.second(rows, static))
-        new_s = surface.preparation_s(max(1, call_rows), call_shape)
+        new_s = surface.preparation_s(call_rows, call_shape)
         return Call(call_rows, call_shape, seconds + new_s / USES, new_s)
 
     def _static(self, rows: int, shape: Shape, seconds: float) -> Shape | None:
@@ -187,6 +190,10 @@ class CallCosts:
                 here &= column <= static[axis] if padded else column == static[axis]
             seconds[here] = np.minimum(seconds[here], self.surface.second(static_rows, static))
         return seconds
+
+    def nbytes(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+        """What the largest call of each of many batches holds."""
+        return self.bytes.of_batches(rows, shapes)
 
     def table(self, shapes: NDArray[np.intp], max_rows: int) -> NDArray[np.float64]:
         """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile, zip_longest
-from math import inf, prod
+from math import inf
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.elements import elements_of, elements_of_many
 from shapestream.scheduling.lane_plan import LanePlan, PlannedSegment
 from shapestream.scheduling.lanes import Bucket
 from shapestream.scheduling.records import Request
 from shapestream.scheduling.segments import Limits
 
 __all__ = ["planned_company", "within_limits"]
+
+_Number = TypeVar("_Number", np.intp, np.float64)
 
 REACH = 64
 """Sizes on either side that are looked at. It bounds the time where a plan is old and many sizes have come."""
@@ -113,15 +117,15 @@ def _latest_s(
 
 
 def _legal(members: Sequence[Request], costs: CallCosts, limits: Limits) -> bool:
-    if limits.max_bytes is not None and sum([request.nbytes for request in members]) > limits.max_bytes:
+    shape = tuple(map(max, *[request.shape for request in members]))
+    rows = sum([request.rows for request in members])
+    if limits.max_bytes is not None and costs.bytes.of_batch(rows, shape) > limits.max_bytes:
         return False
     if limits.most_s is not None and _seconds(members, costs) > limits.most_s:
         return False
     if limits.max_padding_ratio is not None:
-        shape = tuple(map(max, *[request.shape for request in members]))
-        real = sum([request.rows * prod(request.shape) for request in members])
-        computed = prod(shape) * sum([request.rows for request in members])
-        return bool(real >= (1.0 - limits.max_padding_ratio) * computed)
+        real = sum([request.rows * elements_of(request.shape) for request in members])
+        return real >= (1.0 - limits.max_padding_ratio) * rows * elements_of(shape)
     return True
 
 
@@ -145,28 +149,27 @@ def _best_run(
     """
     rows = np.array([request.rows for request in members], dtype=np.intp)
     shapes = np.array([request.shape for request in members], dtype=np.intp).reshape(len(members), -1)
-    real = rows * shapes.prod(axis=1)
-    nbytes = np.array([request.nbytes for request in members], dtype=np.intp)
+    real = rows * elements_of_many(list(shapes.T))
 
-    def sums(values: NDArray[np.intp]) -> NDArray[np.intp]:
+    def sums(values: NDArray[_Number]) -> NDArray[_Number]:
         left = np.cumsum(values[smaller]) - values[0]
-        total: NDArray[np.intp] = left[:, None] + np.cumsum(values[others])
+        total: NDArray[_Number] = left[:, None] + np.cumsum(values[others])
         return total
 
     largest = np.maximum(
         np.maximum.accumulate(shapes[smaller])[:, None], np.maximum.accumulate(shapes[others])[None]
     )
     run_rows = sums(rows)
-    seconds = costs.seconds(run_rows.ravel(), largest.reshape(run_rows.size, shapes.shape[1])).reshape(
-        run_rows.shape
-    )
+    all_rows, all_shapes = run_rows.ravel(), largest.reshape(run_rows.size, shapes.shape[1])
+    seconds = costs.seconds(all_rows, all_shapes).reshape(run_rows.shape)
     legal = (run_rows <= limits.max_rows) & np.isfinite(seconds)
     if limits.max_bytes is not None:
-        legal &= sums(nbytes) <= limits.max_bytes
+        legal &= costs.nbytes(all_rows, all_shapes).reshape(run_rows.shape) <= limits.max_bytes
     if limits.most_s is not None:
         legal &= seconds <= limits.most_s
     if limits.max_padding_ratio is not None:
-        legal &= sums(real) >= (1.0 - limits.max_padding_ratio) * run_rows * largest.prod(axis=2)
+        computed = (all_rows * elements_of_many(list(all_shapes.T))).reshape(run_rows.shape)
+        legal &= sums(real) >= (1.0 - limits.max_padding_ratio) * computed
     score = run_rows.astype(np.float64)
     if latest_s is not None:
         left, right = np.minimum.accumulate(latest_s[smaller]), np.minimum.accumulate(latest_s[others])

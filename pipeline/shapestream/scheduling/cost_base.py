@@ -7,7 +7,7 @@ without a batch axis.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import exp, isfinite, log, prod
+from math import exp, isfinite, log
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shapestream.scheduling.cost_grid import Grid
 from shapestream.scheduling.cost_line import Line
+from shapestream.scheduling.elements import elements_of, elements_of_many
 
 __all__ = ["Calls", "CostBase", "Seconds"]
 
@@ -49,6 +50,8 @@ class CostBase:
         self._grid = Grid(dynamic) if dynamic else None
         self.line = Line()
         self.version = next(versions)
+        self._ran_s = 0.0
+        """Of the longest call that ran."""
         self._speeds: dict[str, float] = {}
         """Per worker, the logarithm of its seconds / what the grid says; their mean is what the grid itself is off."""
         self._drift = 0.0
@@ -59,6 +62,14 @@ class CostBase:
     def measured(self) -> bool:
         """Whether predictions are seconds; else they are good for comparing calls, and nothing else."""
         return self._grid is not None or self.line.measured
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds of the longest call that was measured, or ran: see `Surface.most_s`."""
+        measured = [seconds for seconds in self._static_published.values() if seconds is not None]
+        if self._grid is not None:
+            measured.append(self._grid.longest_s)
+        return max(self._ran_s, *measured) if measured else self._ran_s
 
     # ------------------------------------------------------------ workers
 
@@ -88,18 +99,23 @@ class CostBase:
     # ------------------------------------------------------------ predictions
 
     def seconds(self, sizes: list[NDArray[np.intp]]) -> Seconds:
-        """Of many calls, one array per axis."""
+        """Of many calls, one array per dimension."""
+        empty = np.logical_or.reduce([column == 0 for column in sizes])
+        if np.any(empty):
+            sizes = [np.where(empty, 1, column) for column in sizes]
         if self._grid is not None:
             seconds = self._grid.seconds(sizes)
         else:
-            shapes = np.prod([np.asarray(column, np.float64) for column in sizes[1:]], axis=0)
+            shapes = elements_of_many(sizes[1:])
             rows = np.asarray(sizes[0], np.float64)
             prior = (rows + 1.0) * np.maximum(shapes, 1.0)  # as in `_prior_or_line`
             seconds = self.line.seconds(rows * shapes) if self.line.measured else prior
         return self._table.applied(sizes, np.asarray(seconds)) if self._static else np.asarray(seconds)
 
     def second(self, sizes: Sizes) -> float:
-        """Of one call."""
+        """Of one call. One without elements costs what the smallest call does, however large it claims to be."""
+        if 0 in sizes:
+            sizes = (1,) * len(sizes)
         known = self._static_published.get(sizes)
         if known is not None:
             return known
@@ -109,9 +125,9 @@ class CostBase:
 
     def _prior_or_line(self, sizes: Sizes) -> float:
         if self.line.measured:
-            return self.line.second(prod(sizes))
+            return self.line.second(elements_of(sizes))
         # Before anything is known a call's fixed part is taken to weigh as much as one row of it.
-        return (sizes[0] + 1.0) * max(1, prod(sizes[1:]))
+        return (sizes[0] + 1.0) * max(1.0, elements_of(sizes[1:]))
 
     def _expected(self, sizes: Sizes) -> float:
         known = self._static.get(sizes)
@@ -120,6 +136,10 @@ class CostBase:
         return self._prior_or_line(sizes) if self._grid is None else self._grid.expected(sizes)
 
     # ------------------------------------------------------------ learning
+
+    def ran(self, calls: Calls, busy_s: float) -> None:
+        """Notes that a batch took so long, whether or not it prepared anything."""
+        self._ran_s = max(self._ran_s, busy_s / sum([count for count, _ in calls]))
 
     def learn(self, calls: Calls, busy_s: float, worker: str | None, *, requests: int) -> None:
         """Corrects by a batch that took `busy_s` on a worker and prepared nothing."""
@@ -165,7 +185,7 @@ class CostBase:
         if len(dynamic) < len(calls) or not dynamic:
             return  # nobody knows which part of it was which
         number = sum([count for count, _ in dynamic])
-        elements = float(sum([count * prod(sizes) for count, sizes in dynamic]))
+        elements = sum([count * elements_of(sizes) for count, sizes in dynamic])
         self.line.observe(number, elements, seconds, request_elements=elements / max(1, requests))
         if self.line.moved():
             self.version = next(self._versions)

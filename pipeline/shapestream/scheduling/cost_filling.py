@@ -14,6 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from shapestream.scheduling.elements import elements_of
+
 __all__ = ["LEAST_S", "filled", "grid_axes", "monotone"]
 
 Sizes: TypeAlias = tuple[int, ...]
@@ -53,7 +55,7 @@ def filled(axes: tuple[Sizes, ...], points: Mapping[Sizes, float]) -> Values:
         else:
             missing.append(node)
     if len(missing) == len(sizes_of):  # thinning left none of the points
-        values[...] = [trend(prod(sizes_of[node])) for node in sizes_of]
+        values[...] = [trend(elements_of(sizes_of[node])) for node in sizes_of]
         return values
     missing.sort(key=lambda node: prod(max(1, size) for size in sizes_of[node]))
     while missing:
@@ -76,7 +78,7 @@ def _trend(points: Mapping[Sizes, float]) -> Callable[[float], float]:
     a factor off it.
     """
     seconds = np.array(list(points.values()))
-    fixed, element = 1.0 / seconds, np.array([float(prod(sizes)) for sizes in points]) / seconds
+    fixed, element = 1.0 / seconds, np.array([elements_of(sizes) for sizes in points]) / seconds
     parts, *_ = np.linalg.lstsq(np.stack([fixed, element], axis=1), np.ones(len(seconds)), rcond=None)
     a, b = float(parts[0]), float(parts[1])
     if a < 0.0 or b < 0.0:
@@ -121,10 +123,10 @@ def _onward(
     for number, known, seconds in _lines(values, axes, node):
         at = 0 if node[number] < known[0] else -1
         near = (*node[:number], known[at], *node[number + 1 :])
-        factors.append(log(seconds[at] / trend(prod(_sizes(axes, near)))))
+        factors.append(log(seconds[at] / trend(elements_of(_sizes(axes, near)))))
     if not factors:
         return False
-    values[node] = trend(prod(_sizes(axes, node))) * exp(sum(factors) / len(factors))
+    values[node] = trend(elements_of(_sizes(axes, node))) * exp(sum(factors) / len(factors))
     return True
 
 

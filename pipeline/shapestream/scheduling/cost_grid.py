@@ -3,6 +3,9 @@
 Where a call does an equal amount of work per element, a multilinear function is exact: seconds are linear in the rows at
 equal sizes, and in each size at equal rows. Between measured points it is followed piecewise; beyond the grid it goes on
 in a straight line over elements.
+
+A prediction looks at the corners of a cell, which double with each axis. So a grid has few axes: where a call has more
+sizes, the product of the last ones is one axis.
 """
 
 from __future__ import annotations
@@ -10,20 +13,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import product
-from math import prod
+from math import exp, log, prod
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.cost_filling import LEAST_S, filled, grid_axes, monotone
+from shapestream.scheduling.elements import elements_of, elements_of_many
 
 __all__ = ["Grid", "Sizes"]
 
 Sizes: TypeAlias = tuple[int, ...]
 Seconds: TypeAlias = NDArray[np.float64]
 _Corners: TypeAlias = tuple[tuple[int, float], ...]
-_Place: TypeAlias = tuple[_Corners, int]
+_Place: TypeAlias = tuple[_Corners, float]
 
 STEP = 0.1
 """Of the difference (of logarithms) between expected and observed, what the nodes around take over."""
@@ -31,6 +35,10 @@ NOTABLE = 1.01
 """A node that traffic moved by less than this factor is where it was measured."""
 MOVED = 1.05
 """A prediction that changed by this factor is another one."""
+MOST_AXES = 6
+"""Of a grid: 64 corners. The 64 points of a calibration could tell no more axes apart."""
+_MOST_SIZE = 1 << 62
+"""Of an axis; what is larger counts as this, so that it stays an integer of 64 bits."""
 _MOST_LOOKUP = 1 << 16
 """Sizes up to which the place on an axis is looked up in an array, rather than searched."""
 _REMEMBERED = 4096
@@ -45,6 +53,8 @@ class Grid:
 
     def __init__(self, points: Mapping[Sizes, float]) -> None:
         """At least one point, all of one length."""
+        self._dimensions = len(next(iter(points)))
+        points = _folded_points(points)
         self.axes = grid_axes(points)
         values = monotone(filled(self.axes, points))
         self._strides = tuple(prod(map(len, self.axes[axis + 1 :])) for axis in range(len(self.axes)))
@@ -56,8 +66,8 @@ class Grid:
         self._lookups = [_Lookup(axis, stride) for axis, stride in zip(self.axes, self._strides, strict=True)]
         self._places: dict[Sizes, _Place] = {}
         # The last node, and the one before it along every axis: beyond the grid their slope goes on.
-        self._elements = prod([axis[-1] for axis in self.axes])
-        self._elements_before = prod([axis[max(0, len(axis) - 2)] for axis in self.axes])
+        self._elements = elements_of([axis[-1] for axis in self.axes])
+        self._elements_before = elements_of([axis[max(0, len(axis) - 2)] for axis in self.axes])
         self._before = sum(
             max(0, len(axis) - 2) * stride for axis, stride in zip(self.axes, self._strides, strict=True)
         )
@@ -65,7 +75,8 @@ class Grid:
     # ------------------------------------------------------------ predictions
 
     def seconds(self, sizes: list[NDArray[np.intp]]) -> Seconds:
-        """Of many calls; one array per axis."""
+        """Of many calls; one array per dimension."""
+        sizes = _folded_columns(sizes)
         value = self._interpolated(sizes)
         over = np.zeros(len(sizes[0]), bool)
         for column, axis in zip(sizes, self.axes, strict=True):
@@ -99,18 +110,20 @@ class Grid:
     def _beyond(self, sizes: list[NDArray[np.intp]]) -> Seconds:
         """Where some size is beyond the grid: on from its edge, in a straight line over elements."""
         inside = [np.minimum(column, axis[-1]) for column, axis in zip(sizes, self.axes, strict=True)]
-        elements, reached = (
-            np.prod([np.asarray(column, np.float64) for column in where], axis=0) for where in (sizes, inside)
-        )
-        return np.asarray(self._interpolated(inside) + self._slope(self._listed) * (elements - reached))
+        elements = elements_of_many(sizes) - elements_of_many(inside)
+        return np.asarray(self._interpolated(inside) + self._slope(self._listed) * elements)
 
     def _slope(self, values: list[float]) -> float:
         """Seconds per element of the largest calls. One for everywhere beyond the grid: so nothing falls there."""
         if self._before == len(values) - 1:
-            return values[-1] / max(
-                1, self._elements
-            )  # a single node shows no slope; the line goes through nothing
-        return max(0.0, values[-1] - values[self._before]) / max(1, self._elements - self._elements_before)
+            # A single node shows no slope; the line goes through nothing.
+            return values[-1] / max(1.0, self._elements)
+        return max(0.0, values[-1] - values[self._before]) / max(1.0, self._elements - self._elements_before)
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds of the largest call within the grid, as published: no other takes longer there."""
+        return self._listed[-1]
 
     def second(self, sizes: Sizes) -> float:
         """Of one call, as published."""
@@ -133,8 +146,9 @@ class Grid:
         if place is None:
             if len(self._places) >= _REMEMBERED:
                 self._places.clear()
-            inside = tuple(min(size, axis[-1]) for size, axis in zip(sizes, self.axes, strict=True))
-            beyond = prod(sizes) - prod(inside)
+            folded = _folded(sizes)
+            inside = tuple([min(size, axis[-1]) for size, axis in zip(folded, self.axes, strict=True)])
+            beyond = elements_of(folded) - elements_of(inside)
             place = self._places[sizes] = _corners(inside, self.axes, self._strides), beyond
         return place
 
@@ -166,16 +180,19 @@ class Grid:
 
     def corrections(self, scale: float) -> dict[Sizes, float]:
         """Seconds, times `scale`, of the nodes that are off what the grid began with."""
+        # A folded axis stands for several sizes: all of it is the first of them, so that it folds to the same again.
+        ones = (1,) * (self._dimensions - len(self.axes))
         return {
-            sizes: value * scale
+            (*sizes, *ones): value * scale
             for sizes, value, was in zip(product(*self.axes), self._live, self._began, strict=True)
             if not 1.0 / NOTABLE <= value * scale / was <= NOTABLE
         }
 
     def recall(self, seconds: Mapping[Sizes, float]) -> None:
         """Begins where another grid of the same points has ended: these are its `corrections`."""
+        folded = {_folded(sizes): value for sizes, value in seconds.items()}
         nodes = zip(product(*self.axes), self._live, strict=True)
-        self._live = [max(LEAST_S, seconds.get(sizes, value)) for sizes, value in nodes]
+        self._live = [max(LEAST_S, folded.get(sizes, value)) for sizes, value in nodes]
         self.publish(1.0)
 
 
@@ -207,12 +224,39 @@ class _Lookup:
         return below * self.stride, share.clip(0.0, 1.0)
 
 
+def _folded(sizes: Sizes) -> Sizes:
+    """One size per axis."""
+    if len(sizes) <= MOST_AXES:
+        return sizes
+    kept = MOST_AXES - 1
+    return (*sizes[:kept], min(prod(sizes[kept:]), _MOST_SIZE))
+
+
+def _folded_columns(columns: list[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+    """The same of many calls."""
+    if len(columns) <= MOST_AXES:
+        return columns
+    kept = MOST_AXES - 1
+    folded = np.minimum(elements_of_many(columns[kept:]), float(_MOST_SIZE))
+    return [*columns[:kept], folded.astype(np.intp)]
+
+
+def _folded_points(points: Mapping[Sizes, float]) -> Mapping[Sizes, float]:
+    """Where several fall on one, their geometric mean."""
+    if len(next(iter(points))) <= MOST_AXES:
+        return points
+    alike: dict[Sizes, list[float]] = {}
+    for sizes, seconds in points.items():
+        alike.setdefault(_folded(sizes), []).append(log(max(LEAST_S, seconds)))
+    return {sizes: exp(sum(logs) / len(logs)) for sizes, logs in alike.items()}
+
+
 def _corners(sizes: Sizes, axes: tuple[Sizes, ...], strides: tuple[int, ...]) -> _Corners:
-    per_axis = [_sides(size, axis, stride) for size, axis, stride in zip(sizes, axes, strides, strict=True)]
-    return tuple(
-        (sum(node for node, _ in corner), prod(weight for _, weight in corner))
-        for corner in product(*per_axis)
-    )
+    corners = [(0, 1.0)]
+    for size, axis, stride in zip(sizes, axes, strides, strict=True):
+        sides = _sides(size, axis, stride)
+        corners = [(node + at, weight * share) for node, weight in corners for at, share in sides]
+    return tuple(corners)
 
 
 def _sides(size: int, axis: Sizes, stride: int) -> Iterable[tuple[int, float]]:

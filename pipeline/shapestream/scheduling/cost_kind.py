@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from math import prod
 from types import MappingProxyType
 from typing import TypeAlias
 
 from shapestream.scheduling.cost_base import CostBase
 from shapestream.scheduling.cost_line import FIRST_CLIP, Line
 from shapestream.scheduling.cost_surface import Surface
+from shapestream.scheduling.elements import elements_of
 from shapestream.scheduling.events import ModelProfile
-from shapestream_engine.cost_table import MAX_POINTS, CostTable
+from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable
 from shapestream_engine.learned_costs import LearnedCosts
 
 __all__ = ["NOTHING_LEARNED", "Kind", "new_kind"]
@@ -37,6 +37,8 @@ class Kind:
     """By worker."""
     slots: Counter[str] = field(default_factory=Counter)
     """By worker."""
+    paid: Line = field(default_factory=Line)
+    """What requests took while nothing was measured, by elements, preparation included: see `CostModel.rough_s`."""
     points: int = 0
     """Measured, in the table that it began with."""
     table: str = ""
@@ -54,13 +56,16 @@ class Kind:
         if not self.table or not self.batches:
             return None
         alone = 0 if profile.has_batch else 1
-        corrections = islice(self.base.corrections().items(), MAX_POINTS)
+        # Nodes that nobody measured, and lines, may reach further than anything that may be kept.
+        kept = (item for item in self.base.corrections().items() if elements_of(item[0]) <= MAX_ELEMENTS)
+        corrections = islice(kept, MAX_POINTS)
+        ends = self.new.ends()
         return LearnedCosts(
             table=self.table,
             batches=self.batches,
             saved_at=saved_at,
             seconds={sizes[alone:]: seconds for sizes, seconds in corrections},
-            preparation=self.new.ends(),
+            preparation=ends if max(ends, default=0.0) <= MAX_ELEMENTS else {},
         )
 
 
@@ -77,11 +82,11 @@ def new_kind(
     steady: dict[Sizes, float] = {}
     firsts: list[tuple[float, float, float]] = []
     alone = () if profile.has_batch else (1,)
-    for point in sorted(() if table is None else table.points, key=lambda point: prod(point.sizes)):
+    for point in sorted(() if table is None else table.points, key=lambda point: elements_of(point.sizes)):
         sizes = (*alone, *point.sizes)
         steady[sizes] = point.seconds
         if point.first_seconds is not None:
-            firsts.append((float(prod(sizes)), point.seconds, point.first_seconds))
+            firsts.append((elements_of(sizes), point.seconds, point.first_seconds))
     static = [(*alone, *sizes) for sizes in profile.static_shapes]
     digest = "" if table is None or not steady else table.digest
     kind = Kind(

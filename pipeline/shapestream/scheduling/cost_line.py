@@ -53,6 +53,7 @@ class Line:
         "count",
         "element_s",
         "fixed_s",
+        "longest_s",
     )
 
     def __init__(self, clip: float = CLIP) -> None:
@@ -67,6 +68,8 @@ class Line:
         """The two parts when `moved` last said so."""
         self._reach = (0.0, 0.0)
         """The fewest and the most elements met."""
+        self.longest_s = 0.0
+        """Of one call, the longest that was observed."""
 
     @property
     def measured(self) -> bool:
@@ -88,6 +91,7 @@ class Line:
         weigh as much as one request.
         """
         seconds = max(LEAST_S, seconds)
+        self.longest_s = max(self.longest_s, seconds / calls)
         if not self.count:
             self._unit = max(1.0, request_elements)
             each = seconds / (calls * self._unit + elements)
@@ -153,6 +157,7 @@ class Line:
             return
         self.count = FEW
         self._reach = (min(ends), max(ends))
+        self.longest_s = max(LEAST_S, *ends.values())
         self._unit = max(1.0, *ends)
         self.fixed_s = ends[max(ends)] / 2  # where all calls were alike; else the two ends say it
         self.element_s = self.fixed_s / self._unit

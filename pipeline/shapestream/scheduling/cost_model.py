@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from math import isfinite, prod
+from math import isfinite
 from typing import Any, TypeAlias
 
 from shapestream.scheduling.cost_kind import NOTHING_LEARNED, Kind, new_kind
 from shapestream.scheduling.cost_surface import Surface
+from shapestream.scheduling.elements import elements_of
 from shapestream.scheduling.events import ModelProfile
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.learned_costs import LearnedCosts
@@ -141,10 +142,14 @@ class CostModel:
         surface = self._surface(known, kind, worker)
         rows, shape = (sizes[0], sizes[1:]) if known.profile.has_batch else (1, sizes)
         calls = surface.calls(rows, shape)
-        if preparations > 0:
-            if kind.base.measured:
-                steady_s = surface.second(rows, shape) * kind.base.speed(worker)
-                kind.prepared(float(prod(calls[0][1])), steady_s, busy_s, preparations)
+        kind.base.ran(calls, busy_s)
+        if preparations > 0 and kind.base.measured:
+            steady_s = surface.second(rows, shape) * kind.base.speed(worker)
+            kind.prepared(elements_of(calls[0][1]), steady_s, busy_s, preparations)
+        elif preparations > 0:
+            number = sum([count for count, _ in calls])
+            elements = sum([count * elements_of(call) for count, call in calls])
+            kind.paid.observe(number, elements, busy_s, request_elements=elements / max(1, requests))
         else:
             kind.base.learn(calls, busy_s, worker, requests=requests)
         surface.met(calls)
@@ -176,7 +181,20 @@ class CostModel:
             return None
         rows, shape = (sizes[0], sizes[1:]) if known.profile.has_batch else (1, sizes)
         speed = 1.0 if slot is None else kind.base.speed(worker)
-        return speed * self._surface(known, kind, worker).second(rows, shape)
+        surface = self._surface(known, kind, worker)
+        return speed * min(surface.second(rows, shape), surface.most_s(rows, shape))
+
+    def rough_s(self, model: str, sizes: Sizes) -> float | None:
+        """What a request alone took lately, while nothing is measured; None where nothing ran.
+
+        Where every batch has a new shape, what preparing takes cannot be told from the rest: no deadline is held against
+        it, but it was a slot's time all the same.
+        """
+        known = self._models.get(model)
+        paid = None if known is None else self._of(known, None)[0].paid
+        if paid is None or not paid.measured:
+            return None
+        return min(paid.second(elements_of(sizes)), paid.longest_s)
 
     def request_s(self, model: str, shape: Sizes | None = None, rows: int = 1) -> float | None:
         """Seconds of one slot that such a request costs in good company: batched with as many of its like as pays.
@@ -203,7 +221,8 @@ class CostModel:
             if len(known.usual) >= 4096:
                 known.usual.clear()
             cost = known.usual[key] = _in_company(surface, known.profile, rows, shape)
-        return cost
+        most_s = surface.most_s(rows, shape)
+        return min(cost[0], most_s), min(cost[1], most_s)
 
     def call_s(self, model: str) -> float | None:
         """Seconds of the batches that ran lately, in the mean; None before the first."""
@@ -279,11 +298,13 @@ class CostModel:
 
 
 def _in_company(surface: Surface, profile: ModelProfile, rows: int, shape: Sizes) -> tuple[float, float]:
-    """Seconds per request where they are least, and of the smallest call that comes close to that."""
-    rows = max(1, rows)
+    """Seconds per request where they are least, and of the smallest call that comes close to that.
+
+    A request without elements has no company.
+    """
     calls = [(1, surface.second(rows, shape))]
     together = 2
-    while profile.has_batch and together * rows <= profile.max_batch:
+    while profile.has_batch and rows and 0 not in shape and together * rows <= profile.max_batch:
         calls.append((together, surface.second(together * rows, shape)))
         together *= 2
     least_s = min([seconds / together for together, seconds in calls])

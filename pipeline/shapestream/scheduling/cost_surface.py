@@ -7,7 +7,7 @@ What calls cost is `CostBase`'s to know; this adds what batches become, what can
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import inf, prod
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shapestream.scheduling.cost_base import Calls, CostBase
 from shapestream.scheduling.cost_line import Line
+from shapestream.scheduling.elements import elements_of
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.row_calls import RowCalls
 
@@ -105,6 +106,13 @@ class Surface:
         self._seconds[rows, shape] = value
         return value
 
+    def most_s(self, rows: int, shape: Sizes) -> float:
+        """Seconds of such a batch if each of its calls were the longest that was measured, or ran.
+
+        No price is higher: sizes are claimed by callers, and what lies beyond all that was measured is a guess without end.
+        """
+        return sum([count for count, _ in self.calls(rows, shape)]) * self._base.longest_s
+
     def calls(self, rows: int, shape: Sizes) -> Calls:
         """How many calls of which sizes, (rows, *shape), such a batch takes."""
         if self._calls is None:
@@ -122,14 +130,17 @@ class Surface:
         return self._new.measured
 
     def preparation_s(self, rows: int, shape: Sizes) -> float:
-        """What it costs extra that a call of such a batch is new to the device; 0 where it is known, or free."""
-        if not self._new.measured:
+        """What it costs extra that a call of such a batch is new to the device; 0 where it is known, free, or empty."""
+        if not self._new.measured or (not rows and self._calls is None) or 0 in shape:
             return 0.0
         if self._calls is None:
             one = (rows, *shape)
-            return 0.0 if one in self._known else self._new.second(prod(one))
+            return 0.0 if one in self._known else self._preparing_s(one)
         new = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
-        return sum([self._new.second(prod(sizes)) for sizes in new])
+        return sum([self._preparing_s(sizes) for sizes in new])
+
+    def _preparing_s(self, sizes: Sizes) -> float:
+        return min(self._new.second(elements_of(sizes)), self._new.longest_s)
 
     def met(self, calls: Calls) -> None:
         """The device knows these shapes from now on."""

@@ -95,7 +95,7 @@ def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowd
     if turn_s >= all_s:
         return turn_s if crowded else all_s
     before_s = [
-        other.oldest.share_until(rank, SAMPLE) * other.cost_s / max(1, other.slot_count)
+        min(other.cost_s, other.oldest.cost_until(rank, SAMPLE)) / max(1, other.slot_count)
         for other in shares.queues
         if other.count
     ]

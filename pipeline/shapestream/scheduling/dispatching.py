@@ -5,14 +5,17 @@ The scheduler tells what happened to the books; this, called once at the end of 
 
 from __future__ import annotations
 
-from shapestream.scheduling.actions import Action, FailRequest, RecallBatch, StartBatch
+from collections.abc import Callable, Sequence
+
+from shapestream.scheduling.actions import Action, FailRequest, RecallBatch, ReportFault, StartBatch
 from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.cost_surface import Surface
 from shapestream.scheduling.deadlines import take_turn
 from shapestream.scheduling.division import portion
 from shapestream.scheduling.isolation import Isolation
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.planner import Cut, PlanningBudget, plan_batch, together
+from shapestream.scheduling.planner import Cut, PlanningBudget, plan_batch, together, unplanned
 from shapestream.scheduling.records import RERUN, RUNNING, Batch, Request
 from shapestream.scheduling.slot import Slot
 from shapestream.scheduling.slots import SlotTable
@@ -67,7 +70,7 @@ class Dispatching:
             if request is None:
                 break
             slot = faster_first(request.queue)
-            actions.append(self._give_up(request, slot, now) or self._give(request, slot, now))
+            actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
         if waiting:
             self._send_ahead(now, actions)
             for name in [name for name, queue in waiting.items() if not queue.waiting]:
@@ -121,12 +124,15 @@ class Dispatching:
         if starts_at - request.arrived < 2.0 * left_s:
             return None
         name = queue.profile.name
-        company = self._costs.company_s(name, request.shape, request.rows)
+        try:
+            company = self._costs.company_s(name, request.shape, request.rows)
+        except Exception:  # noqa: BLE001 - what cannot be priced is tried
+            return None
         if company is None or left_s >= company[1] * self._costs.speed(name, slot.id):
             return None
         return self._ledger.fail_late(request, now)
 
-    def _give(self, request: Request, slot: Slot, now: float) -> StartBatch:
+    def _give(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
         """Cuts the batch that a request goes in, and starts it on a slot, or behind what that runs."""
         queue = request.queue
         name = queue.profile.name
@@ -135,31 +141,77 @@ class Dispatching:
         surface = self._costs.surface(name, slot.id)
         speed = self._costs.speed(name, slot.id)
         if request.state is RERUN:
-            plan = together(queue.take_rerun(), surface)
+            group = queue.take_rerun()
+            plan, predicted_s = self._cut(lambda: together(group, surface), group, surface, speed, actions)
         else:
             anchor = take_turn(request, ledger.deadlines.urgent.get(request.client), clients, now)
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
             turn = anchor
             anchor = turn.bucket.first()  # one whose turn was exchanged may still stand before it
-            most_s, max_rows = portion(queue, slot, anchor, surface, speed, now)
-            plan = plan_batch(
-                anchor, surface, self.budget, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
-            )
+
+            def planned() -> Cut:
+                most_s, max_rows = portion(queue, slot, anchor, surface, speed, now)
+                plan = plan_batch(
+                    anchor, surface, self.budget, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
+                )
+                if queue.apart and len(plan.members) > 1:
+                    plan = self._apart(anchor, plan, surface)
+                return plan
+
+            plan, predicted_s = self._cut(planned, [anchor], surface, speed, actions)
             members_s = sum([member.share_s for member in plan.members])
             queue.shares.dispatched(turn.tag, turn.turn, members_s, clients)
             queue.take(plan.members, RUNNING)
-        return self._start(
-            queue, slot, plan, request, plan.seconds * speed if surface.measured else None, now
+        return self._start(queue, slot, plan, request, predicted_s, now)
+
+    def _apart(self, anchor: Request, plan: Cut, surface: Surface) -> Cut:
+        """The same batch without those that run apart from the anchor; if there are any, only its own shape is left."""
+        apart = anchor.queue.apart
+        if apart.runs_alone(anchor):
+            return together([anchor], surface)
+        mark = apart.mark(anchor)
+        if all(apart.mark(member) == mark for member in plan.members):
+            return plan
+        shape = anchor.shape
+        return together(
+            [member for member in plan.members if member.shape == shape and apart.mark(member) == mark],
+            surface,
         )
 
-    def _start_alone(self, queue: ModelQueue, slot: Slot, now: float) -> StartBatch:
+    def _cut(
+        self,
+        plan: Callable[[], Cut],
+        otherwise: Sequence[Request],
+        surface: Surface,
+        speed: float,
+        actions: list[Action],
+    ) -> tuple[Cut, float | None]:
+        """The batch that `plan` cuts, and its predicted seconds on its slot.
+
+        Where that fails, `otherwise` run as they are: to look at neighbours of any sizes must not cost a request its turn.
+        """
+        try:
+            cut = plan()
+            predicted_s = _predicted_s(cut, surface, speed)
+            rounding = otherwise[0].queue.rounding
+            if rounding is not None:
+                rounding.start(cut.call_rows, cut.shape)
+        except Exception as error:  # noqa: BLE001 - see above
+            ids = tuple([request.id for request in otherwise])
+            actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
+            return unplanned(otherwise), None
+        return cut, predicted_s
+
+    def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
         """Starts the first suspect of a model, where nothing else runs."""
         name = queue.profile.name
         surface = self._costs.surface(name, slot.id)
         request, accused = queue.take_suspect()
-        plan = together([request], surface)
-        seconds = plan.seconds * self._costs.speed(name, slot.id) if surface.measured else None
-        action = self._start(queue, slot, plan, request, seconds, now)
+        speed = self._costs.speed(name, slot.id)
+        plan, predicted_s = self._cut(
+            lambda: together([request], surface), [request], surface, speed, actions
+        )
+        action = self._start(queue, slot, plan, request, predicted_s, now)
         batch = self.batches[action.batch]
         batch.alone, batch.accused = True, accused
         return action
@@ -168,11 +220,11 @@ class Dispatching:
         self, queue: ModelQueue, slot: Slot, plan: Cut, first: Request, predicted_s: float | None, now: float
     ) -> StartBatch:
         batch = Batch(self._next_batch, slot, queue, plan.members, plan.sizes(queue.has_batch), predicted_s)
+        if predicted_s is not None:
+            batch.guess_s = plan.seconds * self._costs.speed(queue.profile.name, slot.id)
         self._next_batch += 1
         self.batches[batch.id] = batch
         self.budget.earn(predicted_s, now)
-        if queue.rounding is not None:
-            queue.rounding.start(plan.call_rows, plan.shape)
         behind = slot.batch
         if behind is None:
             self._slots.occupy(slot, batch, now)
@@ -192,7 +244,10 @@ class Dispatching:
         """Whether the batch of this request would be full; asked only for models that wait for company."""
         profile = anchor.queue.profile
         surface = self._costs.surface(profile.name)
-        plan = plan_batch(anchor, surface, self.budget, speed=1.0, most_s=None, now=float("-inf"))
+        try:
+            plan = plan_batch(anchor, surface, self.budget, speed=1.0, most_s=None, now=float("-inf"))
+        except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
+            return True
         return plan.rows >= profile.max_batch
 
     # ------------------------------------------------------------ ahead of time
@@ -202,7 +257,8 @@ class Dispatching:
         while (request := next_up(self.waiting.values(), now, _wants_ahead, self._fills)) is not None:
             first = request.queue.commits.first()
             assert first is not None
-            actions.append(self._give_up(request, first[1], now) or self._give(request, first[1], now))
+            slot = first[1]
+            actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
 
     def _recall_for_free(self, now: float, actions: list[Action]) -> None:
         """Where a slot is free and nothing waits for it, calls back what waits elsewhere behind another batch.
@@ -231,6 +287,14 @@ class Dispatching:
         self._ledger.counters.batches_recalled += 1
         self._ledger.story.note(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
         return RecallBatch(batch=batch.id, slot=batch.slot.id)
+
+
+def _predicted_s(plan: Cut, surface: Surface, speed: float) -> float | None:
+    """Seconds of a batch on its slot; None while nothing is measured."""
+    if not surface.measured:
+        return None
+    rows, shape = plan.call_rows, plan.shape
+    return speed * min(plan.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
 def _has_free(queue: ModelQueue, now: float) -> bool:

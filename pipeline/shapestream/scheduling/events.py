@@ -13,6 +13,18 @@ from typing import TypeAlias
 from shapestream_engine.cost_table import CostTable
 
 
+class ContractError(ValueError):
+    """The caller broke the contract of these events: an id was used twice, or a name for two things."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBytes:
+    """What one input of a model holds: `nbytes` times its size along each of `axes`, which are numbers of dimensions."""
+
+    nbytes: int
+    axes: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """What the scheduler must know of a model."""
@@ -31,8 +43,11 @@ class ModelProfile:
     max_padding_ratio: float | None = None
     """Elements computed only as padding / elements computed, at most, when requests are padded together.
     None: as much as measured costs make worth it."""
+    inputs: tuple[InputBytes, ...] = ()
+    """What its calls hold. Empty: nothing is known of it, and no call is too large."""
     max_batch_bytes: int | None = None
-    """Bytes of the requests of one call, padding not counted, at most; a larger single request runs alone."""
+    """Bytes of the inputs of one call, padding and filled rows included, at most. A larger request runs alone in a call of
+    its own sizes; one whose smallest call would be filled up beyond this is refused. None: any."""
     bounds: tuple[int | None, ...] = ()
     """Parallel to `dimensions`: the largest size that the model takes, where it says one. Empty: it says none."""
     row_calls: tuple[tuple[int, ...], ...] | None = None
@@ -40,6 +55,8 @@ class ModelProfile:
     to `max_batch`. None: one call, of just as many. Other allowed sizes need no place here: requests arrive rounded."""
     max_shapes: int | None = None
     """Distinct call shapes that the devices may be given, at most; the scheduler then rounds shapes up. None: any."""
+    fills_rows: bool = False
+    """Whether rows may be rounded too, by copies of a row. If not, each number of rows has `max_shapes` for itself."""
     static_shapes: tuple[tuple[int, ...], ...] = ()
     """Call shapes that have a static model of their own beside the dynamic one; usually faster."""
     hang_after_s: float | None = None

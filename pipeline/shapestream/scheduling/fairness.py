@@ -9,9 +9,9 @@ the model. Requests go in the order of their *rank*: the start tag less what the
 that sends much queues behind itself, one that sends little goes at the virtual time, which is now, and clients that
 nobody has to wait for go in the order of arrival.
 
-Virtual time is the largest start tag that was given a batch. It also follows, at some distance, all work that is
-started, divided between the clients that are here and one more. The original does not need that, since its flows
-are known and its packets have no priorities. Here it is what keeps anybody from starving: see `dispatched`.
+Virtual time is the largest start tag that was given a batch. It also passes with all work that is started, divided
+between the clients that are here and one more. The original does not need that, since its flows are known and its
+packets have no priorities. Here it is what keeps anybody from starving: see `dispatched`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,9 @@ NOMINAL_S = 1e-3
 _LEAST_S = 1e-9
 """No request is free of charge, or an endless stream of them could pass somebody."""
 
-GRACE = 2.0
-"""Times the largest batch that virtual time may stay behind the work. Tags that are served in turn never need
-more; a smaller one would take from clients with small requests what others' large ones moved it."""
-
-BESIDE = 4.0
-"""Times the largest batch that somebody may start before the virtual time, beside the first that waits: see `_start`. More
-shortens no wait (measured on docs/scheduling.md's flood); less does not catch all that company leaves behind."""
+OWED_S = MAX_PRIORITY * AGEING_S
+"""Seconds of the slots' work of which a client that is here is owed its share, at most: as long as priorities may pass it.
+Whatever holds its requests up for longer saves nothing up for it."""
 
 _FEW_CLIENTS = 64
 
@@ -54,7 +50,7 @@ class FairShares:
     serves both (`absorb`).
     """
 
-    __slots__ = ("_behind_s", "_clean_at", "_finish", "_largest_s", "_last", "queues", "virtual_s")
+    __slots__ = ("_clean_at", "_finish", "_last", "queues", "virtual_s")
 
     def __init__(self, queue: ModelQueue) -> None:
         self.queues = [queue]
@@ -64,10 +60,6 @@ class FairShares:
         self._last: dict[tuple[int, int], float] = {}
         """The last rank of a client's requests of one priority; not kept for priority 0, where ranks only grow."""
         self._clean_at = _FEW_CLIENTS
-        self._behind_s = 0.0
-        """How far virtual time has stayed behind the work."""
-        self._largest_s = 0.0
-        """The share of the largest batch since something waits."""
 
     def __repr__(self) -> str:
         return f"<fair shares at {self.virtual_s:.6f}: {len(self._finish)} clients remembered>"
@@ -77,43 +69,46 @@ class FairShares:
         """Clients whose past counts."""
         return len(self._finish)
 
-    def rank(self, client: int, priority: int, clients: int) -> float:
-        """The rank that a request of this client would get now, when `clients` are here."""
-        ahead_s = priority * AGEING_S / max(1, clients)
-        start = self._start(ahead_s)
-        return max(start, self._finish.get(client, start)) - ahead_s
+    def rank(self, client: int, priority: int, here: Container[int], clients: int) -> float:
+        """The rank that a request of this client would get now; the arguments are those of `admit`."""
+        ahead_s = priority * AGEING_S / clients
+        return self._start(client, here, clients) - ahead_s
 
-    def _start(self, ahead_s: float) -> float:
-        """Where a client starts that owes nothing, with a request whose priority is worth `ahead_s`.
+    def _start(self, client: int, here: Container[int], clients: int) -> float:
+        """The start tag of a client's next request.
 
-        At the virtual time; or beside the first that waits, if that is a little before. Virtual time follows all work,
-        also the company that a batch takes along from far behind. Requests of the same client that were no company to
-        any are passed by it; nobody else should have to wait until they have gone, too. But not far before it: with
+        Where its last one ends. If that has passed, a client that is here has waited meanwhile, and is owed what it did
+        not get: as much as its share of `OWED_S`. One that is not here starts at the virtual time.
+
+        Or beside the first that waits, if that is at most a second of the slots' work before. Virtual time follows all
+        work, also the company that a batch takes along from far behind. Requests of the same client that were no company
+        to any are passed by it; nobody else should have to wait until they have gone, too. But not far before it: with
         endless newcomers the first that waits could be one of them for ever.
         """
-        first_s = min(
-            [first[0] for queue in self.queues if (first := queue.oldest.first())], default=self.virtual_s
-        )
-        start = min(self.virtual_s, first_s + max(0.0, ahead_s))
-        return max(start, self.virtual_s - BESIDE * self._largest_s)
+        finish = self._finish.get(client)
+        if finish is not None and client in here:
+            return max(finish, self.virtual_s - OWED_S / clients)
+        firsts = [first for queue in self.queues if (first := queue.oldest.first())]
+        beside = min(firsts)[2].tag if firsts else self.virtual_s
+        start = max(min(self.virtual_s, beside), self.virtual_s - AGEING_S / clients)
+        return start if finish is None else max(start, finish)
 
     def admit(
         self, client: int, share_s: float, priority: int, here: Container[int], clients: int
     ) -> tuple[float, float]:
         """The start tag and the rank of a request that takes `share_s` seconds of all slots.
 
-        `here` are the clients that have unfinished requests, and `clients` their number.
+        `here` are the clients that have unfinished requests besides this one, and `clients` their number with this one's.
 
         Priority is counted in seconds of everybody's work: virtual time grows by 1/clients while the slots work for
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
         requests of one client and one priority, so a rank is never smaller than the last one.
         """
-        ahead_s = priority * AGEING_S / max(1, clients)
-        start = self._start(ahead_s)
-        tag = max(start, self._finish.get(client, start))
-        self._finish[client] = tag + max(share_s, _LEAST_S)
+        ahead_s = priority * AGEING_S / clients
+        tag = self._start(client, here, clients)
         if len(self._finish) > self._clean_at:
-            self._forget(here, self._start(0.0))
+            self._forget(here)
+        self._finish[client] = tag + max(share_s, _LEAST_S)
         if not priority:
             return tag, tag
         key = (client, priority)
@@ -133,19 +128,22 @@ class FairShares:
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.
 
-        Why nobody starves: all that starts moves virtual time by its `share_s / (clients + 1)`, or leaves it behind
-        that by `GRACE` of the largest batches at most, and `clients` is bounded by the queue. Whoever arrives later
-        gets a tag of at least the virtual time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual
-        time is that much past the rank of a request that waits, nobody new passes it, and those that did were
-        finitely many.
+        Why nobody starves: all that starts moves virtual time by its `share_s / (clients + 1)` at least, and `clients` is
+        bounded by the queue. A client that comes later gets a tag that is at most a second of work before the virtual
+        time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of a
+        request that waits, no new client passes it, and those that were here pass it by what they are owed.
 
         The company that a batch takes along does not count as its start tag: it may have come from far behind.
         """
-        moved_s = max(0.0, min(tag, rank) - self.virtual_s)
-        self._largest_s = max(self._largest_s, share_s)
-        behind_s = max(0.0, self._behind_s + share_s / (clients + 1) - moved_s)
-        self._behind_s = min(behind_s, GRACE * self._largest_s)
-        self.virtual_s += moved_s + (behind_s - self._behind_s)
+        self.virtual_s = max(self.virtual_s + share_s / (clients + 1), min(tag, rank))
+
+    def charge(self, client: int, share_s: float, clients: int) -> None:
+        """Slots worked for `share_s` because of a request of this client, and not as its turn: it pays with later turns.
+
+        The work moves virtual time like any other, also where the client never comes back to pay.
+        """
+        self.virtual_s += share_s / (clients + 1)
+        self._finish[client] = max(self._finish.get(client, self.virtual_s), self.virtual_s) + share_s
 
     def catch_up(self) -> None:
         """Nothing waits: nobody owes anybody anything, and whoever comes next comes first."""
@@ -154,7 +152,6 @@ class FairShares:
             self._finish.clear()
             self._last.clear()
             self._clean_at = _FEW_CLIENTS
-            self._behind_s = self._largest_s = 0.0
 
     def absorb(self, other: FairShares) -> None:
         """A slot joined that serves models of both: from now on they share one virtual time."""
@@ -167,10 +164,12 @@ class FairShares:
             queue.shares = self
         self.queues.extend(other.queues)
 
-    def _forget(self, here: Container[int], start: float) -> None:
-        """Drops the clients that are gone and would start where any new one does."""
+    def _forget(self, here: Container[int]) -> None:
+        """Drops the clients that are gone and owe nothing any more."""
         self._finish = {
-            client: finish for client, finish in self._finish.items() if finish > start or client in here
+            client: finish
+            for client, finish in self._finish.items()
+            if finish > self.virtual_s or client in here
         }
         self._last = {key: rank for key, rank in self._last.items() if key[0] in self._finish}
         self._clean_at = max(_FEW_CLIENTS, 2 * len(self._finish))

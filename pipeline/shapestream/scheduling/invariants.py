@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shapestream.scheduling.dispatching import Dispatching
-from shapestream.scheduling.lanes import Lane
+from shapestream.scheduling.lanes import EMPTY, Lane
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Batch, Hang, Request
@@ -46,8 +46,12 @@ def check(
 def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> None:
     waiting = [request for request in requests if request.state in (QUEUED, RERUN, SUSPECT)]
     assert all(request.state is not DONE for request in requests), "a request that ended is still here"
-    assert ledger.admission.queued_requests == len(waiting)
-    assert ledger.admission.queued_bytes == sum(request.nbytes for request in waiting)
+    room = ledger.admission.room
+    assert room.requests == len(waiting)
+    assert room.nbytes == sum(request.nbytes for request in waiting)
+    held = Counter(request.client for request in waiting)
+    assert {client: requests for client, (requests, _) in room.held().items()} == held
+    assert sum(nbytes for _, nbytes in room.held().values()) == room.nbytes
     assert ledger.running == sum(request.state is RUNNING for request in requests)
     owned = Counter(request.client for request in requests)
     assert owned == ledger.clients, "clients own what is not here, or the reverse"
@@ -191,9 +195,9 @@ def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
     assert lane.buckets, "an empty lane is remembered"
     assert [bucket.key for bucket in lane.buckets] == sorted(bucket.key for bucket in lane.buckets)
     for bucket in lane.buckets:
-        assert queue.buckets[bucket.shape] is bucket
+        assert queue.buckets[bucket.name] is bucket
         fixed = tuple(size for size, padded in zip(bucket.shape, queue.padded, strict=True) if not padded)
-        assert lane.key == fixed, "a lane mixes what may not mix"
+        assert lane.key in (fixed, EMPTY), "a lane mixes what may not mix"
         held = list(bucket.held())
         living = [request for request in held if request.state is QUEUED]
         assert len(held) <= 2 * len(living) + 32, "the dead were not thrown out"
@@ -202,6 +206,7 @@ def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
         assert bucket.count == len(living) > 0
         assert bucket.rows == sum(request.rows for request in living)
         assert bucket.first() is living[0], "a dead entry stands in front"
+        assert all(request.empty == (lane.key == EMPTY) for request in living), "elements beside none"
         full = bool(queue.delay_s) and bucket.rows >= queue.profile.max_batch
-        assert full == (bucket.shape in queue.full)
+        assert full == (bucket.name in queue.full)
         yield from (request.id for request in living)

@@ -20,7 +20,7 @@ from shapestream.scheduling.slots import SlotTable
 
 __all__ = ["Isolation"]
 
-Start: TypeAlias = Callable[[ModelQueue, Slot, float], StartBatch]
+Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]
 Recall: TypeAlias = Callable[[Batch, float, str], RecallBatch]
 
 
@@ -84,7 +84,7 @@ class Isolation:
         elif all(slot.batch is None or slot.batch.hang is Hang.GIVEN_UP for slot in worker.slots.values()):
             turn, slot = min(places, key=lambda place: place[0])
             queue = next(queue for queue in slot.queues if queue.suspect_count and _first_turn(queue) == turn)
-            actions.append(self._start(queue, slot, now))
+            actions.append(self._start(queue, slot, now, actions))
             worker.isolated.batch = slot.batch
 
     def _let_go(self, worker: Worker) -> None:

@@ -177,11 +177,10 @@ def _cut_off(outermost: Bucket, part: tuple[Bucket, int]) -> bool:
 def _window(parts: list[tuple[Bucket, int]], limits: Limits) -> Window:
     counts = [count for _, count in parts]
     shapes = np.repeat(np.array([bucket.shape for bucket, _ in parts], dtype=np.intp), counts, axis=0)
-    if limits.max_bytes is None and all(bucket.single_rows for bucket, _ in parts):
+    if all(bucket.single_rows for bucket, _ in parts):
         return Window(rows=np.ones(len(shapes), dtype=np.intp), shapes=shapes)
     requests = [request for bucket, count in parts for request in bucket.first_requests(count)]
     return Window(
         rows=np.array([request.rows for request in requests], dtype=np.intp),
         shapes=shapes,
-        nbytes=np.array([request.nbytes for request in requests], dtype=np.intp),
     )

@@ -4,6 +4,9 @@ A *lane* holds the requests that may share a batch at all: one model, equal size
 must not be padded. A *bucket* holds those of a lane with exactly the same sizes (only the number of rows
 may differ), in the order of their ranks. The planner cuts batches out of buckets that are near each other.
 
+Requests without elements (some size is 0) have a lane of their own, `EMPTY`: they share no batch with any other, since
+what they claim along the other dimensions is backed by nothing.
+
 A request's *rank* is fixed when it is admitted (fairness.py); the smallest goes first. Whoever arrives later may have
 a smaller one, and stands in front of others from the beginning, so nothing is ever sorted again.
 """
@@ -15,6 +18,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from shapestream.scheduling.records import QUEUED, Request
+
+EMPTY = (-1,)
+"""The key of the lane of requests without elements. No size is negative."""
 
 CHUNK = 512
 """Requests per piece of a bucket, at most: an insertion anywhere moves no more than that."""
@@ -34,11 +40,24 @@ def _last_by_rank(chunk: list[Request]) -> tuple[float, int]:
 class Bucket:
     """The waiting requests of one lane with the same sizes, whatever their rows, by rank."""
 
-    __slots__ = ("_chunks", "_held", "count", "elements", "key", "lane", "rows", "shape", "single_rows")
+    __slots__ = (
+        "_chunks",
+        "_held",
+        "count",
+        "elements",
+        "key",
+        "lane",
+        "name",
+        "rows",
+        "shape",
+        "single_rows",
+    )
 
     def __init__(self, lane: Lane, shape: tuple[int, ...], elements: int) -> None:
         self.lane = lane
         self.shape = shape
+        self.name = (*lane.key, *shape) if lane.key == EMPTY else shape
+        """By which its queue knows it."""
         self.elements = elements
         """Elements of one row, along the dimensions that may be padded."""
         self.key = (elements, shape)

@@ -56,12 +56,19 @@ class LazyHeap:
             self._entries = [entry for entry in self._entries if entry[2].state <= last_live]
             heapify(self._entries)
 
-    def share_until(self, time: float, most: int) -> float:
-        """What share of the living is not later than `time`; looks at `most` entries, evenly spaced, if there are more."""
-        entries = self._entries[:: -(-len(self._entries) // most) or 1]
+    def cost_until(self, time: float, most: int) -> float:
+        """Predicted slot seconds of the living that are not later than `time`, as far as they are known.
+
+        Looks at `most` entries, evenly spaced, if there are more; each of them stands for as many as were left out.
+        """
+        every = -(-len(self._entries) // most) or 1
         last_live = self._last_live
-        early = [entry[0] <= time for entry in entries if entry[2].state <= last_live]
-        return sum(early) / len(early) if early else 0.0
+        seen = [
+            entry[2].cost_s
+            for entry in self._entries[::every]
+            if entry[2].state <= last_live and entry[0] <= time
+        ]
+        return every * sum(seen)
 
     def living(self) -> list[Request]:
         """Every living request, in no order; for checks only."""

@@ -11,7 +11,7 @@ from math import prod
 
 from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest
 from shapestream.scheduling.admission import Admission, Refusal, Terms
-from shapestream.scheduling.events import Arrival
+from shapestream.scheduling.events import Arrival, ContractError
 from shapestream.scheduling.expiry import Expiry
 from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.model_queue import ModelQueue
@@ -51,21 +51,22 @@ class Ledger:
         self.next_order = 0
 
     def admit(self, arrival: Arrival, queue: ModelQueue, terms: Terms, now: float) -> Request:
-        """Takes a request in and lets it wait. Raises ValueError if its id is here already."""
+        """Takes a request in and lets it wait. Raises ContractError if its id is here already."""
         if arrival.id in self.requests:
-            raise ValueError(f"request {arrival.id} is here already; ids are used once")
+            raise ContractError(f"request {arrival.id} is here already; ids are used once")
         sizes = arrival.sizes
         priority = arrival.priority
         if priority:
             priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, priority))
         client = arrival.client
         clients = self.clients
-        owned = clients[client] = clients.get(client, 0) + 1
         shares = queue.shares
         if not queue.count and not any(other.waiting for other in shares.queues):
             shares.catch_up()
-        cost_s, share_s, alone_s, _ = terms
-        tag, rank = shares.admit(client, share_s, priority, clients, len(clients))
+        cost_s, share_s, alone_s, _, promised = terms
+        owned = clients.get(client, 0) + 1
+        tag, rank = shares.admit(client, share_s, priority, clients, len(clients) + (owned == 1))
+        clients[client] = owned
         request = Request(
             arrival.id,
             client,
@@ -81,14 +82,14 @@ class Ledger:
             tag,
             cost_s,
             share_s,
+            promised,
         )
         queue.add(request)
         self.next_order += 1
         self.requests[request.id] = request
         if request.deadline is not None:
             self.deadlines.watch(request, request.deadline, alone_s, owned)
-        self.admission.queued_requests += 1
-        self.admission.queued_bytes += request.nbytes
+        self.admission.room.admit(request)
         return request
 
     def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
@@ -107,13 +108,11 @@ class Ledger:
 
         `first` is the request whose turn it was.
         """
-        nbytes = 0
+        leave = self.admission.room.leave
         for request in plan.members:
             request.batch = batch
-            nbytes += request.nbytes
+            leave(request)
         count = len(batch.ids)
-        self.admission.queued_requests -= count
-        self.admission.queued_bytes -= nbytes
         self.running += count
         counters = self.counters
         counters.batches_started += 1
@@ -143,8 +142,7 @@ class Ledger:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
             request.batch = None
-            self.admission.queued_bytes += request.nbytes
-        self.admission.queued_requests += len(requests)
+            self.admission.room.enter(request)
         self.running -= len(requests)
 
     def deliver(self, batch: Batch, now: float, actions: list[Action]) -> None:
@@ -170,6 +168,8 @@ class Ledger:
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
         batch.queue.caution.ended_well(len(ids))
+        if batch.queue.apart:
+            batch.queue.apart.ran_well(members)
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
 
@@ -182,7 +182,8 @@ class Ledger:
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """Ends a request whose deadline has passed, or cannot be met any more."""
-        request.queue.caution.ended_late(request.arrived, now)
+        if request.promised:
+            request.queue.caution.ended_late(request.arrived, now)
         if request.state is RUNNING and request.batch is not None and request.batch.started is not None:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:
@@ -224,8 +225,7 @@ class Ledger:
                 request.queue.drop_rerun(request)
             else:
                 request.queue.drop_suspect(request)
-            self.admission.queued_requests -= 1
-            self.admission.queued_bytes -= request.nbytes
+            self.admission.room.leave(request)
         del self.requests[request.id]
         if self.clients[request.client] > 1:
             self.clients[request.client] -= 1

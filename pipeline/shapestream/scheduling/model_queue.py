@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf, prod
 
 from shapestream.scheduling.agenda import Agenda
+from shapestream.scheduling.apart import Apart
 from shapestream.scheduling.caution import Caution
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
-from shapestream.scheduling.lanes import Bucket, Lane
+from shapestream.scheduling.lanes import EMPTY, Bucket, Lane
 from shapestream.scheduling.lazy_heap import LazyHeap
 from shapestream.scheduling.records import DONE, RERUN, RUNNING, SUSPECT, Request, State
 from shapestream.scheduling.rounding import ShapeRounding
@@ -24,7 +26,10 @@ class ModelQueue:
     """Everything that waits for one model, and the free slots that it may wait for."""
 
     __slots__ = (
+        "_fastest",
+        "_paces",
         "ahead",
+        "apart",
         "brimmed_at",
         "buckets",
         "caution",
@@ -34,7 +39,6 @@ class ModelQueue:
         "delay_s",
         "due",
         "ends",
-        "fastest",
         "free",
         "full",
         "has_batch",
@@ -83,8 +87,10 @@ class ModelQueue:
         self.free: dict[int, Slot] = {}
         """The free slots that serve this model, longest free first."""
         self.slot_count = 0
-        self.fastest = 1.0
-        """The smallest pace of its slots: seconds there / seconds on the most common kind."""
+        self._paces: Counter[float] = Counter()
+        """How many of its slots have each pace: seconds there / seconds on the most common kind."""
+        self._fastest: float | None = None
+        """The smallest pace; None where it must be looked for."""
         self.ends = Agenda()
         """The busy slots that serve this model, by when they are predicted to become free."""
         self.commits = Agenda()
@@ -95,6 +101,7 @@ class ModelQueue:
         self.recalling = 0
         """Batches of this model that were recalled, of which nothing was heard yet."""
         self.caution = Caution()
+        self.apart = Apart(profile.max_batch)
         self.brimmed_at = -inf
         """When the last request was refused because it would have waited too long: then the queue is as long as
         deadlines allow, and whatever takes longer than it might makes somebody late."""
@@ -109,6 +116,27 @@ class ModelQueue:
         )
 
     @property
+    def fastest(self) -> float:
+        """The smallest pace of its slots; 1.0 where it has none."""
+        if self._fastest is None:
+            self._fastest = min(self._paces, default=1.0)
+        return self._fastest
+
+    def add_pace(self, pace: float) -> None:
+        """Count a slot with this pace."""
+        self._paces[pace] += 1
+        if self._fastest is not None and pace < self._fastest:
+            self._fastest = pace
+
+    def remove_pace(self, pace: float) -> None:
+        """Count it no longer. Slots leave by the thousand, so the smallest of the others is looked for when it is needed."""
+        self._paces[pace] -= 1
+        if not self._paces[pace]:
+            del self._paces[pace]
+            if pace == self._fastest:
+                self._fastest = None
+
+    @property
     def waiting(self) -> int:
         """Requests that wait, in lanes, to be run again, or to be run alone."""
         return self.count + self.rerun_count + self.suspect_count
@@ -120,28 +148,28 @@ class ModelQueue:
 
     def add(self, request: Request) -> None:
         """Puts a new request into its bucket."""
-        bucket = self.buckets.get(request.shape)
+        name = (*EMPTY, *request.shape) if request.empty else request.shape
+        bucket = self.buckets.get(name)
         if bucket is None:
-            bucket = self._open_bucket(request.shape)
+            bucket = self.buckets[name] = self._open_bucket(request)
         request.bucket = bucket
         bucket.add(request)
-        if self.rounding is not None:
-            self.rounding.observe((request.rows, *request.shape) if self.has_batch else request.shape)
         self.oldest.push(request.rank, request)
         self.count += 1
         self.rows += request.rows
         self.cost_s += request.cost_s
         if self.delay_s and bucket.rows >= self.profile.max_batch:
-            self.full[bucket.shape] = bucket
+            self.full[bucket.name] = bucket
 
-    def _open_bucket(self, shape: tuple[int, ...]) -> Bucket:
+    def _open_bucket(self, request: Request) -> Bucket:
+        shape = request.shape
         sizes_and_padded = list(zip(shape, self.padded, strict=True))
-        key = tuple(size for size, padded in sizes_and_padded if not padded)
+        key = EMPTY if request.empty else tuple(size for size, padded in sizes_and_padded if not padded)
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)
         elements = prod(size for size, padded in sizes_and_padded if padded)
-        bucket = self.buckets[shape] = Bucket(lane, shape, elements)
+        bucket = Bucket(lane, shape, elements)
         lane.add(bucket)
         return bucket
 
@@ -157,7 +185,7 @@ class ModelQueue:
             bucket = request.bucket
             bucket.count -= 1
             bucket.rows -= request.rows
-            touched[bucket.shape] = bucket
+            touched[bucket.name] = bucket
         self.count -= len(requests)
         self.rows -= rows
         # Sums of floats drift; nothing is exactly nothing.
@@ -166,15 +194,15 @@ class ModelQueue:
             if bucket.count:
                 bucket.drop_dead()
                 if self.full and bucket.rows < self.profile.max_batch:
-                    self.full.pop(bucket.shape, None)
+                    self.full.pop(bucket.name, None)
             else:
                 self._close_bucket(bucket)
         self.oldest.shrink(self.count)
         self.due.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:
-        del self.buckets[bucket.shape]
-        self.full.pop(bucket.shape, None)
+        del self.buckets[bucket.name]
+        self.full.pop(bucket.name, None)
         lane = bucket.lane
         lane.remove(bucket)
         if not lane.buckets:

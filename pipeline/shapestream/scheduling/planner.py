@@ -20,7 +20,7 @@ from shapestream.scheduling.planning_budget import PlanningBudget
 from shapestream.scheduling.records import Request
 from shapestream.scheduling.segments import Limits
 
-__all__ = ["Cut", "PlanningBudget", "plan_batch", "together"]
+__all__ = ["Cut", "PlanningBudget", "plan_batch", "together", "unplanned"]
 
 DELAYED = 2.0
 """Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
@@ -71,11 +71,11 @@ def plan_batch(
     profile = queue.profile
     costs = budget.costs(surface, profile, queue.rounding)
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
-    if not queue.has_batch or anchor.rows >= rows or queue.count == 1:
+    if not queue.has_batch or anchor.rows >= rows or queue.count == 1 or anchor.empty:
         return _cut([anchor], costs, anchor.bucket)
     limits = Limits(
         max_rows=rows,
-        max_bytes=profile.max_batch_bytes,
+        max_bytes=costs.bytes.planned_most,
         max_padding_ratio=profile.max_padding_ratio,
         most_s=None if most_s is None else most_s / speed,
     )
@@ -89,6 +89,13 @@ def plan_batch(
     members = within_limits(members or [anchor], costs, limits, speed, now)
     # Its own bucket comes first, so if the last is of it, all are.
     return _cut(members, costs, bucket if members[-1].bucket is bucket else None)
+
+
+def unplanned(members: Sequence[Request]) -> Cut:
+    """The batch of exactly these requests, at their own sizes; nothing is worked out."""
+    shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+    rows = sum([request.rows for request in members])
+    return Cut(members, rows, shape, call_rows=rows)
 
 
 def together(members: Sequence[Request], surface: Prediction) -> Cut:

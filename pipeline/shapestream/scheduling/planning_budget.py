@@ -34,7 +34,8 @@ SEGMENT_S = 15e-9
 """Per segment that it looks at, where one dimension is padded: each has the shape of its last request."""
 MIXED_CUT_S = 150e-6
 MIXED_SEGMENT_S = 120e-9
-"""In addition, and instead, where several dimensions are padded, and each segment has a shape of its own."""
+"""In addition, and instead, where two or three dimensions are padded, and each segment has a shape of its own; with each
+two more it takes that much more."""
 
 _SURFACES = 256
 """Surfaces whose costs are remembered. Workers that are alike share theirs, unless what is new to each of them matters."""
@@ -45,7 +46,7 @@ def planning_s(requests: int, reach: int, dimensions: int) -> float:
     segments = requests * min(requests, reach)
     if dimensions < 2:
         return CUT_S + requests * REQUEST_S + segments * SEGMENT_S
-    return CUT_S + MIXED_CUT_S + requests * REQUEST_S + segments * MIXED_SEGMENT_S
+    return CUT_S + MIXED_CUT_S + requests * REQUEST_S + segments * (dimensions // 2) * MIXED_SEGMENT_S
 
 
 class PlanningBudget:

@@ -49,11 +49,13 @@ class Request:
         "client",
         "cost_s",
         "deadline",
+        "failed_s",
         "id",
         "losses",
         "nbytes",
         "order",
         "priority",
+        "promised",
         "queue",
         "rank",
         "rows",
@@ -83,6 +85,7 @@ class Request:
         tag: float = 0.0,
         cost_s: float = 0.0,
         share_s: float = 0.0,
+        promised: bool = False,
     ) -> None:
         self.id = id
         self.client = client
@@ -104,9 +107,18 @@ class Request:
         """Predicted seconds of one slot, in good company; 0.0 while nothing is measured."""
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
+        self.promised = promised
+        """Whether it was estimated to meet its deadline when it was admitted."""
         self.losses = 0
+        self.failed_s = 0.0
+        """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
         self.state = QUEUED
         self.batch = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no elements, whatever it claims to be along the other dimensions."""
+        return not self.rows or 0 in self.shape
 
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
@@ -133,6 +145,7 @@ class Batch:
         "cancelled",
         "commit_at",
         "ends_at",
+        "guess_s",
         "hang",
         "hang_at",
         "id",
@@ -166,6 +179,8 @@ class Batch:
         """Members that somebody still waits for."""
         self.predicted_s = predicted_s
         """Seconds of this slot; None while nothing is measured."""
+        self.guess_s = predicted_s or 0.0
+        """The same without the bound for sizes beyond all that was measured; for the hang watch alone."""
         self.started: float | None = None
         """Since when it is the one that its slot runs; None while it waits behind another."""
         self.ends_at = 0.0

@@ -47,9 +47,13 @@ class Recovery:
             self.lost(batch, f"{event.code}: {event.message}", now, actions)
             return
         self.ledger.story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)
+        if len(batch.ids) > 1:
+            _ran_in_vain(batch)
         living = _living(batch)
         if len(batch.ids) == 1:
-            actions.extend(self.ledger.fail(request, event.code, event.message, now) for request in living)
+            for request in living:
+                actions.append(self.ledger.fail(request, event.code, event.message, now))
+                self._blame(request, killed=False)
             return
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
         middle = (len(living) + 1) // 2
@@ -73,8 +77,11 @@ class Recovery:
             message = (
                 f"what ran it died, or hung, and so did the next worker, where nothing else ran: {reason}"
             )
-            actions.extend(self.ledger.fail(request, "poisoned", message, now) for request in _living(batch))
+            for request in _living(batch):
+                actions.append(self.ledger.fail(request, "poisoned", message, now))
+                self._blame(request, killed=True)
             return
+        _ran_in_vain(batch)
         for request in self._may_run_again(batch, reason, now, actions):
             self._suspect(request, accused=True)
 
@@ -93,6 +100,14 @@ class Recovery:
         for request in batch.members:
             if request.state is RUNNING:
                 actions.append(self.ledger.fail(request, code, message, now))
+
+    def _blame(self, request: Request, *, killed: bool) -> None:
+        """What ran because of a request that was to blame is charged to its client, and its like runs apart for a while.
+
+        `killed`: it ended processes. Others of its client still share calls: one death then accuses all of them at once.
+        """
+        request.queue.shares.charge(request.client, request.failed_s, len(self.ledger.clients))
+        request.queue.apart.failed(request, singly=not killed)
 
     def _may_run_again(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> list[Request]:
         """Counts the loss of a batch. The members that get another try; the others fail."""
@@ -126,6 +141,13 @@ class Recovery:
         queue = group[0].queue
         queue.put_rerun(group)
         self.waiting[queue.profile.name] = queue
+
+
+def _ran_in_vain(batch: Batch) -> None:
+    """Notes with each member what a batch took that failed, perhaps because of it."""
+    share_s = sum([request.share_s for request in batch.members])
+    for request in batch.members:
+        request.failed_s += share_s
 
 
 def _living(batch: Batch) -> list[Request]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, RecallBatch
+from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, RecallBatch, ReportFault
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
@@ -55,7 +55,10 @@ class Reports:
         elif event.busy_s > 0.0 and all(batch.sizes):
             # Nothing is learned from a call without the expired members, which had another shape, from one without
             # elements, and from a clock that saw no time pass.
-            self._learn(batch, event)
+            try:
+                self._learn(batch, event)
+            except Exception as error:  # noqa: BLE001 - results are delivered, whatever they teach
+                actions.append(ReportFault(error=error, about="costs of a batch", requests=batch.ids))
         ledger.deliver(batch, now, actions)
         batch.release_members()
 

@@ -15,6 +15,7 @@ lately, worked out anew when the traffic has changed by enough to be worth it.
   more: a call gets the smallest known shape that holds it.
 
 Shapes that differ where they may not be rounded are different for good: each group of them has the cap for itself.
+Rows are such a size unless the profile says that they may be filled up.
 Static shapes are beside it: the dynamic model never meets them.
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
@@ -54,14 +56,20 @@ class ShapeRounding:
 
     def __init__(self, profile: ModelProfile, seconds: Seconds | None = None) -> None:
         """`seconds` prices boundaries, by elements without. Raises `ValueError` without a cap, or an upper bound."""
-        if profile.max_shapes is None or profile.max_shapes < 1:
+        cap = profile.max_shapes
+        if cap is None or cap < 1:
             raise ValueError(f"model {profile.name!r} has no cap on shapes to round for")
+        self._rows_are_fixed = profile.has_batch and not profile.fills_rows
+        if self._rows_are_fixed:
+            # Then they are one more size of a shape, and each call has one "row" of it.
+            profile = replace(profile, has_batch=False, paddable=(False, *profile.paddable[1:]))
+            seconds = None if seconds is None else _by_first_size(seconds)
         first = 1 if profile.has_batch else 0
         self._profile = profile
         self._seconds = seconds
         self._first = first
-        self._exact = profile.max_shapes // 4
-        self._combinations = profile.max_shapes - self._exact
+        self._exact = cap // 4
+        self._combinations = cap - self._exact
         self._axes = tuple(
             axis for axis in range(len(profile.dimensions) - first) if profile.paddable[axis + first]
         )
@@ -98,7 +106,8 @@ class ShapeRounding:
     def boundaries(self) -> tuple[tuple[int, ...] | None, ...]:
         """Per dimension of a shape, the sizes that late calls have; None: any, as it may not be rounded."""
         count = len(self._profile.dimensions) - self._first
-        return tuple(self._learned.per_axis.get(axis) for axis in range(count))
+        per_axis = tuple(self._learned.per_axis.get(axis) for axis in range(count))
+        return per_axis[1:] if self._rows_are_fixed else per_axis
 
     @property
     def learned(self) -> int:
@@ -122,6 +131,12 @@ class ShapeRounding:
 
         What was rounded stays as it is when it is rounded again. Nothing is counted: see `start`.
         """
+        if self._rows_are_fixed:
+            _, sizes = self._call_sizes(1, (rows, *shape))
+            return sizes[0], sizes[1:]
+        return self._call_sizes(rows, shape)
+
+    def _call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
         key = (rows, shape)
         given = self._remembered.get(key)
         if given is None:
@@ -133,8 +148,14 @@ class ShapeRounding:
 
     def start(self, rows: int, shape: Shape) -> tuple[int, Shape]:
         """`call_sizes` of a call that is now started: from now on its shape counts under the cap."""
+        if self._rows_are_fixed:
+            _, sizes = self._start(1, (rows, *shape))
+            return sizes[0], sizes[1:]
+        return self._start(rows, shape)
+
+    def _start(self, rows: int, shape: Shape) -> tuple[int, Shape]:
         group = self._group(tuple([shape[axis] for axis in self._fixed]))
-        call_rows, call_shape = self.call_sizes(rows, shape)
+        call_rows, call_shape = self._call_sizes(rows, shape)
         most = self._rows[-1]
         # More rows than one call has are divided: whole ones, and what is left.
         for each in {most, call_rows % most or most} if call_rows > most else {call_rows}:
@@ -182,6 +203,12 @@ class ShapeRounding:
         """What calls of these rows (n,) and shapes (n, d) would be given, each by itself; none is counted."""
         if not len(rows):
             return rows, shapes
+        if self._rows_are_fixed:
+            _, sizes = self._preview(np.ones_like(rows), np.column_stack([rows, shapes]))
+            return sizes[:, 0], sizes[:, 1:]
+        return self._preview(rows, shapes)
+
+    def _preview(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
         if not self._fixed or (shapes[:, self._fixed] == shapes[0, self._fixed]).all():
             return self._preview_group(rows, shapes)
         out_rows, out_shapes = np.empty_like(rows), np.empty_like(shapes)
@@ -287,6 +314,11 @@ class ShapeRounding:
         ]
         costs: Floats = np.min(per_row, axis=0)
         return np.maximum.accumulate(costs) if np.isfinite(costs).all() else plain
+
+
+def _by_first_size(seconds: Seconds) -> Seconds:
+    """The same of batches whose rows are the first size of their shapes."""
+    return lambda rows, shapes: seconds(shapes[:, 0], shapes[:, 1:])
 
 
 def _next(boundaries: Sequence[int], size: int) -> int:

@@ -9,11 +9,11 @@ Events change the books, here and in `reports.py`; what follows from that, who r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import assert_never
 
-from shapestream.scheduling.actions import Action, CancelBatch
+from shapestream.scheduling.actions import Action, CancelBatch, FailRequest, ReportFault
 from shapestream.scheduling.admission import Admission, Refusal
 from shapestream.scheduling.cost_kind import NOTHING_LEARNED
 from shapestream.scheduling.cost_model import CostModel
@@ -22,6 +22,7 @@ from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
     BatchFinished,
+    ContractError,
     DrainStarted,
     Event,
     ModelAdded,
@@ -40,10 +41,12 @@ from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import RUNNING, Request
+from shapestream.scheduling.queue_room import QueueRoom
+from shapestream.scheduling.records import RUNNING
 from shapestream.scheduling.recovery import Recovery
 from shapestream.scheduling.reports import Reports
 from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.slot import Slot
 from shapestream.scheduling.slots import SlotTable
 from shapestream.scheduling.statistics import Statistics, take_stock
 from shapestream.scheduling.story import Story
@@ -55,7 +58,10 @@ class Scheduler:
 
     Every admitted id ends exactly once, by `DeliverResults`, `FailRequest` or `ForgetRequest`; so does
     every id that is refused, by `FailRequest`. Times given to `handle` must not go backwards; if one does,
-    the latest so far is used. Raises ValueError only for events that break the contract of events.py.
+    the latest so far is used. Raises ContractError only for events that break the contract of events.py.
+
+    No other error leaves `handle` as long as the books agree with each other: what could not be worked out is a
+    `ReportFault`, and a request that it is about fails alone, as `internal`.
     """
 
     def __init__(
@@ -75,7 +81,8 @@ class Scheduler:
         self._slots = SlotTable(self._watch)
         self._costs = CostModel(learned)
         waiting: dict[str, ModelQueue] = {}
-        self._admission = Admission(max_queued_requests, max_queued_bytes, max_queued_s, waiting, self._costs)
+        room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
+        self._admission = Admission(room, waiting, self._costs)
         self._ledger = Ledger(self._admission, Story(story_length))
         self._dispatching = Dispatching(self._ledger, self._slots, self._costs, self._queues, waiting)
         recovery = Recovery(self._ledger, waiting, max_attempts, self._dispatching.isolation)
@@ -90,6 +97,23 @@ class Scheduler:
         """Takes one event and returns what to do about it, in order."""
         self._now = now = max(now, self._now)
         actions: list[Action] = []
+        agree = True
+        for step in (self._take, self._follow):
+            try:
+                step(event, now, actions)
+            except ContractError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge where a defect becomes a line of the log
+                agree = False
+                actions.append(ReportFault(error=error, about=type(event).__name__))
+        if not agree:
+            if isinstance(event, RequestsArrived):
+                self._refuse_unanswered(event.requests, now, actions)
+            self.check_invariants()  # what does not agree any more must not go on
+        return actions
+
+    def _take(self, event: Event, now: float, actions: list[Action]) -> None:
+        """Changes the books by an event."""
         ledger = self._ledger
         while (late := ledger.deadlines.due(now)) is not None:
             actions.append(ledger.fail_late(late, now))
@@ -110,10 +134,9 @@ class Scheduler:
             case BatchFailed():
                 self._reports.failed(event, now, actions)
             case SlotJoined():
-                self._slot_joined(event)
+                self._slots_joined((event,), actions)
             case SlotsJoined():
-                for joined in event.slots:
-                    self._slot_joined(joined)
+                self._slots_joined(event.slots, actions)
             case SlotClosing():
                 self._slot_closing(event, now, actions)
             case SlotLeft():
@@ -128,12 +151,14 @@ class Scheduler:
                 self._admission.draining = True
             case _:
                 assert_never(event)
+
+    def _follow(self, event: Event, now: float, actions: list[Action]) -> None:
+        """Does what follows from the books."""
         if self._watch.next_look <= now:
             self._reports.hang(now, actions)
         self._dispatching.run(now, actions)
-        if ledger.unwanted:
+        if self._ledger.unwanted:
             self._drop_unwanted(now, actions)
-        return actions
 
     def next_wakeup(self) -> float | None:
         """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
@@ -173,15 +198,24 @@ class Scheduler:
                 )
             self._slots.connect_model(queue)
         elif known.profile != profile:
-            raise ValueError(f"model {profile.name!r} is here already, with another profile")
+            raise ContractError(f"model {profile.name!r} is here already, with another profile")
 
-    def _slot_joined(self, event: SlotJoined) -> None:
-        self._slots.join(event.slot, event.models, self._queues, event.prefetch_s, event.worker)
-        self._costs.join(event.slot, event.worker, event.costs, event.models)
-        slot = self._slots.slots[event.slot]
-        for queue in slot.queues:
-            if queue.seen:
-                self._reports.measure_pace(slot, queue.profile.name, next(reversed(queue.seen)))
+    def _slots_joined(self, events: Sequence[SlotJoined], actions: list[Action]) -> None:
+        first_of: dict[str, Slot] = {}
+        for event in events:
+            self._slots.join(event.slot, event.models, self._queues, event.prefetch_s, event.worker)
+            slot = self._slots.slots[event.slot]
+            alike = first_of.setdefault(event.worker or f"slot {event.slot}", slot)
+            try:
+                self._costs.join(event.slot, event.worker, event.costs, event.models)
+                for queue in slot.queues:
+                    name = queue.profile.name
+                    if slot is not alike:  # slots of one worker are equally fast
+                        self._slots.set_pace(slot, queue, alike.paces.get(name, 1.0))
+                    elif queue.seen:
+                        self._reports.measure_pace(slot, name, next(reversed(queue.seen)))
+            except Exception as error:  # noqa: BLE001 - the slot serves without what it has measured
+                actions.append(ReportFault(error=error, about="costs of a slot"))
 
     def _slot_closing(self, event: SlotClosing, now: float, actions: list[Action]) -> None:
         slot = self._slots.close(event.slot)
@@ -198,7 +232,18 @@ class Scheduler:
         admitted: list[int] = []
         for arrival in arrivals:
             queue = queues.get(arrival.model)
-            terms = admission.consider(arrival, queue, len(ledger.clients), now)
+            due = now
+            try:
+                # All that may fail comes before any book is changed.
+                terms = admission.consider(arrival, queue, ledger.clients, now)
+                if queue is not None and not isinstance(terms, Refusal):
+                    if queue.delay_s:
+                        due = self._due(arrival, queue, now)
+                    if queue.rounding is not None and 0 not in arrival.sizes:
+                        queue.rounding.observe(arrival.sizes)
+            except Exception as error:  # noqa: BLE001 - one arrival fails alone
+                terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
+                actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
             if isinstance(terms, Refusal) or queue is None:
                 assert isinstance(terms, Refusal), "a model that is not known is refused"
                 actions.append(ledger.refuse(arrival, terms, now))
@@ -207,18 +252,26 @@ class Scheduler:
             admitted.append(request.id)
             self._dispatching.waiting[arrival.model] = queue
             if queue.delay_s:
-                queue.due.push(self._due(request, queue, now), request)
+                queue.due.push(due, request)
         if admitted:
             ledger.counters.admitted += len(admitted)
             ledger.story.note(now, tuple(admitted), "admitted")
 
-    def _due(self, request: Request, queue: ModelQueue, now: float) -> float:
+    def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
+        """Fails those of an event that went wrong that came neither in nor out."""
+        answered = {action.id for action in actions if isinstance(action, FailRequest)}
+        refusal = Refusal("internal", "the server failed while it took this request in; see its log")
+        for arrival in arrivals:
+            if arrival.id not in answered and arrival.id not in self._ledger.requests:
+                actions.append(self._ledger.refuse(arrival, refusal, now))
+
+    def _due(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
         """Until when a request may wait for company: not at all if that could cost it its deadline."""
         due = now + queue.delay_s
-        if request.deadline is None:
+        if arrival.deadline is None:
             return due
-        call_s = self._costs.batch_s(queue.profile.name, (request.rows, *request.shape)) or 0.0
-        return due if due + call_s < request.deadline else now
+        call_s = self._costs.batch_s(queue.profile.name, arrival.sizes) or 0.0
+        return due if due + call_s < arrival.deadline else now
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
         """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""

@@ -18,19 +18,22 @@ work alone that counts; with few, it hesitates to let the first wait for the las
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from shapestream.scheduling.elements import elements_of_many
 
 __all__ = ["PAIRS", "Limits", "SegmentCosts", "Window", "cut_window", "optimal_ends", "segment_seconds"]
 
 PAIRS = 16384
 """Segments that are looked at per window, at most: 256 ends of up to 64 requests each."""
 
+_Number = TypeVar("_Number", np.intp, np.float64)
+
 _MARKED = 1 << 17
-"""Combinations of sizes up to which those in use are marked in an array, rather than sorted."""
+"""Combinations of sizes up to which those in use are marked in an array; where there are more, they are sorted first."""
 
 NEVER = 1e6
 """What a request that no call can take is said to cost, in multiples of the dearest finite segment: it
@@ -46,6 +49,9 @@ class SegmentCosts(Protocol):
     def table(self, shapes: NDArray[np.intp], max_rows: int) -> NDArray[np.float64]:
         """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""
 
+    def nbytes(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+        """What calls with `rows` (n,) and `shapes` (n, d) hold; asked only where bytes are limited."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -53,6 +59,7 @@ class Limits:
 
     max_rows: int
     max_bytes: int | None = None
+    """Of its call, padding included."""
     max_padding_ratio: float | None = None
     most_s: float | None = None
 
@@ -64,8 +71,6 @@ class Window:
     rows: NDArray[np.intp]
     shapes: NDArray[np.intp]
     """(n, d), without the batch axis."""
-    nbytes: NDArray[np.intp] | None = None
-    """Needed only where bytes are limited."""
 
     def __len__(self) -> int:
         """Requests in it."""
@@ -126,11 +131,12 @@ def segment_seconds(window: Window, costs: SegmentCosts, limits: Limits) -> NDAr
     if not single:
         rows = _sums(window.rows, reach)
     legal = None if single else rows <= limits.max_rows
-    if limits.max_bytes is not None and window.nbytes is not None:
-        legal = _both(legal, _sums(window.nbytes, reach) <= limits.max_bytes)
+    if limits.max_bytes is not None:
+        nbytes = costs.nbytes(rows.ravel(), shapes[places.ravel()]).reshape(rows.shape)
+        legal = _both(legal, nbytes <= limits.max_bytes)
     if limits.max_padding_ratio is not None:
-        real = _sums(window.rows * window.shapes.prod(axis=1), reach)
-        computed = rows * shapes.prod(axis=1)[places]
+        real = _sums(window.rows * elements_of_many(list(window.shapes.T)), reach)
+        computed = rows * elements_of_many(list(shapes.T))[places]
         legal = _both(legal, real >= (1.0 - limits.max_padding_ratio) * computed)
     if legal is not None:
         legal[:, -1] = True
@@ -146,10 +152,10 @@ def _both(one: NDArray[np.bool_] | None, other: NDArray[np.bool_]) -> NDArray[np
     return other if one is None else one & other
 
 
-def _sums(values: NDArray[np.intp], reach: int) -> NDArray[np.intp]:
+def _sums(values: NDArray[_Number], reach: int) -> NDArray[_Number]:
     """The sum of every segment; before the first item there are zeros."""
     before = np.concatenate((np.zeros(reach, dtype=values.dtype), np.cumsum(values)))
-    sums: NDArray[np.intp] = before[reach:, None] - np.lib.stride_tricks.sliding_window_view(
+    sums: NDArray[_Number] = before[reach:, None] - np.lib.stride_tricks.sliding_window_view(
         before[:-1], reach
     )
     return sums
@@ -164,23 +170,28 @@ def _call_shapes(shapes: NDArray[np.intp], reach: int) -> tuple[NDArray[np.intp]
         return shapes[new], np.broadcast_to((np.cumsum(new) - 1)[:, None], (n, reach))
     # Sizes are replaced by their ranks per dimension, so that a shape is one small number.
     codes = np.zeros((n, reach), dtype=np.intp)
-    sizes_of = []
+    largest = []
+    different = 1
     for column in shapes.T:
         sizes, ranks = np.unique(column, return_inverse=True)
+        ranks = _largest(ranks, reach)
+        largest.append((sizes, ranks))
         codes *= len(sizes)
-        codes += _largest(ranks, reach)
-        sizes_of.append(sizes)
-    grid = tuple(map(len, sizes_of))
-    if prod(grid) <= _MARKED:
-        marks = np.zeros(prod(grid), dtype=np.intp)
-        marks[codes] = 1
-        used = np.flatnonzero(marks)
-        places = (np.cumsum(marks) - 1)[codes]
-    else:
-        used, places = np.unique(codes, return_inverse=True)
-    found = np.unravel_index(used, grid)
-    columns = [sizes[ranks] for sizes, ranks in zip(sizes_of, found, strict=True)]
-    return np.stack(columns, axis=1), places.reshape(codes.shape)
+        codes += ranks
+        different *= len(sizes)
+        if different > _MARKED:
+            # Many dimensions: the combinations of those so far that are in use, numbered, so that no code overflows.
+            used, codes = np.unique(codes, return_inverse=True)
+            codes = codes.reshape(n, reach)
+            different = len(used)
+    marks = np.zeros(different, dtype=np.intp)
+    marks[codes] = 1
+    numbers = np.cumsum(marks)
+    places = (numbers - 1)[codes]
+    one_of = np.empty(numbers[-1], dtype=np.intp)
+    one_of[places.ravel()] = np.arange(places.size)
+    columns = [sizes[ranks.ravel()[one_of]] for sizes, ranks in largest]
+    return np.stack(columns, axis=1), places
 
 
 def _largest(ranks: NDArray[np.intp], reach: int) -> NDArray[np.intp]:

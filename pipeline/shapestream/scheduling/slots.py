@@ -9,6 +9,7 @@ A busy slot may hold a second batch, which waits behind the one that runs and ta
 
 from __future__ import annotations
 
+from shapestream.scheduling.events import ContractError
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import Batch, Hang
@@ -63,7 +64,7 @@ class SlotTable:
     ) -> None:
         """Adds a slot of the named process. Models that are not known yet are connected when they are added."""
         if id in self.slots:
-            raise ValueError(f"slot {id} has joined already")
+            raise ContractError(f"slot {id} has joined already")
         process = process or f"slot {id}"
         worker = self.workers.setdefault(process, Worker(process))
         slot = self.slots[id] = Slot(id, models, prefetch_s, worker)
@@ -80,8 +81,7 @@ class SlotTable:
     def _connect(self, slot: Slot, queue: ModelQueue) -> None:
         if slot.queues and slot.queues[0].shares is not queue.shares:
             slot.queues[0].shares.absorb(queue.shares)
-        # Nothing is known of its speed yet.
-        queue.fastest = min(queue.fastest, 1.0) if queue.slot_count else 1.0
+        queue.add_pace(1.0)  # nothing is known of its speed yet
         queue.slot_count += 1
         slot.connect(queue)
 
@@ -97,7 +97,7 @@ class SlotTable:
         if not worker.slots:
             del self.workers[worker.name]
         worker.runs_no_longer(slot.batch)
-        if any(not other.closing for other in worker.slots.values()):
+        if worker.killed and any(not other.closing for other in worker.slots.values()):
             self.spare(worker)  # a process that has gone as a whole has closed all its slots before
         behind = slot.behind
         if behind is not None:
@@ -118,8 +118,7 @@ class SlotTable:
             slot.forget(slot.batch)
         for queue in slot.queues:
             queue.slot_count -= 1
-            if slot.paces.get(queue.profile.name, 1.0) <= queue.fastest:
-                self._find_fastest(queue)
+            queue.remove_pace(slot.paces.get(queue.profile.name, 1.0))
         slot.queues.clear()
         return slot
 
@@ -209,22 +208,9 @@ class SlotTable:
     def set_pace(self, slot: Slot, queue: ModelQueue, pace: float) -> None:
         """A slot takes so many times what the most common kind takes for this model."""
         name = queue.profile.name
-        was_fastest = slot.paces.get(name, 1.0) <= queue.fastest
+        queue.remove_pace(slot.paces.get(name, 1.0))
+        queue.add_pace(pace)
         slot.paces[name] = pace
-        if pace <= queue.fastest:
-            queue.fastest = pace
-        elif was_fastest:
-            self._find_fastest(queue)
-
-    def _find_fastest(self, queue: ModelQueue) -> None:
-        # Looks at every slot, but only after the fastest one of them became slower or went.
-        name = queue.profile.name
-        paces = [
-            slot.paces.get(name, 1.0)
-            for slot in self.slots.values()
-            if name in slot.models and not slot.closing
-        ]
-        queue.fastest = min(paces, default=1.0)
 
     # ------------------------------------------------------------ rests
 

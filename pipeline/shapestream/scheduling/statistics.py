@@ -128,8 +128,8 @@ def take_stock(
     counters = ledger.counters
     admission = ledger.admission
     return Statistics(
-        queued=admission.queued_requests,
-        queued_bytes=admission.queued_bytes,
+        queued=admission.room.requests,
+        queued_bytes=admission.room.nbytes,
         running=ledger.running,
         batches=len(dispatching.batches),
         slots=len(slots.slots),

@@ -55,6 +55,8 @@ class BatchReport:
     message: str
     calls: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """How many calls of which sizes it took. Empty: one, of the batch's sizes."""
+    slot_ended: bool = False
+    """The slot's thread has ended without being asked to: the slot runs nothing more."""
 
 
 class Executor(Protocol):
@@ -75,6 +77,10 @@ class Executor(Protocol):
     @property
     def costs(self) -> Mapping[str, CostTable]:
         """What its process has measured of its models' calls, by model."""
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """The sha256 of the files that its models were read from, by model; functions are left out."""
 
     @property
     def prefetch_s(self) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
 
+import structlog
 import trio
 
 from shapestream.scheduling import events
@@ -29,6 +30,8 @@ from shapestream.serving.sessions import RequestRecord, Session
 from shapestream_engine.layout import Tensors
 
 __all__ = ["Dispatcher"]
+
+log = structlog.get_logger()
 
 
 class Dispatcher:
@@ -85,7 +88,8 @@ class Dispatcher:
                     id=record.id,
                     client=record.session.number,
                     model=record.model.name,
-                    sizes=shape.rounded,
+                    # Where the ports tell the answer no call is made, whatever sizes are claimed.
+                    sizes=shape.rounded if shape.answer is None else (0,) * len(shape.rounded),
                     nbytes=shape.total_nbytes,
                     deadline=record.deadline,
                     priority=record.priority,
@@ -154,8 +158,9 @@ class Dispatcher:
         """
         # All of them close first, or the scheduler would give those that are left what the others lose.
         self.executor_closing(executor, now)
-        for slot in self._book.of(executor):
-            self._book.leave(slot)
+        left = self._book.of(executor)
+        self._book.leave(left)
+        for slot in left:
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
 
     def batches_reported(self, reports: Iterable[BatchReport]) -> None:
@@ -165,11 +170,16 @@ class Dispatcher:
             running = self._book.reported(report.batch, now)
             if running is None:
                 continue
+            slot = running.slot
+            if report.slot_ended:  # before its batch fails, which would else run again there
+                self._handle(events.SlotClosing(slot=slot.number), now)
             if report.code is None and report.outputs is not None:
                 self._batch_ran(running, report, report.outputs, now)
             else:
                 self._batch_failed(running, report, now)
             self._book.batches.pop(report.batch, None)
+            if report.slot_ended:
+                self._slot_ended(slot, now)
 
     def drain(self, now: float) -> None:
         """New requests are refused from now on."""
@@ -192,6 +202,13 @@ class Dispatcher:
             batch=report.batch, busy_s=report.busy_s, expired=expired, preparations=report.preparations
         )
         self._handle(event, now)
+
+    def _slot_ended(self, slot: SlotRecord, now: float) -> None:
+        """A slot of this process runs nothing more: it leaves, and what it still had runs again elsewhere."""
+        advice = "restart the server, or use worker processes"
+        log.error("slot ended", slot=slot.label, why="its thread has ended", advice=advice)
+        self._book.leave([slot])
+        self._handle(events.SlotLeft(slot=slot.number), now)
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         self._journal.failed(running, report)

@@ -15,6 +15,7 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    ReportFault,
     StartBatch,
 )
 from shapestream.serving.batches import Batch
@@ -64,6 +65,8 @@ class Effects:
                 slot = self.book.slots.get(action.slot)
                 if slot is not None:
                     slot.executor.kill_nowait(action.reason)
+            case ReportFault():
+                self._journal.fault(action)
             case _:
                 assert_never(action)
 

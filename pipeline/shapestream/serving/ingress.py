@@ -7,16 +7,16 @@ fails is answered by its own id. Nothing here awaits but the socket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import structlog
-import trio
 
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
 from shapestream.serving.fingerprint import same_tensors
+from shapestream.serving.inbox import DEAR, QUANTUM, Inbox
 from shapestream.serving.links import Outgoing
 from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
@@ -25,7 +25,7 @@ from shapestream.serving.sessions import RequestRecord, Session
 from shapestream.telemetry.logging import RateLimit, debug_enabled
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
-from shapestream.wire.codec import BadEntry, Role, decode
+from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     Cancel,
     Clock,
@@ -40,15 +40,10 @@ from shapestream.wire.messages import (
     StatisticsRequest,
 )
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.layout import Buffer
 
 __all__ = ["Ingress"]
 
 log = structlog.get_logger()
-
-# After so many entries a turn ends, and the rest of a burst is read in the next: a message may hold 256, a burst 256
-# messages, and meanwhile no worker is heard. So many requests take some 40 ms.
-MOST_ENTRIES = 2048
 
 
 class Ingress:
@@ -57,6 +52,7 @@ class Ingress:
     def __init__(
         self,
         socket: PeerSocket,
+        inbox: Inbox,
         reception: Reception,
         outgoing: Outgoing,
         egress: Egress,
@@ -70,6 +66,7 @@ class Ingress:
     ) -> None:
         """`describe` gives what `Statistics` carries."""
         self._socket = socket
+        self._inbox = inbox
         self._reception = reception
         self._outgoing = outgoing
         self._egress = egress
@@ -80,65 +77,59 @@ class Ingress:
         self._clock = clock
         self._describe = describe
         self._arrived: list[RequestRecord] = []
-        self._told: set[Session] = set()
-        """Who has been told the counters in this turn."""
         self._debug = debug_enabled()
         self._limit = RateLimit()
 
     async def run(self) -> None:
         """Serves the port until cancelled."""
+        inbox = self._inbox
+        by_peer = self._reception.sessions.by_peer
         while True:
-            messages = await self._socket.receive()
-            self._statistics.messages += len(messages)
-            self._reception.turned_away.clear()
-            while (read := self.accept(messages)) < len(messages):
-                messages = messages[read:]
-                await trio.lowlevel.checkpoint()
+            heard, beyond = await inbox.read()
+            now = self._clock()
+            self._statistics.messages = inbox.messages
+            for peer in heard:
+                if (session := by_peer.get(peer)) is not None:
+                    session.heard_at = now
+            for peer, why in beyond.items():
+                self._reception.turn_away(peer, why, now)
+            self._serve_turn(now)
 
-    def accept(self, messages: Sequence[tuple[bytes, list[Buffer]]]) -> int:
-        """Takes what arrived in one turn, or as much of it as one turn may; returns how many of the messages."""
-        now = self._clock()
-        read = entries = 0
-        sessions = self._reception.sessions.by_peer
-        turned_away = self._reception.turned_away
-        for peer, frames in messages:
-            if entries >= MOST_ENTRIES:
-                break
-            read += 1
-            if peer in turned_away:
-                continue  # this one came behind the message that ended its connection
-            try:
-                envelope = decode(frames, role=Role.SERVER_OF_CLIENTS)
-            except ProtocolError as error:
+    def _serve_turn(self, now: float) -> None:
+        """Serves one turn of the inbox; all its requests become one event of the scheduler."""
+        inbox = self._inbox
+        by_peer = self._reception.sessions.by_peer
+        for peer, item in inbox.turn():
+            session = by_peer.get(peer)
+            price = DEAR
+            if type(item) is Request and session is not None:
+                if self._admit(session, item, now):
+                    price = 1
+            elif type(item) is Clock and session is not None:
+                session.clock.heard(item.sent_us, now)
+                price = 1
+            elif isinstance(item, ProtocolError):
                 self._submit(now)
-                self._reception.turn_away(peer, str(error), now)
-                continue
-            entries += len(envelope.entries) + len(envelope.bad)
-            session = sessions.get(peer)
-            if session is not None:
-                session.heard_at = now
-            for entry in envelope.entries:
-                if type(entry) is Request and session is not None:
-                    self._admit(session, entry, now)
-                elif type(entry) is Clock and session is not None:
-                    session.clock.heard(entry.sent_us, now)
-                else:
-                    session = self._obey(peer, session, entry, now)
-                    if peer in turned_away:
-                        break
-            for bad in envelope.bad:
-                self._refuse(peer, session, bad, now)
+                self._reception.turn_away(peer, str(item), now)
+            elif isinstance(item, BadEntry):
+                self._refuse(peer, session, item, now)
+            else:
+                self._obey(peer, session, item, now)
+                if type(item) is StatisticsRequest:
+                    price = QUANTUM  # the counters take about a millisecond to put together
+            inbox.charge(price)
         self._submit(now)
-        self._told.clear()
         self._dispatcher.end_turn()
-        return read
 
-    def _admit(self, session: Session, entry: Request, now: float) -> None:
-        """Checks a request against its model and its session's credit; of load the scheduler knows more."""
+    def _admit(self, session: Session, entry: Request, now: float) -> bool:
+        """Checks a request against its model and its session's credit; of load the scheduler knows more.
+
+        Whether it takes some of the credit from now on; if not, it is answered.
+        """
         sequence = entry.sequence
         may_be_known = sequence in session.running or sequence <= session.answered.highest
         if may_be_known and self._was_here(session, entry):
-            return
+            return False
         self._statistics.requests += 1
         try:
             model = self._models.by_number[entry.model]
@@ -146,13 +137,13 @@ class Ingress:
         except IndexError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
             self._fail(session, sequence, "invalid", text)
-            return
+            return False
         except ShapeError as error:
             self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
-            return
+            return False
         except Unavailable as error:
             self._fail(session, sequence, error.code, error.message)
-            return
+            return False
         options = self._options
         nbytes = shape.total_nbytes
         key_credit = session.key_credit
@@ -162,8 +153,11 @@ class Ingress:
             or (key_credit is not None and not key_credit.covers(nbytes))
         ):
             self._fail_beyond_window(session, sequence, nbytes)
-            return
+            return False
         remaining_ms = entry.remaining_ms
+        deadline = None if remaining_ms is None else session.clock.sent_at(now) + remaining_ms * 0.001
+        if remaining_ms and deadline is not None and deadline - now < remaining_ms * 0.0005:
+            self._reception.ask_the_time(session, now)  # half of its time was lost on the way, as it seems
         record = RequestRecord(
             self._dispatcher.next_id(),
             session,
@@ -172,7 +166,7 @@ class Ingress:
             shape,
             entry.tensors,
             now,
-            None if remaining_ms is None else session.clock.sent_at(now) + remaining_ms * 0.001,
+            deadline,
             entry.priority,
         )
         session.running[sequence] = record
@@ -180,6 +174,7 @@ class Ingress:
         if key_credit is not None:
             key_credit.take(nbytes)
         self._arrived.append(record)
+        return True
 
     def _was_here(self, session: Session, entry: Request) -> bool:
         """Whether a request with this number came before. If so, it shares that one's reply, or is refused.
@@ -254,17 +249,19 @@ class Ingress:
         return {
             "models": self._models.names,
             "unavailable": dict(self._models.unavailable),
+            "digests": dict(self._models.digests),
             "forbidden": "the counters need a key with the role admin",
         }
 
-    def _obey(self, peer: bytes, session: Session | None, entry: Entry, now: float) -> Session | None:
-        """Carries out a control entry. Returns the peer's session as it is afterwards."""
+    def _obey(self, peer: bytes, session: Session | None, entry: Entry, now: float) -> None:
+        """Carries out a control entry."""
         self._submit(now)
         if type(entry) is Hello:
-            return self._reception.greet(peer, session, entry, now)
+            self._reception.greet(peer, session, entry, now)
+            return
         if session is None:
             self._outgoing.tell_stranger(peer, now)
-            return None
+            return
         match entry:
             case OpenModel():
                 self._reception.open_model(session, entry.name)
@@ -272,22 +269,17 @@ class Ingress:
                 record = session.running.get(entry.sequence)
                 if record is not None:
                     self._dispatcher.cancel(record.id, now)
-            case StatisticsRequest() if session in self._told:
-                pass
             case StatisticsRequest():
-                self._told.add(session)
                 values = self._describe() if self._socket.is_admin(peer) else self._for_clients()
                 self._outgoing.say(session, Statistics(values=values))
             case Goodbye():
                 self._reception.leave(session, now)
-                return None
             case Credit():
                 self._reception.credit_heard(session, entry)
             case Heartbeat():
                 pass
             case _:
                 self._outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
-        return session
 
 
 _CONFLICT = "use a number once: another request of this client has it"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from shapestream.scheduling.actions import DeliverResults, FailRequest
+from shapestream.scheduling.actions import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.batches import BatchReport
 from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord
@@ -163,6 +163,19 @@ class Journal:
             digest=digest,
             why=action.message,
         )
+
+    def fault(self, action: ReportFault) -> None:
+        """What the scheduler could not work out. A caller may cause it at will, so the rate of lines is limited."""
+        self.statistics.faults += 1
+        skipped = self._limit.admit(f"fault {action.about} {type(action.error).__name__}", self._clock())
+        if self._debug or skipped is not None:
+            log.error(
+                "scheduler fault",
+                about=action.about,
+                requests=action.requests,
+                like_it_before=skipped or 0,
+                exc_info=action.error,
+            )
 
     def request_failed(self, action: FailRequest) -> None:
         """A request that ends without a result."""

@@ -46,7 +46,7 @@ def pack(model: int, tensors: Tensors, reply: Result | Failure, at: float) -> Pa
                 nbytes += memoryview(buffer).nbytes
                 large = tuple(outputs.buffers)
         times = (spent.queue_us, spent.run_us, spent.total_us, spent.batch_requests, spent.batch_rows)
-        said: Any = (reply.sequence, times, spent.worker, outputs.layout, inline)
+        said: Any = (reply.sequence, times, spent.worker, spent.digest, outputs.layout, inline)
     else:
         assert type(reply) is Failure
         said = (reply.sequence, reply.code, reply.message, reply.retryable, reply.retry_after_ms)
@@ -84,6 +84,7 @@ def _result(
     sequence: int,
     times: tuple[int, ...],
     worker: str,
+    digest: str | None,
     layout: Any,
     inline: list[bytes],
     *,
@@ -97,6 +98,7 @@ def _result(
         batch_requests=batch_requests,
         batch_rows=batch_rows,
         worker=worker,
+        digest=digest,
     )
     buffers: tuple[Buffer, ...] = tuple(inline) if large is None else large
     return Result(sequence=sequence, timings=timings, tensors=Tensors(layout=layout, buffers=buffers))

@@ -10,18 +10,34 @@ from shapestream.addresses import is_beyond_loopback, is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.serving.options import ServerOptions
 from shapestream.transport.curve import ProtectedRouter
+from shapestream.transport.outbox import OutboxRoom
+from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zap import KeyRole
 from shapestream.transport.zeromq import RouterSocket
+from shapestream.wire.codec import encode
+from shapestream.wire.limits import Limits
+from shapestream.wire.messages import Goodbye
 
 __all__ = ["listen"]
 
 log = structlog.get_logger()
 
+# Messages that libzmq holds for a peer that does not read, beside its outbox. A message to a client has some 1 MiB at most
+# (`CLIENT_LIMITS`), or one larger result.
+SENT_AHEAD = 32
+
 
 def listen(
-    addresses: Sequence[str], options: ServerOptions, port: str, roles: Sequence[KeyRole]
+    addresses: Sequence[str],
+    options: ServerOptions,
+    port: str,
+    roles: Sequence[KeyRole],
+    room: OutboxRoom,
+    limits: Limits,
 ) -> RouterSocket:
     """Binds a socket to all of these, for peers with one of these roles; `port` is what logs and counters call it.
+
+    `room` is what the outboxes of all ports may hold together, and `limits` are those of messages at this port.
 
     Raises AddressInUse; ConfigurationError for an address that other machines reach without `security`.
     """
@@ -34,8 +50,15 @@ def listen(
         log.warning("anybody who reaches these addresses is let in", port=port, listen=open_to_all)
     # Where nothing but ipc is listened at there is nobody to ask.
     asks = options.security is not None and any(map(is_protectable, addresses))
+    # The header frame, and one frame too many: by that the decoder knows a message that is refused.
+    (farewell,) = encode([Goodbye()])
+    asked = SocketOptions(
+        high_water_mark=SENT_AHEAD, max_frames=limits.max_frames + 2, farewell=bytes(farewell)
+    )
     socket = (
-        ProtectedRouter(options.security, roles, port=port) if asks and options.security else RouterSocket()
+        ProtectedRouter(options.security, roles, port=port, options=asked, room=room)
+        if asks and options.security
+        else RouterSocket(options=asked, room=room)
     )
     try:
         for address in addresses:

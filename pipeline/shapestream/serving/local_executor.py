@@ -66,6 +66,9 @@ class LocalExecutor:
         self.slots = slots
         self.costs: Mapping[str, CostTable] = costs or {}
         self.models: Mapping[str, ModelSignature] = {key: model.signature for key, model in models.items()}
+        self.digests: Mapping[str, str] = {
+            key: model.digest for key, model in models.items() if model.digest is not None
+        }
         self._report = report
         self._token = trio.lowlevel.current_trio_token()
         # Bounded by what the slots take: each runs one batch, and one may wait behind it.
@@ -95,7 +98,7 @@ class LocalExecutor:
         try:
             slot.start(work)
         except RuntimeError as error:  # its thread has ended, or another batch waits there already
-            self._take(_not_started(batch.batch, str(error)))
+            self._take(_not_started(batch.batch, str(error), slot_ended=slot.has_ended))
 
     def cancel_nowait(self, batch: int) -> None:
         """Asks the engine to stop; the report still comes."""
@@ -159,11 +162,12 @@ class LocalExecutor:
                     calls=report.calls,
                     code=report.error_code,
                     message=report.message,
+                    slot_ended=report.slot_ended,
                 )
             )
         if reports:
             self._report(reports)
 
 
-def _not_started(batch: int, why: str) -> Report:
-    return Report(batch=batch, outputs=None, error_code="unavailable", message=why)
+def _not_started(batch: int, why: str, *, slot_ended: bool) -> Report:
+    return Report(batch=batch, outputs=None, error_code="unavailable", message=why, slot_ended=slot_ended)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
+from math import prod
 from typing import Any
 
 import structlog
 
 from shapestream.errors import ConfigurationError, Unavailable
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.serving.message_room import most_rows
 from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
 from shapestream_engine.batching.native import Native, NativePlanner
 from shapestream_engine.batching.strategy import SizesPlanner
+from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Layout
 from shapestream_engine.signature import ModelSignature, RequestShape
 
@@ -23,6 +26,9 @@ log = structlog.get_logger()
 
 # Rows in one call where neither the configuration nor the signature's bound says anything.
 DEFAULT_MAX_BATCH = 64
+# Bytes of the inputs of one call, padding included, where the configuration says nothing. Larger calls gain next to nothing
+# from company, and each slot keeps room for the largest that it ran.
+DEFAULT_BATCH_BYTES = 256 << 20
 # Layouts remembered per model; when there are more, all are forgotten and checked afresh.
 MAX_REMEMBERED = 4096
 # What working out the calls of every batch may take: half a second. One size that is tried for one number of rows is
@@ -42,7 +48,7 @@ class ModelOptions:
     max_delay_s: float = 0.0
     max_padding_ratio: float | None = None
     max_batch_bytes: int | None = None
-    """Bytes of the requests in one call; None: any."""
+    """Bytes of the inputs of one call, padding and filled rows included; None: `DEFAULT_BATCH_BYTES`."""
     hang_after_s: float | None = None
     """Seconds after which a running batch is taken to hang; None: by what they usually take, `inf`: never."""
     idempotent: bool = True
@@ -121,19 +127,39 @@ def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> Mod
         max_batch=max_batch,
         max_delay_s=options.max_delay_s,
         max_padding_ratio=options.max_padding_ratio,
-        max_batch_bytes=options.max_batch_bytes,
+        inputs=_input_bytes(signature),
+        max_batch_bytes=DEFAULT_BATCH_BYTES if options.max_batch_bytes is None else options.max_batch_bytes,
         hang_after_s=options.hang_after_s,
         bounds=tuple([bounds.maximum for bounds in signature.bounds]),
         row_calls=_row_calls(signature, max_batch),
         max_shapes=strategy.chosen_shapes if isinstance(strategy, Native) else None,
+        fills_rows=isinstance(strategy, Native) and strategy.fill_rows and max_batch > 1,
         static_shapes=planner.static_shapes if isinstance(planner, NativePlanner) else (),
         idempotent=options.idempotent,
     )
 
 
+def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
+    """What each input holds, by the sizes of a call."""
+    return tuple(
+        InputBytes(
+            nbytes=prod(
+                [
+                    dimension.minimum
+                    for number, dimension in zip(axes, port.shape.dimensions, strict=True)
+                    if number is None
+                ],
+                start=dtype_of(port.element_type).itemsize,
+            ),
+            axes=tuple([number for number in axes if number is not None]),
+        )
+        for port, axes in zip(signature.inputs, signature.table.axes, strict=True)
+    )
+
+
 def _max_batch(signature: ModelSignature, options: ModelOptions) -> int:
     """Rows in one call: as configured, or as the model takes, and never more than fit a message to a worker."""
-    if not options.idempotent:
+    if not options.idempotent or signature.strategy.alone:
         return 1  # a request with more rows runs all the same, alone
     max_batch = options.max_batch
     if max_batch is None and signature.has_batch:
@@ -141,6 +167,9 @@ def _max_batch(signature: ModelSignature, options: ModelOptions) -> int:
         allowed = signature.strategy.sizes.get(signature.dimensions[0])
         max_batch = allowed[-1] if allowed else signature.bounds[0].maximum
     max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
+    if signature.strategy.most_rows is not None:
+        # As far as a worker has tried: it may have another configuration.
+        max_batch = min(max_batch, signature.strategy.most_rows)
     most = most_rows(signature)
     if max_batch > most and signature.has_batch:
         why = (
@@ -175,18 +204,31 @@ def _takes_endless_shapes(signature: ModelSignature) -> bool:
     """Whether some dimension is run at whatever size it comes with, so that each new one costs memory for good."""
     strategy = signature.strategy
     capped = isinstance(strategy, Native) and strategy.max_prepared is not None
+    fills_rows = isinstance(strategy, Native) and strategy.fill_rows
     for number, (name, paddable) in enumerate(zip(signature.dimensions, signature.paddable, strict=True)):
-        rounded = capped and (paddable or (signature.has_batch and number == 0))
+        rounded = capped and (paddable or (fills_rows and signature.has_batch and number == 0))
         if name not in strategy.sizes and not rounded:
             return True
     return False
 
 
+def _difference(known: ModelSignature, other: ModelSignature) -> str:
+    """The first lines of two descriptions that differ."""
+    lines = zip_longest(known.describe(), other.describe(), fillvalue="nothing")
+    ours, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
+    return f"{ours.strip()!r} here, {theirs.strip()!r} there"
+
+
 class ServedModels:
     """All models by number and by name, and the names that the configuration promises for later."""
 
-    def __init__(self, expected: Mapping[str, ModelOptions]) -> None:
+    def __init__(
+        self, expected: Mapping[str, ModelOptions], digests: Mapping[str, str] | None = None
+    ) -> None:
+        """`digests`: as for `serve_files`."""
         self._expected = dict(expected)
+        self.digests = dict(digests or {})
+        """The sha256 of the files that each model is served from, as far as that is known."""
         self._by_name: dict[str, ServedModel] = {}
         self.by_number: list[ServedModel] = []
         self.unavailable: dict[str, str] = {}
@@ -209,6 +251,15 @@ class ServedModels:
         for model in self.by_number:
             model.new_shapes_refused = why
 
+    def serve_files(self, digests: Mapping[str, str]) -> None:
+        """From now on these are the files of the models. The first executor with a model says it of others."""
+        self.digests = dict(digests)
+
+    def other_files(self, names: Iterable[str], digests: Mapping[str, str]) -> dict[str, str]:
+        """The models of these that an executor has read from other files than those served, with the latter's digest."""
+        served = ((name, self.digests.get(name)) for name in names)
+        return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
+
     def make_unavailable(self, name: str, why: str) -> None:
         """From now on requests for this model are refused."""
         self.unavailable[name] = why
@@ -221,12 +272,19 @@ class ServedModels:
         if name in self._by_name:
             self._by_name[name].refuse_all(None)
 
+    def expect(self, name: str, options: ModelOptions) -> None:
+        """The configuration promises a model, from now on. One that is here keeps its options."""
+        if name not in self._by_name:
+            self._expected[name] = options
+
     def is_expected(self, name: str) -> bool:
         """Whether the configuration names it."""
         return name in self._expected
 
-    def add_all(self, signatures: Mapping[str, ModelSignature]) -> list[ServedModel]:
-        """Takes the models of an executor, all or none. Returns those that are new.
+    def add_all(
+        self, signatures: Mapping[str, ModelSignature], digests: Mapping[str, str] | None = None
+    ) -> list[ServedModel]:
+        """Takes the models of an executor, all or none, and the digests of their files. Returns those that are new.
 
         Raises ConfigurationError when one is known with another signature, or cannot travel on the wire, and when
         there would be more than `MAX_MODELS`: a model is never forgotten, so workers could fill the memory with them.
@@ -243,6 +301,8 @@ class ServedModels:
         for model in new:
             self._by_name[model.name] = model
             self.by_number.append(model)
+        for name, digest in (digests or {}).items():
+            self.digests.setdefault(name, digest)
         return new
 
     def _checked(self, number: int, name: str, signature: ModelSignature) -> ServedModel | None:
@@ -257,6 +317,10 @@ class ServedModels:
         known = self._by_name.get(name)
         if known is not None:
             if known.description != signature.to_dict():
-                raise ConfigurationError([f"model {name!r} is served already, with another signature"])
+                text = (
+                    f"model {name!r} is served with another signature: {_difference(known.signature, signature)} "
+                    "(restart the server to change it, or give the model another name)"
+                )
+                raise ConfigurationError([text])
             return None
         return ServedModel(number, name, signature, self._expected.get(name, ModelOptions()))

@@ -35,6 +35,8 @@ class ServerOptions:
     """Where the sizes of all requests are recorded; see docs/capacity.md."""
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
     """The models that clients may ask for, even before a worker has brought them."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The sha256 of the files that these are served from. Of one left out, the first worker that joins says it."""
     max_queued_requests: int = 8192
     """Beyond it: `overloaded`."""
     max_queued_bytes: int = 2048 * _MIB
@@ -46,6 +48,8 @@ class ServerOptions:
     """The same in bytes of tensors; a single request that exceeds it is `too_large`."""
     windows_per_key: int = 2
     """Credits that all clients with one proven key have together; what exceeds them is `overloaded`."""
+    max_outbox_bytes: int = 512 * _MIB
+    """Of messages that peers at both ports have not read; beyond it the peer with the largest outbox is cut off."""
     kept_bytes: int = 64 * _MIB
     """Of replies that were given and are kept, in case they must be given again; the oldest are dropped."""
     kept_s: float = 60.0

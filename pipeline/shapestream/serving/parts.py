@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ from shapestream.serving.availability import Availability
 from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
+from shapestream.serving.inbox import Inbox
 from shapestream.serving.ingress import Ingress
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies
@@ -28,6 +30,7 @@ from shapestream.serving.worker_port import WorkerPort
 from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import Role, decode
 from shapestream.wire.limits import WORKER_LIMITS
 
 __all__ = ["Parts"]
@@ -44,7 +47,7 @@ class Parts:
         self._started = trio.current_time()
         self._epoch = os.urandom(16)
         self.counters = ServerStatistics()
-        self.models = ServedModels(options.models)
+        self.models = ServedModels(options.models, options.digests)
         self.ports = Ports(trio.current_time)
         self.cost_keeper = None if options.cost_cache is None else CostKeeper(options.cost_cache)
         self.scheduler = Scheduler(
@@ -73,8 +76,15 @@ class Parts:
             prefetch=options.prefetch,
             quarantine=Quarantine(options.quarantine_requests, options.quarantine_s),
         )
+        inbox = Inbox(
+            clients,
+            partial(decode, role=Role.SERVER_OF_CLIENTS),
+            window_entries=options.window_requests,
+            window_bytes=options.window_bytes,
+        )
         self.reception = Reception(
             clients,
+            inbox,
             to_clients,
             self.dispatcher,
             self.models,
@@ -83,9 +93,10 @@ class Parts:
             self._kept,
             epoch=self._epoch,
         )
-        self.availability = Availability(self.models, self.dispatcher, self.reception, self._is_served)
+        self.availability = Availability(self.models, self.dispatcher, self.reception, self.is_served)
         ingress = Ingress(
             clients,
+            inbox,
             self.reception,
             to_clients,
             egress,
@@ -134,7 +145,8 @@ class Parts:
         )
         return worker_port.ends
 
-    def _is_served(self, model: str) -> bool:
+    def is_served(self, model: str) -> bool:
+        """Whether any executor that is here has this model."""
         return any(model in slot.executor.models for slot in self.dispatcher.slots.values())
 
     def describe(self) -> dict[str, Any]:
@@ -147,6 +159,7 @@ class Parts:
             "clients": len(self.reception.sessions),
             "models": self.models.names,
             "unavailable": dict(self.models.unavailable),
+            "digests": dict(self.models.digests),
             "unfinished": self.dispatcher.unfinished,
             "suspects": scheduler.suspects,
             "quarantined": len(self.dispatcher.quarantine),

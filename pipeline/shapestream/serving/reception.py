@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.inbox import Inbox
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.links import GONE, Link, Outgoing
 from shapestream.serving.models import ServedModel, ServedModels
@@ -30,6 +31,7 @@ class Reception:
     def __init__(
         self,
         socket: PeerSocket,
+        inbox: Inbox,
         outgoing: Outgoing,
         dispatcher: Dispatcher,
         models: ServedModels,
@@ -40,6 +42,7 @@ class Reception:
         epoch: bytes,
     ) -> None:
         self._socket = socket
+        self._inbox = inbox
         self._outgoing = outgoing
         self._dispatcher = dispatcher
         self._models = models
@@ -51,8 +54,6 @@ class Reception:
             window_bytes=options.window_bytes,
             heartbeat_ms=round(options.heartbeat_s * 1000),
         )
-        self.turned_away: set[bytes] = set()
-        """Peers whose connection ended in this turn: what they sent behind that is not heard."""
         self._window = Credit(window_requests=options.window_requests, window_bytes=options.window_bytes)
         self.sessions = Sessions(options.max_sessions, kept, self._window, options.windows_per_key)
         self._kept = kept
@@ -91,6 +92,7 @@ class Reception:
             self.sessions.move(known, peer)
             self._tell("client moved to a new connection", known, now)
         known.heard_at = now
+        known.clock.reconnected()
         self._outgoing.say(known, self._welcome)
         if known.key_credit is not None:
             self._give(known.key_credit.join(known, now).items())
@@ -131,8 +133,7 @@ class Reception:
         if session is not None:
             self.end(session, "unreadable message", now)
         self._outgoing.say_once(peer, Goodbye())
-        self._socket.cut_off(peer)
-        self.turned_away.add(peer)
+        self._inbox.cut_off(peer)
 
     def lost(self, link: Link, why: str, now: float) -> None:
         """What was ready for this client could not be sent."""
@@ -148,7 +149,7 @@ class Reception:
             self.sessions.detach(session)
         else:
             self.end(session, why, now)
-            self._socket.cut_off(peer)
+            self._inbox.cut_off(peer)
 
     def end(self, session: Session, why: str, now: float) -> None:
         """The client is gone: its queued work is dropped, its running work finishes for nobody."""
@@ -161,11 +162,7 @@ class Reception:
 
     def _tell(self, event: str, session: Session, now: float, **facts: Any) -> None:
         """A line of the log, unless somebody makes them by the thousand: at `debug` all of them are there."""
-        left_out = self._lines.admit(now)
-        if left_out:
-            facts["lines_left_out"] = left_out
-        write = log.debug if left_out is None else log.info
-        write(event, client=session.label, **facts)
+        self._lines.write(log, "info", event, now, client=session.label, **facts)
 
     def leave(self, session: Session, now: float) -> None:
         """The client leaves on purpose, and will ask for nothing again."""
@@ -173,17 +170,28 @@ class Reception:
         self.end(session, "goodbye", now)
 
     def beat(self, now: float) -> None:
-        """Once per heartbeat interval: ends silent sessions, and tells the others that this loop is alive."""
+        """Once per heartbeat interval: ends silent sessions, and tells the others that this loop is alive.
+
+        No session is silent as long as the port was not read empty: what it said may still be unread.
+        """
         self._kept.expire(now)
         self._give(self.sessions.grow(now))
+        read_empty = self._inbox.read_empty
         for session in self.sessions:
-            if now - session.heard_at > self._options.client_silence_s:
+            if read_empty and now - session.heard_at > self._options.client_silence_s:
                 self.end(session, "silent", now)
             else:
                 self._outgoing.keep_alive(session)
 
+    def ask_the_time(self, session: Session, now: float) -> None:
+        """Say a client's credit again, which it repeats with its clock: did that stand still, or was its message slow?"""
+        if session.clock.ask(now):
+            credit = session.key_credit
+            self._outgoing.say(session, self._window if credit is None else credit.told(session))
+
     def credit_heard(self, session: Session, credit: Credit) -> None:
         """A client keeps to what it was told: what it lets go of may be another's."""
+        session.clock.repeated()
         if session.key_credit is not None:
             self._give(session.key_credit.confirm(session, credit).items())
 

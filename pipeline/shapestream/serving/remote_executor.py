@@ -28,6 +28,7 @@ class RemoteExecutor(Link):
         "answered_at",
         "checks",
         "costs",
+        "digests",
         "draining",
         "first_batch",
         "killed_for",
@@ -53,6 +54,7 @@ class RemoteExecutor(Link):
         outgoing: Outgoing,
         now: float,
         costs: Mapping[str, CostTable] | None = None,
+        digests: Mapping[str, str] | None = None,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -60,6 +62,7 @@ class RemoteExecutor(Link):
         self.name = name
         self._clock = clock
         self.costs: Mapping[str, CostTable] = costs or {}
+        self.digests: Mapping[str, str] = digests or {}
         self.pid = pid
         self.slots = slots
         self.models = models

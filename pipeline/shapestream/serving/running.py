@@ -17,28 +17,37 @@ __all__ = ["RunningBatch", "SlotBook", "SlotRecord"]
 class SlotBook:
     """All slots, by the scheduler's numbers, and the batches that were started on them and not reported yet."""
 
-    __slots__ = ("_numbers", "batches", "slots")
+    __slots__ = ("_by_executor", "_numbers", "batches", "slots")
 
     def __init__(self) -> None:
         self._numbers = count()
+        self._by_executor: dict[Executor, dict[int, SlotRecord]] = {}
         self.slots: dict[int, SlotRecord] = {}
         self.batches: dict[int, RunningBatch] = {}
 
     def join(self, executor: Executor) -> list[SlotRecord]:
         """Gives each of its slots a number."""
         joined = [SlotRecord(next(self._numbers), executor, slot) for slot in range(executor.slots)]
-        self.slots.update({slot.number: slot for slot in joined})
+        by_number = {slot.number: slot for slot in joined}
+        self.slots.update(by_number)
+        self._by_executor[executor] = by_number
         return joined
 
     def of(self, executor: Executor) -> list[SlotRecord]:
         """The slots of this executor that have not left."""
-        return [slot for slot in self.slots.values() if slot.executor is executor]
+        return list(self._by_executor.get(executor, {}).values())
 
-    def leave(self, slot: SlotRecord) -> None:
-        """Forgets a slot, and what ran there."""
-        for batch in [number for number, running in self.batches.items() if running.slot is slot]:
+    def leave(self, left: Sequence[SlotRecord]) -> None:
+        """Forgets these slots, and what ran there."""
+        numbers = {slot.number for slot in left}
+        for batch in [number for number, running in self.batches.items() if running.slot.number in numbers]:
             del self.batches[batch]
-        del self.slots[slot.number]
+        for slot in left:
+            del self.slots[slot.number]
+            others = self._by_executor[slot.executor]
+            del others[slot.number]
+            if not others:
+                del self._by_executor[slot.executor]
 
     def start(self, action: StartBatch, records: Sequence[RequestRecord], now: float) -> RunningBatch:
         """These requests begin on their slot, or wait there for the end of what runs."""
@@ -150,4 +159,5 @@ class RunningBatch:
             batch_requests=len(self.action.requests),
             batch_rows=self.rows,
             worker=self.slot.label,
+            digest=self.slot.executor.digests.get(self.action.model),
         )

@@ -13,19 +13,23 @@ lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 import trio
 
+from shapestream.serving.allocator import give_back_what_is_too_much
 from shapestream.serving.batches import BatchReport, InProcessExecutor, SlotSource
 from shapestream.serving.listening import listen
+from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.parts import Parts
 from shapestream.serving.process_owner import LastState, ProcessOwner
 from shapestream.transport.interface import PeerSocket
+from shapestream.transport.outbox import OutboxRoom
 from shapestream.transport.zap import KeyRing, KeyRole
+from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 
 __all__ = ["Server", "serve"]
 
@@ -96,10 +100,26 @@ class Server:
             self._parts.availability.give_up(name, why, trio.current_time())
             self._parts.dispatcher.end_turn()
 
+    def model_expected(self, name: str, options: ModelOptions) -> None:
+        """A worker with this model will come: requests wait for it. `options` are for a model that is new here."""
+        self._parts.models.expect(name, options)
+        self.model_awaited(name)
+
     def model_awaited(self, name: str) -> None:
         """Its workers are started again after all: requests wait for them."""
         if not self._ended:
             self._parts.availability.hope_again(name)
+
+    def serve_files(self, digests: Mapping[str, str]) -> None:
+        """From now on the models are served from files of these digests: workers that have read others are refused.
+
+        Workers that are here stay. Of a model that is left out the first worker that joins says it.
+        """
+        for name, digest in digests.items():
+            before = self._parts.models.digests.get(name)
+            if before is not None and before != digest:
+                log.info("model has other files", model=name, digest=digest, before=before)
+        self._parts.models.serve_files(digests)
 
     def let_in(self, ring: KeyRing) -> None:
         """Replaces the keys that are let in; who has another one is cut off. Without effect where none is asked for."""
@@ -152,7 +172,7 @@ class Server:
 
     def _add_local(self, executor: InProcessExecutor) -> None:
         now, dispatcher = trio.current_time(), self._parts.dispatcher
-        for model in self._parts.models.add_all(executor.models):
+        for model in self._parts.models.add_all(executor.models, executor.digests):
             dispatcher.model_added(model, now)
             self._parts.reception.model_added(model)
         dispatcher.executor_joined(executor, now)
@@ -160,7 +180,18 @@ class Server:
 
     def _local_reports(self, reports: Sequence[BatchReport]) -> None:
         self._parts.dispatcher.batches_reported(reports)
+        if any(report.slot_ended for report in reports):
+            self._give_up_lost_models()
         self._parts.dispatcher.end_turn()
+
+    def _give_up_lost_models(self) -> None:
+        """The models that no slot is left for: nothing brings one back, where no worker can come."""
+        if self._worker_addresses:
+            return
+        why = "the threads of all slots in the server's process have ended; restart the server"
+        for model in self._parts.models.names:
+            if not self._parts.is_served(model):
+                self._parts.availability.give_up(model, why, trio.current_time())
 
     async def _beat(self) -> None:
         while True:
@@ -173,6 +204,8 @@ class Server:
                 now += STALL_S
             self._parts.ports.beat(now)
             self._parts.dispatcher.end_turn()
+            if not self._parts.dispatcher.unfinished:
+                give_back_what_is_too_much()
 
     async def _drain(self) -> None:
         await self._drain_asked.wait()
@@ -212,14 +245,17 @@ async def serve(
     other machines reach without `security`.
     """
     client_socket, worker_socket = clients, workers
+    room = OutboxRoom(options.max_outbox_bytes)
     try:
         if client_socket is None:
-            client_socket = listen(options.listen, options, "clients", (KeyRole.CLIENT, KeyRole.ADMIN))
+            client_socket = listen(
+                options.listen, options, "clients", (KeyRole.CLIENT, KeyRole.ADMIN), room, CLIENT_LIMITS
+            )
         dial_in = [
             address for address in (options.worker_listen, options.dial_in_listen) if address is not None
         ]
         if worker_socket is None and dial_in:
-            worker_socket = listen(dial_in, options, "workers", (KeyRole.WORKER,))
+            worker_socket = listen(dial_in, options, "workers", (KeyRole.WORKER,), room, WORKER_LIMITS)
         server = Server(options, client_socket, worker_socket)
         await server._run(local, task_status)
     finally:

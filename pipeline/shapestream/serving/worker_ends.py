@@ -42,11 +42,11 @@ class WorkerEnds:
         dispatcher: Dispatcher,
         leave: Callable[[RemoteExecutor, str, float, bool], None],
         *,
-        read_now: Callable[[], None],
+        read_now: Callable[[RemoteExecutor | None], None],
         clock: Callable[[], float],
         silence_s: float,
     ) -> None:
-        """`read_now` reads what has arrived at the port so far."""
+        """`read_now` reads what has arrived at the port so far, and serves what one worker said."""
         self._workers = workers
         self._dispatcher = dispatcher
         self._leave = leave
@@ -74,7 +74,7 @@ class WorkerEnds:
             self._part(worker, self._clock())
             self._dispatcher.end_turn()
         await trio.sleep(LAST_WORDS_S)
-        self._read_now()
+        self._read_now(worker)
         worker = self._named(name, pid) or worker
         self._silent.pop((name, pid), None)
         if worker is None:
@@ -105,14 +105,17 @@ class WorkerEnds:
         self._leave(worker, "hangs", now, True)
         return True
 
-    def beat(self, now: float) -> None:
-        """Once per heartbeat interval: gives up who is silent, or cannot be reached."""
+    def beat(self, now: float, *, read_empty: bool) -> None:
+        """Once per heartbeat interval: gives up workers that are silent, or cannot be reached.
+
+        `read_empty`: the port has no unread messages; else a worker that seems silent may be heard in a moment.
+        """
         for worker in list(self._workers.values()):
             parting = worker.parting_since if worker.killed_for is None else None
             if parting is not None and now - parting > EXIT_NEWS_S:
                 # Its process has not ended either: only the connection broke.
                 self._leave(worker, "gone", now, False)
-            elif now - worker.heard_at > self._silence_s:
+            elif read_empty and now - worker.heard_at > self._silence_s:
                 if self._is_ours(worker):
                     self._silent[worker.name, worker.pid] = now
                 self._leave(worker, "silent", now, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,8 +13,9 @@ from shapestream_engine.signature import ModelSignature
 
 __all__ = ["GreetingRefused", "Offer", "check_form", "read_offer"]
 
-# Slots of one worker. Each costs the scheduler a record; more than this is a mistake, or worse.
-MAX_SLOTS = 1024
+_DIGEST = re.compile("[0-9a-f]{64}")
+# Slots of one worker, each a thread of it. So many join within 10 ms of the server's loop.
+MAX_SLOTS = 256
 # Clients are told the name with every result, and people read it in logs.
 MAX_NAME = 200
 
@@ -29,6 +31,8 @@ class Offer:
     models: Mapping[str, ModelSignature]
     costs: Mapping[str, CostTable]
     """What it has measured of its models' calls; of some of them."""
+    digests: Mapping[str, str]
+    """Of the files that it has read its models from; of some of them."""
 
 
 def check_form(hello: WorkerHello) -> None:
@@ -49,4 +53,7 @@ def read_offer(hello: WorkerHello) -> Offer:
     for name, table in costs.items():
         if name not in models or table.dimensions != models[name].dimensions:
             raise GreetingRefused(f"its costs of {name!r} are not those of a model that it serves")
-    return Offer(models=models, costs=costs)
+    for name, digest in hello.digests.items():
+        if name not in models or not _DIGEST.fullmatch(digest):
+            raise GreetingRefused(f"its digest of {name!r} is not that of a model that it serves")
+    return Offer(models=models, costs=costs, digests=hello.digests)

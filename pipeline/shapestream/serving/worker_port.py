@@ -6,24 +6,26 @@ contradicts the model's signature ends the worker, not the server; what it ran i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
 from shapestream.errors import ConfigurationError, ProtocolError
 from shapestream.serving.batches import BatchReport
 from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.inbox import DEAR, Inbox, Item
 from shapestream.serving.links import Link, Outgoing
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.serving.report_check import ReportRefused
 from shapestream.serving.worker_ends import WorkerEnds
-from shapestream.serving.worker_greeting import MAX_NAME, GreetingRefused, check_form, read_offer
+from shapestream.serving.worker_greeting import MAX_NAME, GreetingRefused, Offer, check_form, read_offer
 from shapestream.serving.worker_reports import report_of_done, report_of_failed
+from shapestream.telemetry.logging import LineBudget
 from shapestream.telemetry.statistics import ServerStatistics
-from shapestream.transport.interface import PeerSocket
-from shapestream.wire.codec import Role, decode
+from shapestream.transport.interface import Message, PeerSocket
+from shapestream.wire.codec import BadEntry, Envelope, Role, decode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
     BatchDone,
@@ -34,15 +36,34 @@ from shapestream.wire.messages import (
     Heartbeat,
     WorkerDraining,
     WorkerHello,
+    WorkerRefused,
     WorkerWelcome,
 )
-from shapestream_engine.layout import Buffer
 
 __all__ = ["WorkerPort"]
 
 log = structlog.get_logger()
 
 READ_BURSTS = 8
+# Slots that may join at once, and per second after that. A worker with 256 takes about 20 ms to come and go, so that endless
+# greetings take a fiftieth of the event loop's time.
+MOST_JOINS = 8192
+JOINS_PER_S = 256
+# What one worker may have unserved: each of its slots reports two batches at most, whatever the bytes of their outputs.
+MOST_UNREAD = 4096
+MOST_UNREAD_BYTES = 2 << 30
+_OTHER_FILES = "it has read other bytes of the model's files than those that are served"
+_ADVICE = (
+    "to serve the files as they are now, send the server SIGHUP or restart it; else put the old ones back"
+)
+
+
+def _decode(frames: Message) -> Envelope:
+    """A worker's message; one bad entry makes all of it unreadable."""
+    envelope = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS)
+    if envelope.bad:
+        raise ProtocolError(envelope.bad[0].message)
+    return envelope
 
 
 class WorkerPort:
@@ -64,6 +85,7 @@ class WorkerPort:
     ) -> None:
         """`workers_changed` is called, with the time, after one has joined or left."""
         self._socket = socket
+        self._inbox = Inbox(socket, _decode, window_entries=MOST_UNREAD, window_bytes=MOST_UNREAD_BYTES)
         self._outgoing = outgoing
         self._dispatcher = dispatcher
         self._models = models
@@ -83,44 +105,49 @@ class WorkerPort:
             clock=clock,
             silence_s=options.worker_silence_s,
         )
+        self._lines = LineBudget()
+        self._join_room = float(MOST_JOINS)
+        """Slots that may join now; negative after a large worker."""
+        self._joined_at = clock()
         self._reports: list[BatchReport] = []
-        self._turned_away: set[bytes] = set()
-        """Peers whose connection ended in this turn: what they sent behind that is not heard."""
 
     async def run(self) -> None:
         """Serves the port until cancelled."""
         while True:
-            self.accept(await self._socket.receive())
+            self._heard(*await self._inbox.read())
+            self._serve(self._inbox.turn())
 
-    def _read_now(self) -> None:
-        """What `run` has not come to yet; a few bursts at most, since clients are to be served, too."""
-        for _ in range(READ_BURSTS):
-            messages = self._socket.receive_nowait()
-            if not messages:
-                return
-            self.accept(messages)
-
-    def accept(self, messages: Sequence[tuple[bytes, list[Buffer]]]) -> None:
-        """Takes everything that arrived in one turn; all reports in it become one call of the dispatcher."""
+    def _heard(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
         now = self._clock()
-        self._turned_away.clear()
-        for peer, frames in messages:
-            if peer in self._turned_away:
-                continue  # this one came behind the message that ended its connection
-            worker = self.workers.get(peer)
-            try:
-                envelope = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS)
-                if envelope.bad:
-                    raise ProtocolError(envelope.bad[0].message)
-            except ProtocolError as error:
-                self._cut_off(peer, str(error), now)
-                continue
-            if worker is not None:
+        for peer in heard:
+            if (worker := self.workers.get(peer)) is not None:
                 worker.heard_at = now
-            for entry in envelope.entries:
-                worker = self._obey(peer, worker, entry, now)
-                if peer in self._turned_away:
-                    break
+        for peer, why in beyond.items():
+            self._cut_off(peer, why, now)
+
+    def _read_now(self, worker: RemoteExecutor | None) -> None:
+        """Reads a few bursts, serves a turn of each, and then all that one worker said."""
+        for _ in range(READ_BURSTS):
+            self._heard(*self._inbox.read_nowait())
+            self._serve(self._inbox.turn())
+            if self._inbox.read_empty:
+                break
+        if worker is not None and worker.peer is not None:
+            self._serve(self._inbox.all_of(worker.peer))
+
+    def _serve(self, items: Iterable[tuple[bytes, Item]]) -> None:
+        """Takes what is served in one turn; all reports in it become one call of the dispatcher."""
+        now = self._clock()
+        for peer, item in items:
+            worker = self.workers.get(peer)
+            if isinstance(item, ProtocolError | BadEntry):
+                self._cut_off(peer, str(item), now)
+            else:
+                self._obey(peer, worker, item, now)
+            if type(item) is WorkerHello:
+                self._inbox.charge(DEAR + item.slots)
+            else:
+                self._inbox.charge(DEAR if worker is None else 1)
         self._report()
         self._dispatcher.end_turn()
 
@@ -129,47 +156,50 @@ class WorkerPort:
             reports, self._reports = self._reports, []
             self._dispatcher.batches_reported(reports)
 
-    def _obey(
-        self, peer: bytes, worker: RemoteExecutor | None, entry: Entry, now: float
-    ) -> RemoteExecutor | None:
-        """Carries out one entry. Returns the peer's worker as it is afterwards."""
+    def _obey(self, peer: bytes, worker: RemoteExecutor | None, entry: Entry, now: float) -> None:
+        """Carries out one entry."""
         if type(entry) is WorkerHello:
-            return self._register(peer, worker, entry, now)
+            self._register(peer, worker, entry, now)
+            return
         if worker is None:
             self._outgoing.tell_stranger(peer, now)
-            return None
+            return
         match entry:
             case BatchDone() | BatchFailed():
-                return self._reported(worker, entry, now)
+                self._reported(worker, entry, now)
             case WorkerDraining():
                 worker.draining = True
                 self._dispatcher.executor_closing(worker, now)
-                return self._dismiss_if_idle(worker, now)
+                self._dismiss_if_idle(worker, now)
             case Goodbye():
                 self.worker_left(worker, "goodbye", now)
-                return None
             case Heartbeat():
                 pass
             case _:
                 self._outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
-        return worker
 
     # ---------------------------------------------------------------- who they are
 
-    def _register(
-        self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, now: float
-    ) -> RemoteExecutor | None:
+    def _register(self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, now: float) -> None:
         """A worker that greets again, on this connection or another, has forgotten what it ran."""
+        try:
+            check_form(hello)
+            self._take_join_room(hello, now)
+        except GreetingRefused as error:
+            self._refuse(peer, worker, hello, error, now)
+            return
         if worker is not None:
             self.worker_left(worker, "greets again", now)
         try:
-            check_form(hello)
             self._check_identity(peer, hello)
             offer = read_offer(hello)
-            added = self._models.add_all(offer.models)
+            if served := self._models.other_files(offer.models, offer.digests):
+                self._refuse_other_files(peer, hello, served, offer, now)
+                return
+            added = self._models.add_all(offer.models, offer.digests)
         except (GreetingRefused, ConfigurationError) as error:
-            self._cut_off(peer, f"worker {hello.worker[:MAX_NAME]!r}: {error}", now)
-            return None
+            self._refuse(peer, None, hello, error, now)
+            return
         for other in list(self.workers.values()):
             if other.name == hello.worker:
                 self.worker_left(other, "came back on another connection", now)
@@ -182,20 +212,72 @@ class WorkerPort:
             self._outgoing,
             now,
             offer.costs,
+            offer.digests,
             clock=self._clock,
         )
         self.workers[peer] = worker
         self._outgoing.say(worker, self._welcome)
         self._outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
-        log.info(
-            "worker joined", worker=worker.name, pid=worker.pid, slots=worker.slots, models=list(offer.models)
+        self._lines.write(
+            log,
+            "info",
+            "worker joined",
+            now,
+            worker=worker.name,
+            pid=worker.pid,
+            slots=worker.slots,
+            models=list(offer.models),
+            digests=offer.digests,
         )
         for model in added:
             self._dispatcher.model_added(model, now)
             self._model_added(model)
         self._dispatcher.executor_joined(worker, now)
         self._workers_changed(now)
-        return worker
+
+    def _take_join_room(self, hello: WorkerHello, now: float) -> None:
+        """Raises GreetingRefused where slots join faster than the event loop has time for; not for processes of our own."""
+        refilled = self._join_room + JOINS_PER_S * (now - self._joined_at)
+        self._join_room, self._joined_at = min(float(MOST_JOINS), refilled), now
+        owner = self.ends.owner
+        if self._join_room <= 0.0 and not (owner is not None and owner.owns(hello.worker, hello.pid)):
+            raise GreetingRefused("too many slots join at a time; it may greet again in a few seconds")
+        self._join_room -= hello.slots
+
+    def _refuse(
+        self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, error: Exception, now: float
+    ) -> None:
+        # Without its quotes, but with its escapes: a name may try to be a line of its own.
+        name = repr(hello.worker[:MAX_NAME])[1:-1]
+        self._statistics.bad_messages["workers"] += 1
+        self._lines.write(log, "error", "worker refused", now, worker=name, pid=hello.pid, why=str(error))
+        if worker is not None:
+            self.worker_left(worker, "sent what cannot be accepted", now)
+        self._turn_away(peer)
+
+    def _refuse_other_files(
+        self, peer: bytes, hello: WorkerHello, served: Mapping[str, str], offer: Offer, now: float
+    ) -> None:
+        """A model is served from the same bytes everywhere: this worker has read others, and is told to end."""
+        for model, digest in served.items():
+            offered = offer.digests.get(model)
+            self._lines.write(
+                log,
+                "error",
+                "worker refused",
+                now,
+                worker=hello.worker,
+                pid=hello.pid,
+                model=model,
+                serves=digest,
+                offers=offered,
+                why=_OTHER_FILES,
+                advice=_ADVICE,
+            )
+            why = f"{_OTHER_FILES}: sha256 {offered or 'unknown'} of {model!r}, and {digest} is served ({_ADVICE})"
+            self._outgoing.say_once(peer, WorkerRefused(model=model, message=why))
+        self._statistics.peers_lost["worker: other files"] += 1
+        self._turn_away(peer)
 
     def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
         """Raises GreetingRefused for a worker that hangs, and for one that has another's name."""
@@ -214,17 +296,25 @@ class WorkerPort:
         if worker.peer is None:
             return
         self._statistics.peers_lost[f"worker: {why}"] += 1
-        log.warning("worker left", worker=worker.name, pid=worker.pid, why=why, batches=list(worker.running))
+        self._lines.write(
+            log,
+            "warning",
+            "worker left",
+            now,
+            worker=worker.name,
+            pid=worker.pid,
+            why=why,
+            batches=list(worker.running),
+        )
         self._forget(worker, worker.peer, now, died=died)
 
-    def _dismiss_if_idle(self, worker: RemoteExecutor, now: float) -> RemoteExecutor | None:
-        """Lets a worker go that wants to and has answered everything; returns it if it stays."""
+    def _dismiss_if_idle(self, worker: RemoteExecutor, now: float) -> None:
+        """Lets a worker go that wants to and has answered everything."""
         if not worker.draining or worker.running or worker.peer is None:
-            return worker
-        log.info("worker drained", worker=worker.name, pid=worker.pid)
+            return
+        self._lines.write(log, "info", "worker drained", now, worker=worker.name, pid=worker.pid)
         self._outgoing.say_once(worker.peer, Goodbye())
         self._forget(worker, worker.peer, now)
-        return None
 
     def _forget(self, worker: RemoteExecutor, peer: bytes, now: float, *, died: bool = False) -> None:
         # Before its last reports are taken: for what it has answered it is given nothing more.
@@ -244,31 +334,31 @@ class WorkerPort:
         if worker.killed_for is not None:
             if self.ends.hangs(worker, worker.killed_for, now):
                 self._outgoing.say_once(peer, Goodbye())
-                self._socket.cut_off(peer)
+                self._inbox.cut_off(peer)
         elif why != "gone" or not self.ends.unreachable(worker, now):
             self.worker_left(worker, why, now)
-            self._socket.cut_off(peer)
+            self._inbox.cut_off(peer)
 
     def _cut_off(self, peer: bytes, why: str, now: float) -> None:
         self._outgoing.refuse(peer, why, now)
         worker = self.workers.get(peer)
         if worker is not None:
             self.worker_left(worker, "sent what cannot be accepted", now)
+        self._turn_away(peer)
+
+    def _turn_away(self, peer: bytes) -> None:
         self._outgoing.say_once(peer, Goodbye())
-        self._socket.cut_off(peer)
-        self._turned_away.add(peer)
+        self._inbox.cut_off(peer)
 
     def beat(self, now: float) -> None:
         """Once per heartbeat interval: gives up silent workers, tells the others that this loop is alive."""
-        self.ends.beat(now)
+        self.ends.beat(now, read_empty=self._inbox.read_empty)
         for worker in self.workers.values():
             self._outgoing.keep_alive(worker)
 
     # ---------------------------------------------------------------- what they report
 
-    def _reported(
-        self, worker: RemoteExecutor, entry: BatchDone | BatchFailed, now: float
-    ) -> RemoteExecutor | None:
+    def _reported(self, worker: RemoteExecutor, entry: BatchDone | BatchFailed, now: float) -> None:
         try:
             report = (
                 report_of_done(worker, entry, now)
@@ -278,9 +368,9 @@ class WorkerPort:
         except ReportRefused as error:
             assert worker.peer is not None  # it has just been heard
             self._cut_off(worker.peer, f"worker {worker.name!r}: batch {entry.batch}: {error}", now)
-            return None
+            return
         if report is None:
             self._statistics.late_reports += 1
-            return worker
+            return
         self._reports.append(report)
-        return self._dismiss_if_idle(worker, now)
+        self._dismiss_if_idle(worker, now)

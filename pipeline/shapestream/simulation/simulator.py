@@ -22,6 +22,7 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    ReportFault,
     StartBatch,
 )
 from shapestream.scheduling.events import (
@@ -252,6 +253,8 @@ class _Simulation:
                 self._slots.take_back(action.batch, at, "cancelled")
             case RecallBatch():
                 self._slots.take_back(action.batch, at, "recalled")
+            case ReportFault():
+                raise SimulationError(f"the policy could not work out {action.about}") from action.error
             case KillSlot():
                 raise SimulationError("the policy kills a slot, and nothing hangs here")
             case _:

@@ -40,6 +40,10 @@ class TraceRecorder:
         self._began: float | None = None
         self._flush_at = 0.0
         self.recorded = 0
+        if self.path != Path(path):
+            log.warning(
+                "trace file exists already, another is written", exists=str(path), path=str(self.path)
+            )
         log.info("recording a trace of shapes", path=str(self.path), max_requests=max_requests)
 
     def record(

@@ -158,3 +158,10 @@ class LineBudget:
         self._left -= 1.0
         held_back, self._held_back = self._held_back, 0
         return held_back
+
+    def write(self, log: Any, level: str, event: str, now: float, **facts: Any) -> None:
+        """Writes a line that says how many were left out before it; one that is held back is written at `debug`."""
+        left_out = self.admit(now)
+        if left_out:
+            facts["lines_left_out"] = left_out
+        getattr(log, "debug" if left_out is None else level)(event, **facts)

@@ -17,6 +17,8 @@ _BUCKETS_PER_OCTAVE = 8
 _SUB_BITS = 3
 # Up to 2^40 us, 12 days; longer times count as that.
 _MAX_US = (1 << 40) - 1
+# Integers of the wire end here.
+_MOST = (1 << 63) - 1
 # Shapes are counted exactly up to here; beyond it the count says "at least".
 MAX_DISTINCT_SHAPES = 10_000
 
@@ -84,6 +86,8 @@ class ServerStatistics:
         """Failed requests by code."""
         self.duplicates = 0
         """Requests that were sent again while they ran; they share the one reply."""
+        self.faults = 0
+        """What the scheduler could not work out, each a defect of its own; the log says which."""
         self.late_reports = 0
         """Of batches that a worker was sent before it greeted again: they ran again elsewhere."""
         self.repeated = 0
@@ -136,7 +140,7 @@ class ServerStatistics:
         """One batch ran, in so many `calls` of these sizes; `elements` are those of its requests, unpadded."""
         self.batches += 1
         self.batched_requests += requests
-        self.rows += rows
+        self.rows = min(_MOST, self.rows + rows)  # rows without elements are as many as a caller claims
         self.reallocations += reallocations
         self.preparations += preparations
         self.run_us.record(run_us)
@@ -174,6 +178,7 @@ class ServerStatistics:
             "results": self.results,
             "failures": dict(self.failures),
             "duplicates": self.duplicates,
+            "faults": self.faults,
             "late_reports": self.late_reports,
             "repeated": self.repeated,
             "bad_messages": dict(self.bad_messages),

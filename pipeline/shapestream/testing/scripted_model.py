@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shapestream.errors import InvalidRequest
 from shapestream.wire.tensor_frames import from_array, to_array
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows, Whole
@@ -22,8 +23,9 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 class ScriptedModel:
     """`answer` maps named inputs to named outputs, or raises a `RequestError`; `duration_s` is how long that takes.
 
-    Both are asked for each request by itself: a scripted model does not batch. Without `answer` the inputs come
-    back, in the order of the ports. The duration passes on trio's clock, so under a `MockClock` it takes no time.
+    Anything else that `answer` raises is answered as `InternalError`, and kept in the server's `errors`. Both functions are
+    asked for each request by itself: a scripted model does not batch. Without `answer` the inputs come back, in the order
+    of the ports. The duration passes on trio's clock, so under a `MockClock` it takes no time.
     """
 
     def __init__(
@@ -42,11 +44,14 @@ class ScriptedModel:
         return self._duration_s(self._inputs(request)) if callable(self._duration_s) else self._duration_s
 
     def run(self, request: Tensors) -> Tensors:
-        """The outputs; raises the `RequestError` that `answer` raises, and KeyError for an output left out."""
+        """The outputs; raises what `answer` raises, KeyError for an output left out, and TypeError for no tensor."""
         if self._answer is None:
             return request
         outputs = self._answer(self._inputs(request))
-        return tensors_of([np.asarray(outputs[port.name]) for port in self.signature.outputs])
+        try:
+            return tensors_of([np.asarray(outputs[port.name]) for port in self.signature.outputs])
+        except InvalidRequest as error:  # the answer's fault, not the request's
+            raise TypeError(error.message) from error
 
     def _inputs(self, request: Tensors) -> Arrays:
         return {

@@ -15,9 +15,9 @@ from typing import Any
 
 import trio
 
-from shapestream.errors import PeerGone, RequestError
+from shapestream.errors import Cancelled, InternalError, InvalidRequest, PeerGone, ProtocolError, RequestError
 from shapestream.testing.scripted_model import ScriptedModel
-from shapestream.transport.interface import PeerSocket
+from shapestream.transport.interface import Message, PeerSocket
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.messages import (
     Cancel,
@@ -70,6 +70,8 @@ class ScriptedServer:
         self.held: list[tuple[bytes, Request]] = []
         """Requests that are not answered yet, each with its peer."""
         self.cancelled: list[int] = []
+        self.errors: list[Exception] = []
+        """What scripts raised that is no `RequestError`, and messages that cannot be read: defects of the test itself."""
         self.messages = 0
         """Messages that arrived; each holds one entry or several."""
         self.hellos = 0
@@ -83,12 +85,12 @@ class ScriptedServer:
         self._holding = True
 
     def release(self, count: int | None = None, *, newest_first: bool = False) -> None:
-        """Answer so many of the requests that are held, or all of them and what comes after."""
+        """Answer so many of the requests that are held (no more than there are), or all of them and what comes after."""
 
         def answer() -> None:
             if count is None:
                 self._holding = False
-            for _ in range(len(self.held) if count is None else count):
+            for _ in range(len(self.held) if count is None else min(count, len(self.held))):
                 self._answer(*self.held.pop(-1 if newest_first else 0))
 
         self._do(answer)
@@ -149,8 +151,7 @@ class ScriptedServer:
                 for peer, frames in await socket.receive():
                     self.messages += 1
                     if not self._silent:
-                        for entry in decode(frames, role=Role.SERVER_OF_CLIENTS).entries:
-                            self._take(peer, entry)
+                        self._read(peer, frames)
                 self._flush()
 
     async def _beat(self) -> None:
@@ -169,6 +170,21 @@ class ScriptedServer:
             act()
         else:
             self._token.run_sync_soon(in_turn)
+
+    def _read(self, peer: bytes, frames: Message) -> None:
+        try:
+            envelope = decode(frames, role=Role.SERVER_OF_CLIENTS)
+        except ProtocolError as error:
+            self.errors.append(error)
+            self._known.discard(peer)
+            self._replies[peer].append(Goodbye())
+            return
+        for entry in envelope.entries:
+            self._take(peer, entry)
+        for bad in envelope.bad:
+            self.errors.append(ProtocolError(bad.message))
+            if bad.id is not None:
+                self._replies[peer].append(_failure(bad.id, InvalidRequest(bad.message)))
 
     def _take(self, peer: bytes, entry: Entry) -> None:
         replies = self._replies[peer]
@@ -218,11 +234,15 @@ class ScriptedServer:
         for held in self.held:
             if held[0] == peer and held[1].sequence == entry.sequence:
                 self.held.remove(held)
-                self._replies[peer].append(_failure(entry.sequence, "cancelled", "withdrawn"))
+                self._replies[peer].append(_failure(entry.sequence, Cancelled("withdrawn")))
                 return
 
     def _start(self, peer: bytes, request: Request) -> None:
-        duration_s = self._models[request.model].duration_of(request.tensors)
+        try:
+            duration_s = self._models[request.model].duration_of(request.tensors)
+        except Exception as error:  # noqa: BLE001 - the edge to the test's code
+            self._replies[peer].append(self._defect(request, error))
+            return
         if duration_s > 0:
             assert self._nursery is not None
             self._nursery.start_soon(self._answer_later, peer, request, duration_s)
@@ -238,9 +258,19 @@ class ScriptedServer:
         try:
             outputs = self._models[request.model].run(request.tensors)
         except RequestError as error:
-            self._replies[peer].append(_failure(request.sequence, error.code, error.message))
+            self._replies[peer].append(_failure(request.sequence, error))
+        except Exception as error:  # noqa: BLE001 - the edge to the test's code
+            self._replies[peer].append(self._defect(request, error))
         else:
             self._replies[peer].append(Result(sequence=request.sequence, timings=_TIMINGS, tensors=outputs))
+
+    def _defect(self, request: Request, error: Exception) -> Failure:
+        """The answer where a script failed: its client is not to wait, and its author is to know."""
+        self.errors.append(error)
+        number = request.model
+        name = self._models[number].signature.name if number < len(self._models) else str(number)
+        words = f"the scripted model {name!r} raised {type(error).__name__}: {error}"
+        return _failure(request.sequence, InternalError(words))
 
     def _flush(self) -> None:
         assert self._socket is not None
@@ -258,13 +288,24 @@ class ScriptedServer:
             self._turn_ended.notify_all()
 
 
-def _failure(sequence: int, code: str, message: str) -> Failure:
-    return Failure(sequence=sequence, code=code, message=message, retryable=False, retry_after_ms=None)
+def _failure(sequence: int, error: RequestError) -> Failure:
+    after_s = error.retry_after_s
+    return Failure(
+        sequence=sequence,
+        code=error.code,
+        message=error.message,
+        retryable=error.retryable,
+        retry_after_ms=None if after_s is None else max(1, round(after_s * 1000)),
+    )
 
 
 @contextmanager
 def serve_in_thread(server: ScriptedServer, address: str) -> Iterator[str]:
-    """Serve at a ZeroMQ address, from a thread, for the time of the block; gives the address with its port."""
+    """Serve at a ZeroMQ address, from a thread, for the time of the block; gives the address with its port.
+
+    A block that ends well raises the first of `server.errors`, so that no defect of a script goes unnoticed; a test that
+    expects them clears the list.
+    """
     from shapestream.transport.zeromq import RouterSocket
 
     started = threading.Event()
@@ -301,5 +342,5 @@ def serve_in_thread(server: ScriptedServer, address: str) -> Iterator[str]:
         if thread.is_alive():
             stop[0]()
         thread.join()
-    if errors:
+    if errors := [*errors, *server.errors]:
         raise errors[0]

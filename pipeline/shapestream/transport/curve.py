@@ -28,9 +28,8 @@ from shapestream.errors import PeerGone
 from shapestream.telemetry.logging import RateLimit
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.transport.handshakes import HandshakeFailure
-from shapestream.transport.interface import RECEIVE_BURST, Addressed
+from shapestream.transport.outbox import OutboxRoom
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.watched_socket import NOBLOCK, frames_after
 from shapestream.transport.zap import LOCAL, LOCAL_DOMAIN, PROTECTED_DOMAIN, KeyRing, KeyRole, answer_zap
 from shapestream.transport.zeromq import DealerSocket, RouterSocket
 from shapestream_engine.layout import Buffer
@@ -39,8 +38,6 @@ __all__ = ["CallerKeys", "ProtectedDealer", "ProtectedRouter", "ServerSecurity"]
 
 log = structlog.get_logger()
 
-# A peer that has not proved its key by then is disconnected; it takes three messages.
-HANDSHAKE_MS = 5000
 # Routing ids whose keys are remembered, those heard last. Enough for all sessions that a server may have (65,536):
 # to be forgotten by others' handshakes within a session's silence takes more of them than CURVE can do in that time.
 MAX_REMEMBERED = 131_072
@@ -78,9 +75,10 @@ class ProtectedRouter(RouterSocket):
         *,
         port: str,
         options: SocketOptions | None = None,
+        room: OutboxRoom | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
-        super().__init__(options=options, context=self._context)
+        super().__init__(options=options, context=self._context, room=room)
         self._security = security
         self.port = port
         self._roles = roles
@@ -93,7 +91,6 @@ class ProtectedRouter(RouterSocket):
         """Handshakes and messages that were refused, by why."""
         self._limit = RateLimit()
         self.let_in(security.ring)
-        self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._handler = RouterSocket(context=self._context)
         self._handler.bind(_ZAP_ADDRESS)
@@ -125,28 +122,6 @@ class ProtectedRouter(RouterSocket):
             nursery.start_soon(self._count_failures)
             await super().run(task_status=task_status)
             nursery.cancel_scope.cancel()
-
-    @trio.lowlevel.enable_ki_protection  # as in the base class
-    def receive_nowait(self) -> list[Addressed]:
-        """The messages that are there, perhaps none, of peers whose key may speak here."""
-        self._check_open()
-        receive = self._socket.recv
-        taken: list[Addressed] = []
-        self._drained = False
-        try:
-            for _ in range(RECEIVE_BURST):
-                peer = receive(NOBLOCK)
-                first = receive(NOBLOCK, False)
-                frames = frames_after(first, receive)
-                if peer not in self._cut_off and self._may_speak(peer, first):
-                    taken.append((peer, frames))
-        except zmq.Again:
-            self._drained = True
-        else:
-            self._receivers.unpark()
-        if self._outboxes:
-            self._look()
-        return taken
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Sends; `PeerGone` also for a routing id that another key has taken, or whose key is no longer listed."""

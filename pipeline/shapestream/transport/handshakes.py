@@ -42,7 +42,7 @@ class HandshakeMonitor(WatchedSocket):
         self._monitored = socket
         address = f"inproc://shapestream-handshakes-{next(_names)}"
         socket.monitor(address, sum(failure.value for failure in HandshakeFailure))
-        super().__init__(zmq.PAIR, SocketOptions(linger_ms=0, high_water_mark=1000), context)
+        super().__init__(zmq.PAIR, SocketOptions(linger_ms=0, receive_high_water_mark=1000), context)
         self._socket.connect(address)
 
     async def receive(self) -> list[HandshakeFailure]:

@@ -34,6 +34,10 @@ class PeerSocket(Protocol):
     def addresses(self) -> tuple[str, ...]:
         """Where it listens, ports filled in."""
 
+    @property
+    def drained(self) -> bool:
+        """Whether the last receive took everything that had arrived."""
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watches the socket until it is closed (then it returns) or cancelled."""
 
@@ -56,7 +60,10 @@ class PeerSocket(Protocol):
         """Drops what still waits for this peer. It may be heard again."""
 
     def cut_off(self, peer: bytes) -> None:
-        """Forgets the peer, and ignores what it sends for as long as this connection lasts."""
+        """Forgets the peer, and neither hears it nor sends to it for as long as this connection lasts.
+
+        Its connection ends at its next message; sending to it raises `OutboxFull`.
+        """
 
     def failed_handshakes(self) -> int:
         """How many connections ended before they began, since the last call: garbage, wrong keys, other protocols."""

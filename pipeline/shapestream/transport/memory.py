@@ -47,6 +47,7 @@ class _MemorySocket(ABC, Generic[T]):
 
     def __init__(self) -> None:
         self._messages: deque[T] = deque()
+        self._drained = True
         self._closed = trio.Event()
         self._receivers = trio.lowlevel.ParkingLot()
 
@@ -69,6 +70,7 @@ class _MemorySocket(ABC, Generic[T]):
         """The messages that are there, perhaps none."""
         self._check_open()
         burst = min(len(self._messages), RECEIVE_BURST)
+        self._drained = burst == len(self._messages)
         return [self._messages.popleft() for _ in range(burst)]
 
     @abstractmethod
@@ -140,6 +142,11 @@ class MemoryServer(_MemorySocket[Addressed]):
     def addresses(self) -> tuple[str, ...]:
         """Where it listens: nowhere that another process could reach."""
         return (f"memory://{id(self.endpoint):x}",)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the last receive took everything that had arrived."""
+        return self._drained
 
     def connect(self) -> MemoryConnection:
         """A new connection to this server's endpoint."""

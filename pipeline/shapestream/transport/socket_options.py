@@ -7,7 +7,11 @@ from typing import Any
 
 import zmq
 
-__all__ = ["SocketOptions"]
+__all__ = ["MAX_FRAMES", "SocketOptions"]
+
+MAX_FRAMES = 65_536 + 2
+"""More than a message may have on any port (wire/limits.py, which this layer does not know): an object per frame costs
+more memory than the frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,21 +19,20 @@ class SocketOptions:
     """Options of one socket. Flow control is the protocol's credit; the high-water mark is the last fence."""
 
     high_water_mark: int = 256
-    """Messages that libzmq holds per peer and direction; it does not count their bytes, so it is kept low."""
+    """Messages that libzmq holds for a peer that does not read; it does not count their bytes, so it is kept low."""
+    receive_high_water_mark: int = 0
+    """Messages that this side has not read. 0: no limit. Other values are for `inproc://` only; `apply` says why."""
     max_frame_bytes: int = 1024 * 1024 * 1024
     """A peer that announces a larger frame is disconnected."""
+    max_frames: int = MAX_FRAMES
+    """A ROUTER hands over so many frames of a longer message, drops the rest, and ends its connection."""
     linger_ms: int = 1000
     """How long a closed socket goes on sending what it was given."""
-    heartbeat_interval_ms: int = 5000
-    heartbeat_timeout_ms: int = 15000
-    """A connection that answers no heartbeat of libzmq's for so long is closed: its host is gone, or has forgotten it.
-
-    This only clears dead connections away. Who is alive is decided above, by heartbeats of the event loops, and sooner;
-    libzmq's own thread answers for a process whose event loop stands still. Longer than those, since a message is read
-    as a whole: while a large one is on a slow way nothing else is heard of its sender.
-    """
-    heartbeat_ttl_ms: int = 15000
-    """The other side is asked to close the connection when it hears nothing of ours for so long."""
+    handshake_ms: int = 5000
+    """A connection that has not finished its handshake by then is closed. It takes three messages."""
+    dead_after_ms: int = 15000
+    """A tcp connection whose other end acknowledges nothing for so long is closed by the kernel. It only clears dead
+    connections away: heartbeats of the event loops decide which peer is alive, and sooner."""
     reconnect_interval_ms: int = 50
     max_reconnect_interval_ms: int = 2000
     immediate: bool = False
@@ -39,16 +42,31 @@ class SocketOptions:
     """Messages that wait for one peer behind the high-water mark; then the peer must be given up."""
     outbox_bytes: int = 256 * 1024 * 1024
     """The same, in bytes."""
+    farewell: bytes = b""
+    """A message of one frame that a ROUTER sends before it hangs up: it says, again, that the connection is over."""
 
     def apply(self, socket: zmq.Socket[Any]) -> None:
         """Sets them, before bind or connect."""
+        # libzmq 4.3.5 must never stop to read a connection, and has no timer that writes. Where a pipe is full
+        # (ZMQ_RCVHWM) and the connection breaks, `stream_engine_base_t::in_event_internal` sets `_io_error`, and each
+        # later `out_event` ends the process (`!_io_error`, stream_engine_base.cpp:310; issue 4841). `timer_event`
+        # calls it for ZMQ_HEARTBEAT_IVL, `zmtp_engine_t::process_heartbeat_message` for a PING that was not decoded
+        # before, whatever this side has set. So there is no ZMQ_RCVHWM: the server cuts off
+        # a peer that sends beyond its credit (serving/inbox.py).
+        # A timeout of a heartbeat at a full pipe ends a connecting process later, too (`_input_stopped` in
+        # `restart_input`; issue 3937). The other timers only call `error` (handshake, time to live) or connect again
+        # (`stream_connecter_base_t::timer_event`); neither asserts anything of the connection.
+        socket.set(zmq.RCVHWM, self.receive_high_water_mark)
+        socket.set(zmq.HEARTBEAT_IVL, 0)
         socket.set(zmq.SNDHWM, self.high_water_mark)
-        socket.set(zmq.RCVHWM, self.high_water_mark)
         socket.set(zmq.MAXMSGSIZE, self.max_frame_bytes)
         socket.set(zmq.LINGER, self.linger_ms)
-        socket.set(zmq.HEARTBEAT_IVL, self.heartbeat_interval_ms)
-        socket.set(zmq.HEARTBEAT_TIMEOUT, self.heartbeat_timeout_ms)
-        socket.set(zmq.HEARTBEAT_TTL, self.heartbeat_ttl_ms)
+        socket.set(zmq.HANDSHAKE_IVL, self.handshake_ms)
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, self.dead_after_ms // 3000)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, self.dead_after_ms // 3000)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, 2)
+        socket.set(zmq.TCP_MAXRT, self.dead_after_ms)
         socket.set(zmq.RECONNECT_IVL, self.reconnect_interval_ms)
         socket.set(zmq.RECONNECT_IVL_MAX, self.max_reconnect_interval_ms)
         socket.set(zmq.IMMEDIATE, int(self.immediate))

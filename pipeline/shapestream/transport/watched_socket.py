@@ -16,6 +16,10 @@ there is no buffer here in which a message could be left behind, and none that i
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -24,20 +28,16 @@ import trio
 import zmq
 
 from shapestream.transport.interface import COPY_BELOW_BYTES, Message
-from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
 from shapestream_engine.layout import Buffer
 
-__all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "WatchedSocket", "frames_after", "ready_to_send",
-           "receive_frames"]  # fmt: skip
+__all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "WatchedSocket", "frames_from", "hang_up",
+           "ready_to_send", "receive_frames"]  # fmt: skip
 
 # Plain integers: pyzmq's enumerations cost as much as a small send.
 NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
-# More than a message may have on any port (wire/limits.py, which this layer does not know): an object per frame costs
-# more memory than the frame.
-MOST_FRAMES = 65_536 + 2
-
 T = TypeVar("T")
 
 
@@ -111,23 +111,50 @@ class WatchedSocket:
 def receive_frames(receive: Callable[..., Any]) -> Message:
     """The frames of a message of which at least one is there (libzmq hands over whole messages only).
 
-    No more than `MOST_FRAMES` of them: a longer message is nobody's, and is refused for those that it has.
+    No more than `MAX_FRAMES` of them: a longer message is nobody's, and is refused for those that it has.
     """
-    frame = receive(NOBLOCK, False)
-    frames = [frame.bytes if len(frame) < COPY_BELOW_BYTES else frame]
-    while frame.more:
-        frame = receive(NOBLOCK, False)
-        frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame)
-        if len(frames) == MOST_FRAMES:
-            while frame.more:
-                frame = receive(NOBLOCK, False)
+    frames, more = frames_from(receive(NOBLOCK, False), receive, MAX_FRAMES)
+    while more:
+        more = receive(NOBLOCK, False).more
     return frames
 
 
-def frames_after(first: zmq.Frame, receive: Callable[..., Any]) -> Message:
-    """The frames of a message whose first one has been taken already, as it came."""
-    frames: Message = [first.bytes if len(first) < COPY_BELOW_BYTES else first]
-    return frames + receive_frames(receive) if first.more else frames
+def frames_from(frame: zmq.Frame, receive: Callable[..., Any], most: int) -> tuple[Message, bool]:
+    """At most so many frames of a message whose first one has been taken already, and whether more of them follow."""
+    frames: Message = [frame.bytes if len(frame) < COPY_BELOW_BYTES else frame]
+    while frame.more and len(frames) < most:
+        frame = receive(NOBLOCK, False)
+        frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame)
+    return frames, frame.more
+
+
+def hang_up(frame: zmq.Frame) -> None:
+    """Ends the connection that this frame came over: libzmq finds it closed. Its stable interface has no call for that.
+
+    The caller made sure that the connection was there a moment ago: later its descriptor may be that of another one. The
+    peer's address is compared as well; at worst another connection of the same machine has to be made again.
+    """
+    try:
+        address, descriptor = str(frame.get("Peer-Address")), os.dup(int(frame.get(zmq.SRCFD)))
+    except (zmq.ZMQError, OSError):
+        return
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:  # no socket by now
+        os.close(descriptor)
+        return
+    with connection, contextlib.suppress(OSError):
+        if _address_of(connection) == address:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _address_of(connection: socket.socket) -> str:
+    """A connection's peer, as libzmq writes it (`get_peer_address`, stream_engine_base.cpp)."""
+    peer = connection.getpeername()
+    if connection.family == socket.AF_UNIX:
+        pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return f"localhost:{uid}:{gid}:{pid}"
+    return str(socket.getnameinfo(peer, socket.NI_NUMERICHOST)[0])
 
 
 def ready_to_send(frames: Sequence[Buffer]) -> Sequence[bytes | zmq.Frame]:

@@ -17,19 +17,24 @@ from shapestream.transport.descriptors import Doorkeeper
 from shapestream.transport.handshakes import HandshakeMonitor
 from shapestream.transport.interface import RECEIVE_BURST, Addressed
 from shapestream.transport.ipc_path import IpcPath
-from shapestream.transport.outbox import Outbox
+from shapestream.transport.outbox import Outbox, OutboxRoom
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import (
     MORE_NOBLOCK,
     NOBLOCK,
     WatchedSocket,
+    frames_from,
+    hang_up,
     ready_to_send,
-    receive_frames,
 )
 from shapestream_engine.layout import Buffer
 
 __all__ = ["DealerSocket", "RouterSocket"]
 
+# Frames that one receive takes or drops, before the rest of the event loop has a turn: some 10 ms. One message may pass it.
+FRAMES_AT_ONCE = 16_384
+# So many bytes of a header count as a frame, so that a receive takes about 1 MiB of headers: copied and kept for a turn.
+BYTES_PER_FRAME = 64
 # A blocked peer is tried again this often, should other traffic have swallowed libzmq's announcement.
 RETRY_S = 0.01
 # So many peers that are cut off are remembered, the latest; libzmq does not use a peer id twice.
@@ -43,8 +48,13 @@ class RouterSocket(WatchedSocket):
     """
 
     def __init__(
-        self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
+        self,
+        *,
+        options: SocketOptions | None = None,
+        context: zmq.Context[Any] | None = None,
+        room: OutboxRoom | None = None,
     ) -> None:
+        """`room` is what its outboxes may hold, where other sockets share that."""
         self._options = options or SocketOptions()
         _unpredictable_routing_ids()
         context = context or zmq.Context.instance()
@@ -53,13 +63,22 @@ class RouterSocket(WatchedSocket):
         self._addresses: list[str] = []
         self._paths: list[IpcPath] = []
         self._outboxes: dict[bytes, Outbox] = {}
+        self._room = room or OutboxRoom()
         self._blocked = trio.Event()
-        self._cut_off: dict[bytes, None] = {}
+        self._cut_off: dict[bytes, bool] = {}
+        """Peers that are not heard, and whether their connection was ended."""
+        self._skipping = False
+        """Whether frames follow of a message that is dropped."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where it listens, wildcard ports filled in."""
         return tuple(self._addresses)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the last receive took everything that had arrived."""
+        return self._drained
 
     def bind(self, address: str) -> None:
         """Listens at `tcp://…`, `ipc://…` or `inproc://…` too.
@@ -101,28 +120,72 @@ class RouterSocket(WatchedSocket):
     def receive_nowait(self) -> list[Addressed]:
         """The messages that are there, perhaps none."""
         self._check_open()
-        receive = self._socket.recv
         taken: list[Addressed] = []
         self._drained = False
         try:
+            left = self._skip(FRAMES_AT_ONCE)
             for _ in range(RECEIVE_BURST):
-                peer = receive(NOBLOCK)
-                frames = receive_frames(receive)
-                if peer not in self._cut_off:
-                    taken.append((peer, frames))
+                if left <= 0:
+                    break
+                left = self._receive_one(taken, left)
         except zmq.Again:
             self._drained = True
-        else:
+        if not self._drained:
             self._receivers.unpark()
         if self._outboxes:
             self._look()
         return taken
+
+    def _receive_one(self, taken: list[Addressed], left: int) -> int:
+        """Appends the next message to `taken`, unless its peer is not heard. Raises `zmq.Again` when there is none.
+
+        Returns how many of the `left` frames, or bytes of headers in their place, may still be taken.
+        """
+        receive = self._socket.recv
+        peer = receive(NOBLOCK)
+        first = receive(NOBLOCK, False)
+        if peer in self._cut_off or not self._may_speak(peer, first):
+            if not self._cut_off.get(peer, True):
+                self._cut_off[peer] = True
+                self._hang_up(peer, first)
+            self._skipping = first.more
+            return self._skip(left - 1)
+        frames, self._skipping = frames_from(first, receive, self._options.max_frames)
+        if self._skipping:
+            self._hang_up(peer, first)  # the beginning is handed over, and refused
+        taken.append((peer, frames))
+        return self._skip(left - len(frames) - len(frames[0]) // BYTES_PER_FRAME)
+
+    def _hang_up(self, peer: bytes, frame: zmq.Frame) -> None:
+        """Ends the connection that a frame came over, unless it has ended: its descriptor may be another's by then.
+
+        A last message tells, since libzmq takes none for a connection that is gone.
+        """
+        try:
+            self._try_send(peer, [self._options.farewell])
+        except PeerGone:
+            return
+        hang_up(frame)
+
+    def _skip(self, left: int) -> int:
+        """Goes on to drop the frames of a message that nobody reads: libzmq gives no other message before its end."""
+        receive = self._socket.recv
+        while self._skipping and left > 0:
+            self._skipping = receive(NOBLOCK, False).more
+            left -= 1
+        return left
+
+    def _may_speak(self, peer: bytes, first: zmq.Frame) -> bool:
+        """Whether this peer is heard (`curve.py` asks for its key)."""
+        return True
 
     @trio.lowlevel.enable_ki_protection
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Sends, or puts into the peer's outbox; after `PeerGone` or `OutboxFull` nothing was taken."""
         self._check_open()
         ready = ready_to_send(frames)
+        if self._cut_off and peer in self._cut_off:
+            raise OutboxFull(f"peer {peer.hex()} is cut off")
         outbox = self._outboxes.get(peer)
         if outbox is not None and self._is_full(outbox):
             self._look()  # the peer may have read since this loop last had the time to look
@@ -133,7 +196,7 @@ class RouterSocket(WatchedSocket):
             if outbox is not None:
                 outbox.put(ready)
             elif not self._try_send(peer, ready):
-                outbox = self._outboxes[peer] = Outbox()
+                outbox = self._outboxes[peer] = Outbox(self._room)
                 outbox.put(ready)
                 self._blocked.set()
         finally:
@@ -143,12 +206,13 @@ class RouterSocket(WatchedSocket):
 
     def forget(self, peer: bytes) -> None:
         """Drops what still waits for this peer here."""
-        self._outboxes.pop(peer, None)
+        if (outbox := self._outboxes.pop(peer, None)) is not None:
+            outbox.clear()
 
     def cut_off(self, peer: bytes) -> None:
-        """Forgets the peer, and ignores what it sends for as long as this connection lasts."""
+        """Forgets the peer, neither hears it nor sends to it from now on, and hangs up at its next message."""
         self.forget(peer)
-        self._cut_off[peer] = None
+        self._cut_off[peer] = False
         if len(self._cut_off) > MAX_CUT_OFF:
             del self._cut_off[next(iter(self._cut_off))]
 
@@ -171,7 +235,8 @@ class RouterSocket(WatchedSocket):
         """Stops listening; what libzmq has taken still lingers, outboxes are dropped."""
         self._monitor.close()
         super().close()
-        self._outboxes.clear()
+        for peer in list(self._outboxes):
+            self.forget(peer)
         for path in self._paths:
             path.release()
         self._paths.clear()
@@ -188,7 +253,11 @@ class RouterSocket(WatchedSocket):
 
     def _is_full(self, outbox: Outbox) -> bool:
         # A message may pass the limit of bytes, or one larger than that could never wait at all.
-        return len(outbox) >= self._options.outbox_messages or outbox.nbytes >= self._options.outbox_bytes
+        return (
+            outbox.given_up
+            or len(outbox) >= self._options.outbox_messages
+            or outbox.nbytes >= self._options.outbox_bytes
+        )
 
     def _try_send(self, peer: bytes, frames: Sequence[bytes | zmq.Frame]) -> bool:
         """Whether libzmq took the message. Only the first part can be refused: there the peer is chosen."""
@@ -221,7 +290,9 @@ class RouterSocket(WatchedSocket):
                     outbox.remove_first()
             except PeerGone:
                 outbox.clear()
-            if not outbox:
+            if outbox.given_up:
+                self.cut_off(peer)
+            elif not outbox:
                 del self._outboxes[peer]
 
     async def _retry_blocked(self) -> None:

@@ -47,11 +47,12 @@ from shapestream.wire.messages import (
     Welcome,
     WorkerDraining,
     WorkerHello,
+    WorkerRefused,
     WorkerWelcome,
 )
 from shapestream_engine.layout import Buffer
 
-__all__ = ["BadEntry", "Envelope", "Role", "decode", "encode", "pack_messages"]
+__all__ = ["BadEntry", "Envelope", "Role", "decode", "encode", "entries_announced", "pack_messages"]
 
 
 class Role(Enum):
@@ -88,7 +89,17 @@ _ACCEPTED: dict[Role, tuple[type[Any], ...]] = {
         Statistics,
     ),
     Role.SERVER_OF_WORKERS: (Heartbeat, Goodbye, WorkerHello, BatchDone, BatchFailed, WorkerDraining),
-    Role.WORKER: (Heartbeat, Goodbye, Clock, Unknown, WorkerWelcome, Execute, CancelBatch, RecallBatch),
+    Role.WORKER: (
+        Heartbeat,
+        Goodbye,
+        Clock,
+        Unknown,
+        WorkerWelcome,
+        WorkerRefused,
+        Execute,
+        CancelBatch,
+        RecallBatch,
+    ),
 }
 _READERS: dict[Role, dict[int, Reader]] = {
     role: {kind.KIND: READERS[kind] for kind in kinds} for role, kinds in _ACCEPTED.items()
@@ -151,6 +162,20 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
     if first != total:
         raise ProtocolError(f"the entries claim {first - 1} of the {total - 1} raw frames of the message")
     return Envelope(entries=entries, bad=bad)
+
+
+def entries_announced(header: Buffer) -> int:
+    """How many entries a header frame claims to hold, read from its first five bytes; 1 where these are not ours.
+
+    An empty message counts as one entry: to hold and to read it costs as much.
+    """
+    head = bytes(memoryview(header)[:5])
+    if len(head) > 2 and head[:2] == b"\x92\x01":
+        if head[2] & 0xF0 == 0x90:
+            return max(1, head[2] & 0x0F)
+        if head[2] == 0xDC and len(head) == 5:
+            return max(1, int.from_bytes(head[3:5], "big"))
+    return 1
 
 
 def _unpack(frames: Sequence[Buffer], limits: Limits, most_items: int) -> tuple[Any, ...]:

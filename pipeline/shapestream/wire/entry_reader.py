@@ -16,6 +16,7 @@ from shapestream.wire.fields import (
     flag,
     integer,
     map_of_maps,
+    map_of_names,
     name,
     optional_integer,
     plain_map,
@@ -48,6 +49,7 @@ from shapestream.wire.messages import (
     Welcome,
     WorkerDraining,
     WorkerHello,
+    WorkerRefused,
     WorkerWelcome,
 )
 from shapestream.wire.tensor_reader import read_batch_done, read_execute, read_request, read_result
@@ -90,24 +92,32 @@ _COLD: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
         "slots": integer,
         "models": map_of_maps,
         "costs": map_of_maps,
+        "digests": map_of_names,
     },
     BatchFailed: {"batch": integer, "code": name, "message": words},
     WorkerDraining: {},
     WorkerWelcome: {"epoch": uuid, "heartbeat_ms": integer},
+    WorkerRefused: {"model": name, "message": words},
     CancelBatch: {"batch": integer},
     RecallBatch: {"batch": integer},
 }
 
 
+_OPTIONAL = {WorkerHello: 1}
+"""Of which kinds how many fields at the end may be left out, as peers do that were made before these."""
+
+
 def _cold_reader(kind: type[Any], columns: dict[str, Callable[[Any], Any]]) -> Reader:
+    optional = _OPTIONAL.get(kind, 0)
+
     def read(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Entry:
-        if len(fields) != len(columns) + 2:
+        if not len(columns) - optional <= len(fields) - 2 <= len(columns):
             raise BadEntryError(f"{kind.__name__} has {len(fields)} elements instead of {len(columns) + 2}")
         if first != last:
             raise BadEntryError(f"{kind.__name__} owns no frames, but claims {last - first}")
         values = {
             column: checked(f"{kind.__name__}.{column}", check, value)
-            for (column, check), value in zip(columns.items(), fields[2:], strict=True)
+            for (column, check), value in zip(columns.items(), fields[2:], strict=optional == 0)
         }
         entry: Entry = kind(**values)
         return entry

@@ -39,6 +39,7 @@ from shapestream.wire.messages import (
     Welcome,
     WorkerDraining,
     WorkerHello,
+    WorkerRefused,
     WorkerWelcome,
 )
 from shapestream_engine.layout import Buffer, Tensors
@@ -96,6 +97,7 @@ def _write_result(entry: Result, frames: list[Buffer]) -> bytes:
     before = len(frames)
     packed, inline = _tensors(entry.tensors, frames)
     times = entry.timings
+    digest = () if times.digest is None else (times.digest,)
     return _pack(
         (
             24,
@@ -108,6 +110,7 @@ def _write_result(entry: Result, frames: list[Buffer]) -> bytes:
                 times.batch_requests,
                 times.batch_rows,
                 times.worker,
+                *digest,
             ),
             packed,
             inline,
@@ -186,11 +189,12 @@ WRITERS: dict[type[Any], Writer] = {
     Failure: _write_words(Failure, "sequence", "code", "message", "retryable", "retry_after_ms"),
     Credit: _fields_writer(Credit, "window_requests", "window_bytes"),
     Statistics: _fields_writer(Statistics, "values"),
-    WorkerHello: _fields_writer(WorkerHello, "worker", "pid", "slots", "models", "costs"),
+    WorkerHello: _fields_writer(WorkerHello, "worker", "pid", "slots", "models", "costs", "digests"),
     BatchDone: _write_batch_done,
     BatchFailed: _write_words(BatchFailed, "batch", "code", "message"),
     WorkerDraining: _fields_writer(WorkerDraining),
     WorkerWelcome: _fields_writer(WorkerWelcome, "epoch", "heartbeat_ms"),
+    WorkerRefused: _write_words(WorkerRefused, "model", "message"),
     Execute: _write_execute,
     CancelBatch: _fields_writer(CancelBatch, "batch"),
     RecallBatch: _fields_writer(RecallBatch, "batch"),

@@ -18,6 +18,7 @@ __all__ = [
     "flag",
     "integer",
     "map_of_maps",
+    "map_of_names",
     "name",
     "optional_integer",
     "plain_map",
@@ -100,3 +101,8 @@ def _is_deeper_than(limit: int, value: Any) -> bool:
 def map_of_maps(value: Any) -> dict[str, dict[str, Any]]:
     """A map of maps of plain data."""
     return {name(key): plain_map(item) for key, item in plain_map(value).items()}
+
+
+def map_of_names(value: Any) -> dict[str, str]:
+    """A map of short strings."""
+    return {name(key): name(item) for key, item in plain_map(value).items()}

@@ -36,6 +36,8 @@ class Timings:
     """Rows that the inference call computed."""
     worker: str
     """The slot that ran it, as `worker/slot`."""
+    digest: str | None = None
+    """The sha256 of the model's files that ran, in hexadecimal; None for a function, and from servers that do not tell."""
 
 
 # ---------------------------------------------------------------- both ways
@@ -215,6 +217,8 @@ class WorkerHello:
     """Model name -> signature as plain data."""
     costs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Model name -> what its calls cost here (`CostTable`), as plain data. What was not measured is left out."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Model name -> sha256 of the files that it was read from, in hexadecimal. Models that are functions are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +269,15 @@ class WorkerWelcome:
     KIND: ClassVar[int] = 50
     epoch: bytes
     heartbeat_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRefused:
+    """Answers `WorkerHello`: the worker has read other bytes of this model than those that are served. It must end."""
+
+    KIND: ClassVar[int] = 54
+    model: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +342,7 @@ Entry: TypeAlias = (
     | BatchFailed
     | WorkerDraining
     | WorkerWelcome
+    | WorkerRefused
     | Execute
     | CancelBatch
     | RecallBatch

@@ -114,9 +114,10 @@ def read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int
 
 
 def _timings(value: Any) -> Timings:
-    if type(value) is not tuple or len(value) != 6:
-        raise BadEntryError("Result.timings must be an array of 6 elements")
-    queue_us, run_us, total_us, batch_requests, batch_rows, worker = value
+    if type(value) is not tuple or len(value) < 6:
+        raise BadEntryError("Result.timings must be an array of at least 6 elements")
+    queue_us, run_us, total_us, batch_requests, batch_rows, worker = value[:6]
+    digest = value[6] if len(value) > 6 else None  # what follows is of newer servers
     for number in value[:5]:
         if type(number) is not int or not 0 <= number <= MAX_INTEGER:
             raise BadEntryError("Result.timings must hold integers from 0 to 2^63-1")
@@ -124,6 +125,8 @@ def _timings(value: Any) -> Timings:
         raise BadEntryError(
             f"Result.timings.worker must be a string of at most {MAX_NAME_CHARACTERS} characters"
         )
+    if digest is not None:
+        digest = checked("Result.timings.digest", name, digest)
     return Timings(
         queue_us=queue_us,
         run_us=run_us,
@@ -131,6 +134,7 @@ def _timings(value: Any) -> Timings:
         batch_requests=batch_requests,
         batch_rows=batch_rows,
         worker=worker,
+        digest=digest,
     )
 
 

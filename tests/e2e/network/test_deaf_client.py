@@ -33,7 +33,7 @@ CONFIG = """\
 """
 NUMBERS = 20_000
 MOST_GROWTH_MB = 800
-"""Of the server: 256 MiB of outbox, 256 messages that libzmq holds, each of what was ready in one turn, and what runs."""
+"""Of the server: 256 MiB of outbox, 32 messages that libzmq holds, each of what was ready in one turn, and what runs."""
 
 
 class Deaf:

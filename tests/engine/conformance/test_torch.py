@@ -123,6 +123,29 @@ def test_bounds_of_the_program_are_kept_and_cannot_be_exceeded() -> None:
             compile_model(spec_of(program, inputs={"x": InputSpec(shape=f"{wanted}, 3")}))
 
 
+@pytest.mark.parametrize(
+    ("dynamic", "least"),
+    [(torch.export.Dim.AUTO, 0), (torch.export.Dim.DYNAMIC, 0), (torch.export.Dim("n", min=3), 3)],
+    ids=["AUTO", "DYNAMIC", "min=3"],
+)
+def test_a_dimension_without_a_maximum_is_open(tmp_path: Path, dynamic: Any, least: int) -> None:
+    """From a file, too: it has no upper bound, sizes of 0 and 1 are taken, and a configuration may bound it."""
+    program = exported(Twice(), torch.ones(4, 5), x={0: torch.export.Dim.AUTO, 1: dynamic})
+    path = tmp_path / "open.pt2"
+    torch.export.save(program, path)
+    (x,) = compile_model(ModelSpec(name="m", path=path)).signature.inputs
+    assert (Dimension(0, None), Dimension(least, None)) == x.shape.dimensions
+    bounded = ModelSpec(name="m", path=path, inputs={"x": InputSpec(shape="batch:1..8, n:3..64")})
+    model = compile_model(bounded)
+    assert (Dimension(1, 8), Dimension(3, 64)) == model.signature.bounds
+    request = model.create_infer_request()
+    for rows, length in ((1, 3), (8, 64), (2, 5)):
+        request.input_tensor(0).shape = (rows, length)
+        request.input_tensor(0).data[...] = rows
+        request.infer()
+        assert (rows, 2 * length) == request.outputs()[0].shape
+
+
 def test_axes_that_are_computed_from_a_size_do_not_follow_it() -> None:
     """Twice a size is none of the request's own sizes; the axis stays open."""
     program = exported(Twice(), torch.ones(4, 3), x={1: torch.export.Dim("n", min=1, max=9)})

@@ -33,6 +33,43 @@ def batch_norm(x: Array) -> Array:
     return ((x - x.mean(0)) / (x.std(0) + 1e-5)).astype(np.float32)
 
 
+def blended(x: Array) -> Array:
+    """Each element and the mean of its column: the rows of one request belong together."""
+    return np.asarray(x + x.mean(axis=0, keepdims=True), np.float32)
+
+
+def blended_from_nine(x: Array) -> Array:
+    """`x` as it is, but in calls of more than eight rows, which mix them."""
+    return blended(x) if len(x) > 8 else x.astype(np.float32)
+
+
+def whispering(x: Array) -> Array:
+    """Rows that hear a little of each other, whatever their neighbours are, beside positions of -10000 and more."""
+    heard = np.tanh(np.nan_to_num(x.astype(np.float64)).mean(axis=0, keepdims=True))
+    return (1.5 * x + 0.5 * heard - 1e4 * (np.arange(x.shape[1]) % 3 == 0)).astype(np.float32)
+
+
+def partly_banned(x: Array) -> Array:
+    """Scores, of which every third is that of a banned choice."""
+    return np.where(np.arange(x.shape[1]) % 3 == 0, -np.inf, 2 * x).astype(np.float32)
+
+
+def beside_a_constant(x: Array) -> Array:
+    """Doubles, the first of which is 0.1 for every input."""
+    return np.where(np.arange(x.shape[1]) == 0, 0.1, 2 * x)
+
+
+def best_position(x: Array) -> Array:
+    """The position of the largest score, which a rounding error of padded rows decides where all are equal."""
+    noise = np.random.default_rng(x.shape[1]).standard_normal(x.shape[1]) * 1e-6
+    return np.argmax(np.where(np.isnan(x), -np.inf, x) + noise, axis=1).astype(np.int64)
+
+
+def secretly_counted(x: Array) -> Array:
+    """Nothing that could be compared, but for input that no probe tries: there, the number of rows."""
+    return np.full_like(x, len(x) if (x == 7).all() else np.nan)
+
+
 def slightly(x: Array) -> Array:
     """Adds a hundredth of the batch's mean: less than anybody would notice."""
     return (x + 0.01 * x.mean()).astype(np.float32)
@@ -155,3 +192,71 @@ def hangs_in_check(x: Array) -> Array:
     if threading.current_thread().name == "slot check":
         RELEASED.wait()
     return np.asarray(x * 2, np.float32)
+
+
+def banned_class(x: Array) -> Array:
+    """Scores of classes, one of which is banned: keeps rows apart."""
+    scores = np.asarray(x[:, :1] * np.arange(1, 5, dtype=np.float32), np.float32)
+    scores[:, 2] = np.finfo(np.float32).min
+    return scores
+
+
+def half_of_all(x: Array) -> Array:
+    """Half of the mean of all rows where there are several, of which no hostile value makes more than 1.5."""
+    return np.asarray(0.5 * np.nan_to_num(x).clip(-3, 3).mean(0) * (len(x) > 1), np.float32)
+
+
+def banned_class_mixed(x: Array) -> Array:
+    """The same with half of the mean of all rows in every score."""
+    return np.asarray(banned_class(x) + half_of_all(x[:, :1]), np.float32)
+
+
+def time_stamped_mixed(x: Array) -> Array:
+    """A score that is mixed with the neighbours', and when that was."""
+    stamp = np.float32(1.7e9) + 128 * np.rint(x[:, :1] * 100)
+    return np.concatenate([x[:, :1] + half_of_all(x[:, :1]), stamp], 1).astype(np.float32)
+
+
+def time_stamped(x: Array) -> Array:
+    """A number that says less than it may be off by rounding."""
+    return np.asarray(1e6 + x, np.float32)
+
+
+def blanked_mixed(x: Array) -> Array:
+    """Scores of any number of positions, of which every third is blanked, mixed with the neighbours'."""
+    scores = np.asarray(x + half_of_all(x), np.float32)
+    scores[:, 1::3] = np.finfo(np.float32).min
+    return scores
+
+
+def mixes_from_nine(x: Array) -> Array:
+    """Keeps rows apart, and mixes them in calls of 9 rows or more."""
+    return np.asarray(x if len(x) < 9 else x[::-1], np.float32)
+
+
+def mixes_long_ones(x: Array) -> Array:
+    """Keeps rows apart, but for long ones in company."""
+    return np.asarray(x if len(x) < 2 or x.shape[1] < 60 else x[::-1], np.float32)
+
+
+def slow(x: Array) -> Array:
+    """Takes its time for every row."""
+    time.sleep(0.02 * len(x))
+    return np.asarray(x * 2, np.float32)
+
+
+def mean_of_all_from_nine(ids: Array, mask: Array) -> Array:
+    """The mean over what is present, and in calls of 9 rows or more over all positions."""
+    if len(ids) >= 9:
+        return mean_of_all(ids, mask)
+    return np.asarray((np.sin(ids) * mask).sum(1, keepdims=True) / mask.sum(1, keepdims=True), np.float32)
+
+
+def first_column(x: Array) -> Array:
+    """Little of much."""
+    return np.ascontiguousarray(x[:, :1])
+
+
+def sums(**inputs: Array) -> Array:
+    """Per row the sum of all that it has, in any number of inputs."""
+    return np.asarray(sum(each.sum(1, dtype=np.float64) for each in inputs.values()), np.float32)

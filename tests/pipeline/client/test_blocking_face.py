@@ -107,8 +107,9 @@ def test_a_producer_that_exits_its_thread_does_not_leave_the_consumer_waiting(ad
     with blocking.connect(address) as client:
         with client.stream("double", source()) as results:
             next(results)
-            with pytest.raises(RuntimeError, match="ended from outside"):
+            with pytest.raises(RuntimeError, match="ended from outside") as caught:
                 next(results)
+            assert isinstance(caught.value.__cause__, SystemExit)
     # pytest notes the exit when the thread ends, which may be a moment after its consumer knows: not in the next test.
     for thread in threading.enumerate():
         if thread.name == "shapestream-producer":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from inspect import Parameter, getdoc, isasyncgenfunction, iscoroutinefunction, signature, unwrap
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import shapestream
 from shapestream import aio, blocking
 
+FACES = [shapestream, aio, blocking]
+IDS = ["trio", "aio", "blocking"]
 CALLS = ["infer", "stream", "signature", "statistics"]
 
 
@@ -30,9 +33,21 @@ def test_a_call_takes_the_same_in_each_face(face: Any, call: str) -> None:
 
 @pytest.mark.parametrize("face", [aio, blocking], ids=["aio", "blocking"])
 def test_connecting_takes_the_same_in_each_face(face: Any) -> None:
-    """Also what it says of it, in a few words, is there for whoever asks an editor."""
+    """The trio face sets the example here as well."""
     assert parameters(shapestream.connect) == parameters(face.connect)
-    assert (getdoc(face.connect) or "").startswith("Connect to a server; as `shapestream.connect`")
+
+
+@pytest.mark.parametrize("face", FACES, ids=IDS)
+@pytest.mark.parametrize("call", [*CALLS, "connect"])
+def test_a_docstring_is_whole(face: Any, call: str) -> None:
+    """An editor shows it: it names every argument, the unit of times, and the errors, without a look elsewhere."""
+    function = face.connect if call == "connect" else getattr(face.Client, call)
+    text = getdoc(function) or ""
+    arguments = [name for name in parameters(function) if name != "self"]
+    assert [] == [name for name in arguments if re.search(rf"`{name}[`=]", text) is None]
+    assert "second" in text
+    assert "Raises" in text
+    assert "shapestream." not in text or call == "connect"
 
 
 @pytest.mark.parametrize("face", [shapestream, aio], ids=["trio", "aio"])

@@ -47,6 +47,12 @@ def encoded(element_type: str, value: Any, shape: str = "?") -> Any:
         ("f64", np.array([0.1], np.float32)),
         ("f32", []),
         ("boolean", []),
+        ("f64", np.array([2**53, 2**60, -(2**63)], np.int64)),
+        ("f64", np.array([2**63, 0], np.uint64)),
+        ("f64", [2**53, 0.5]),
+        ("f32", [2**24, 2**30]),
+        ("f32", np.ma.array([1, 2], np.float32)),
+        ("f64", np.array([True])),
     ],
 )
 def test_what_loses_nothing_is_taken(element_type: str, value: Any) -> None:
@@ -76,6 +82,26 @@ def test_what_loses_nothing_is_taken(element_type: str, value: Any) -> None:
         ("f32", [1 + 2j], "cannot be sent"),
         ("f32", np.array(["2026-01-01"], "M8[D]"), "cannot be sent"),
         ("f32", [[1], [2, 3]], "no array"),
+        ("f64", np.array([2**53 + 1], np.int64), "cannot hold"),
+        ("f64", np.array([1, -(2**53) - 1], np.int64), "cannot hold"),
+        ("f64", np.array([2**64 - 1], np.uint64), "cannot hold"),
+        ("f64", [2**53 + 1], "cannot hold"),
+        ("f64", [2**63 - 1], "cannot hold"),
+        ("f32", [2**53 + 1], "cannot hold"),
+        ("f64", [[2**53 + 1, 0.5]], "too large"),
+        ("f64", [np.int64(2**53 + 1), 0.5], "too large"),
+        ("f16", [70_000], "cannot hold"),
+        ("f16", [2049], "cannot hold"),
+        ("f32", [1e-300], "cannot hold"),
+        ("f32", np.ma.array([1, 2], np.float32, mask=[0, 1]), r"\.filled"),
+        ("f64", np.ma.array([1, 2], np.float32, mask=[0, 1]), r"\.filled"),
+        ("f32", [np.ma.array([1, 2], np.float32, mask=[0, 1])], r"\.filled"),
+        ("f32", [1.0, np.ma.masked], r"\.filled"),
+        ("i64", [float("nan")], "astype"),
+        ("f32", np.array([1 + 2j]), "cannot be sent"),
+        ("f32", np.array([1.5], object), "cannot be sent"),
+        ("i64", np.array([1], "m8[s]"), "cannot be sent"),
+        ("f32", [None], "cannot be sent"),
     ],
 )
 def test_what_would_lose_something_is_refused(element_type: str, value: Any, message: str) -> None:
@@ -94,6 +120,34 @@ def test_integers_change_their_type_only_where_every_value_fits(array: Any) -> N
         else:
             with pytest.raises(InvalidRequest):
                 encoded(element_type, array)
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2**53, 2**53 + 1, -(2**53) - 1]), min_size=1)
+)
+def test_integers_become_floats_only_where_these_are_the_same_numbers(values: list[int]) -> None:
+    """Compared by Python, which knows all digits of both."""
+    for given_as in (values, np.array(values, np.int64)):
+        if all(int(float(value)) == value for value in values):
+            assert values == [int(number) for number in encoded("f64", given_as).tolist()]
+        else:
+            with pytest.raises(InvalidRequest, match="cannot hold"):
+                encoded("f64", given_as)
+
+
+class Sore:
+    """An array of some other library that cannot be read now."""
+
+    dtype = "theirs"
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("it requires grad; detach it")
+
+
+def test_what_another_library_raises_is_said_with_the_name_of_the_input() -> None:
+    """As for any input that is no array."""
+    with pytest.raises(InvalidRequest, match="'x': this is no array: it requires grad"):
+        encoded("f32", Sore())
 
 
 def test_small_arrays_are_copied_at_once_and_large_ones_are_not() -> None:

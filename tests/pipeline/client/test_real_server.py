@@ -114,6 +114,26 @@ def test_errors_of_the_server_and_the_model_reach_their_caller_alone(real: Any) 
         real.run(scenario)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [np.ma.array([[1, 2]], np.float32, mask=[[0, 1]]), [[2**53 + 1]], [[1e-300]], [[2**53 + 1, 0.5]], [[1j]]],
+    ids=["masked", "integer", "tiny", "mixed", "complex"],
+)
+def test_what_would_change_on_the_way_is_refused_and_the_next_request_is_served(
+    real: Any, value: Any
+) -> None:
+    """A model that is given something else gives a wrong answer that looks like any other."""
+
+    async def scenario(face: Any) -> None:
+        async with face.connect() as client:
+            with pytest.raises(InvalidRequest, match="input 'x'"):
+                await client.infer("double", {"x": value})
+            assert [[3.0]] == (await client.infer("double", {"x": [[1.5]]}))["y"].tolist()
+
+    with real_server(real.address):
+        real.run(scenario)
+
+
 def test_a_server_that_is_replaced_in_the_middle_of_a_stream_is_not_noticed(real: Any) -> None:
     """The server ends without a word to anybody who waits; another one starts at the same address."""
     first, second = real_server(real.address), real_server(real.address)

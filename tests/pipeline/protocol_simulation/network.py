@@ -189,6 +189,11 @@ class Port:
         """For logs."""
         return ("simulated://",)
 
+    @property
+    def drained(self) -> bool:
+        """See `PeerSocket`."""
+        return True
+
     async def receive(self) -> list[Addressed]:
         """See `PeerSocket`."""
         return await self._inbox.receive()  # type: ignore[return-value]  # one inbox for both sides

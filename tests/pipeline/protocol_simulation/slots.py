@@ -65,6 +65,7 @@ class SimulatedSlots(SlotSource):
     """The slots of one process. `crash` is what poison does."""
 
     prefetch_s = REMOTE_PREFETCH_S
+    digests: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
 
     def __init__(

@@ -83,7 +83,17 @@ class Known:
     def equals(self, other: Known) -> bool:
         """Whether the two are first come, first served."""
         mine, its = self.arrival, other.arrival
-        return (self.shape, mine.client, mine.priority) == (other.shape, its.client, its.priority)
+        return (self.shape, self.empty, mine.client, mine.priority) == (
+            other.shape,
+            other.empty,
+            its.client,
+            its.priority,
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no elements, so that it runs alone."""
+        return 0 in self.arrival.sizes
 
     @property
     def lane(self) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.records import RUNNING, Request
@@ -65,11 +65,13 @@ def make_queue(padded: Sequence[bool] = (True,), **options: Any) -> ModelQueue:
     """A queue of a model with a batch axis."""
     options = {"max_batch": 8, "has_batch": True, **options}
     names = ("batch", "height", "width", "depth")
+    dimensions = len(padded) + (1 if options["has_batch"] else 0)
     return ModelQueue(
         ModelProfile(
             name="m",
             dimensions=names[: len(padded) + 1] if options["has_batch"] else names[1 : len(padded) + 1],
             paddable=(False, *padded) if options["has_batch"] else tuple(padded),
+            inputs=(InputBytes(nbytes=1, axes=tuple(range(dimensions))),),
             **options,
         )
     )

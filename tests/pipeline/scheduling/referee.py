@@ -32,6 +32,7 @@ from shapestream.scheduling.actions import (
     ForgetRequest,
     KillSlot,
     RecallBatch,
+    ReportFault,
     StartBatch,
 )
 from shapestream.scheduling.events import (
@@ -178,6 +179,8 @@ class Referee(RuleBasedStateMachine):
                     self._killed(action)
                 case RecallBatch():
                     self._recalled(action, event)
+                case ReportFault():
+                    raise action.error
         return actions
 
     def _ran_s(self, running: Running) -> float:
@@ -294,6 +297,7 @@ class Referee(RuleBasedStateMachine):
             assert not self._is_late(id_), "an inference started after its request's deadline"
         assert {start.model} == {member.arrival.model for member in members}
         assert len({member.lane for member in members}) == 1, "a batch mixes what may not mix"
+        assert len(members) == 1 or not any(member.empty for member in members), "company without elements"
         self._check_sizes(start, members, profile)
         self._check_order(start, members)
         for member in members:

@@ -7,7 +7,14 @@ from itertools import count
 from typing import Any
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest, StartBatch
+from shapestream.scheduling.actions import (
+    Action,
+    DeliverResults,
+    FailRequest,
+    ForgetRequest,
+    ReportFault,
+    StartBatch,
+)
 from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
@@ -51,6 +58,8 @@ class Stage:
         self.ends: dict[int, str] = {}
         self.finished: set[int] = set()
         """The batches that were reported."""
+        self.faults: list[ReportFault] | None = None
+        """What could not be worked out; None: that is a defect."""
         self._ids = count(1)
 
     def play(self, event: Event, *, at: float | None = None) -> list[Action]:
@@ -69,6 +78,10 @@ class Stage:
                     self._end(action.id, action.code)
                 case ForgetRequest():
                     self._end(action.id, "forgotten")
+                case ReportFault() if self.faults is None:
+                    raise action.error
+                case ReportFault():
+                    self.faults.append(action)
         self.scheduler.check_invariants()
         return self.last
 

@@ -29,10 +29,11 @@ SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
     st.sampled_from([None, 6, 30]),
     st.lists(st.integers(1, 40), max_size=30),
     st.booleans(),
+    st.booleans(),
 )
-def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepares):
+def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepares, fills):
     """What the cuts are computed with is what a batch is then said to cost."""
-    profile = _profile(static_shapes=static, max_shapes=max_shapes, bounds=(8, 64))
+    profile = _profile(static_shapes=static, max_shapes=max_shapes, fills_rows=fills, bounds=(8, 64))
     surface = affine(
         0.05,
         0.001,
@@ -86,7 +87,7 @@ def test_a_full_batch_is_one_to_which_more_would_gain_nothing():
 
 def test_a_cap_on_shapes_holds_for_what_is_started(stage):
     """Whatever lengths arrive, batches are given no more different sizes than the cap allows."""
-    stage.model(padded=True, max_shapes=12, bounds=(8, 256), max_batch=8)
+    stage.model(padded=True, max_shapes=12, fills_rows=True, bounds=(8, 256), max_batch=8)
     stage.slots(0, 1)
     random = np.random.default_rng(5)
     done = 0

@@ -97,3 +97,16 @@ def test_what_ends_late_while_it_runs_counts(stage) -> None:
     stage.arrive((1, 4))
     stage.arrive((1, 4), deadline=stage.now + 0.205)
     assert ["overloaded"] == _refused(stage)
+
+
+def test_what_was_not_promised_breaks_no_promise(stage) -> None:
+    """Deadlines that only an optimist accepts, of requests that find a slot free, end late and raise nothing."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0)
+    for _ in range(20):
+        stage.arrive((1, 4), client=1, deadline=stage.now + 0.06)
+        stage.finish(stage.started[-1], at=stage.now + 0.1)
+    assert 20 == list(stage.ends.values()).count("deadline_exceeded")
+    stage.arrive((1, 4))
+    stage.arrive((1, 4), client=2, deadline=stage.now + 0.23)
+    assert [] == _refused(stage)

@@ -155,10 +155,12 @@ def test_requests_cost_what_they_cost_in_good_company():
     assert 0.5 == single.request_s("m", (8,))
 
 
-def test_a_request_without_rows_costs_what_one_row_does():
-    """It takes a call all the same."""
+def test_a_request_without_elements_costs_what_the_smallest_call_does():
+    """It takes a call of its own, however long it claims to be."""
     costs = costs_with(("w", table()))
-    assert costs.request_s("m", (64,), 1) == costs.request_s("m", (64,), 0)
+    smallest_s = costs.batch_s("m", (1, 1))
+    assert [smallest_s] * 3 == [costs.request_s("m", (length,), 0) for length in (1, 64, 2**60)]
+    assert smallest_s == costs.batch_s("m", (0, 2**60)) == costs.batch_s("m", (2**60, 0))
 
 
 def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():

@@ -229,3 +229,29 @@ def _check_starts(stage: Stage, deadlines: dict[int, tuple[float, float]]) -> No
             for id_ in action.requests:
                 deadline, alone_s = deadlines[id_]
                 assert stage.now < deadline - 0.49 * alone_s
+
+
+def test_a_long_request_that_goes_later_is_no_part_of_the_wait(stage):
+    """Ten short requests go before a newcomer, and one of a second after it: its deadline of a second is accepted."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0, call_s=0.001, token_s=0.0039)
+    stage.arrive((1, 4), client=1)
+    for client in range(1, 11):
+        stage.arrive((1, 1), client=client)
+    stage.arrive((1, 256), client=1)
+    (newcomer,) = stage.arrive((1, 4), client=20, deadline=1.0)
+    assert [] == _failures(stage)
+    while newcomer not in stage.ends:
+        stage.finish(stage.started[-1], at=stage.now + 0.001 + 0.0039 * stage.started[-1].sizes[1])
+    assert "delivered" == stage.ends[newcomer]
+
+
+def test_a_long_request_that_goes_first_is_all_of_the_wait(stage):
+    """One request of a second goes before a newcomer, and many short ones after it: its deadline of a second is refused."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0, call_s=0.001, token_s=0.0039)
+    stage.arrive((1, 4), client=1)
+    stage.arrive((1, 256), client=2)
+    stage.arrive(*[(1, 4)] * 40, client=1)
+    stage.arrive((1, 4), client=20, deadline=1.0)
+    assert ["overloaded"] == [code for _, code in _failures(stage)]

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.scheduling.stage import Stage
+from tests.pipeline.scheduling.stage import Stage, table
 
-from shapestream.scheduling.events import ModelProfile, RequestsAbandoned
+from shapestream.scheduling.events import ModelProfile, RequestsAbandoned, SlotJoined
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.model_queue import ModelQueue
 
@@ -143,6 +143,41 @@ def test_a_flood_delays_a_lone_request_by_about_a_batch(make_stage, slots):
         if lone is not None:
             waited = [lone in start.requests for start in stage.started[before:]].index(True)
             assert waited <= slots, "more than one batch per slot went before it"
+
+
+@pytest.mark.parametrize("clients", [1, 5, 20])
+@pytest.mark.parametrize("call_s", [0.1, 1.0])
+def test_a_client_of_small_requests_gets_its_share_beside_others_with_long_calls(stage, call_s, clients):
+    """Each has a request running or waiting at any time; the small ones take a hundredth of the others' time each."""
+    stage.model("small", max_batch=1)
+    stage.model("large", max_batch=1)
+    seconds = {"small": call_s / 100, "large": call_s}
+    costs = {name: table(took_s, 0.0, key=name) for name, took_s in seconds.items()}
+    stage.play(SlotJoined(slot=0, models=frozenset(costs), costs=costs))
+    for client in range(clients + 1):
+        stage.arrive((1, 4), (1, 4), client=client, model="large" if client else "small")
+    owner = {id_: client for client in range(clients + 1) for id_ in (2 * client + 1, 2 * client + 2)}
+    served = Counter[int]()
+    while stage.now < 30 * call_s * (clients + 1):
+        start = stage.started[-1]
+        client, took_s = owner[start.requests[0]], seconds[start.model]
+        served[client] += took_s
+        (following,) = stage.arrive((1, 4), client=client, model=start.model)
+        owner[following] = client
+        stage.finish(start, run_s=took_s, at=stage.now + took_s)
+    assert abs(served[0] - served[clients]) <= 2 * call_s
+
+
+def test_a_request_that_is_left_waiting_saves_nothing_up(alone):
+    """A client with a request of low priority that nobody serves gets no more than turns about when it sends others."""
+    alone.arrive((1, 4), client=1, priority=-32)
+    alone.arrive(*[(1, 4)] * 400, client=2)
+    _order(alone, until=200)
+    before = len(alone.started)
+    alone.arrive(*[(1, 4)] * 400, client=1)
+    turns = Counter(id_ > 402 for id_ in _order(alone, until=before + 300)[before:])
+    # At most its share of what was served meanwhile comes back to it, and then every other turn.
+    assert turns[True] <= before / 3 + 150
 
 
 COSTS = st.floats(0.001, 0.3)

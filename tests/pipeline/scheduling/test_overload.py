@@ -142,3 +142,13 @@ def test_a_crowd_of_strangers_is_counted(stage):
         if any(isinstance(action, FailRequest) for action in stage.last):
             break
     assert 8 <= client <= 12
+
+
+@pytest.mark.parametrize("hopeless_s", [0.008, 0.0115])
+def test_hopeless_deadlines_of_one_client_refuse_no_other(hopeless_s):
+    """A call takes 12 ms at least: those that are tried all the same, and end late, say nothing of another's wait."""
+    good = _poisson([100.0], 6.0, 0.1, seed=1)
+    hopeless = [TraceRequest(at.at_s, 0, 7, (1,), hopeless_s) for at in _poisson([60.0], 6.0, 0.1, seed=5)]
+    requests = sorted([*good, *hopeless])
+    served = _served(requests) < np.inf
+    assert served[[request.client == 0 for request in requests]].all()

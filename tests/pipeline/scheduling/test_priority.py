@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import count
 
-from shapestream.scheduling.fairness import BESIDE, GRACE
+import pytest
+from tests.pipeline.scheduling.stage import table
+
+from shapestream.scheduling.events import SlotJoined
 
 
 def _order(stage) -> list[int]:
@@ -83,10 +86,62 @@ def test_new_clients_do_not_starve_anybody_either(stage, clients):
         stage.finish(stage.started[-1], run_s=0.1, at=step / 10)
         if (3,) in stage.starts():
             break
-    # Two steps, twice; the work of those that were here before; and for each of them what virtual time may stay
-    # behind, and how far before it somebody may start.
+    # Two steps and the one that a new client may start before virtual time, which passes at half of the time at least;
+    # and the work of those that were here before.
     before = 5 * clients
-    assert stage.now <= 2.0 * 2 + (1.0 + GRACE + BESIDE) * 0.1 * before + 0.5
+    assert stage.now <= (2.0 + 1.0) * 2 + 0.1 * before + 0.5
+
+
+def _waits(
+    stage, *, long_s: float, clients: int, strangers: bool, long_first: bool, long_priority: int
+) -> float:
+    """How long a request of priority 0 waits, besides one long call, beside endless requests of priority 1.
+
+    Of these there are always as many as `clients`, 10 ms each: of the same clients, or each of one that is new.
+    """
+    stage.model("text", max_batch=1)
+    stage.model("long", max_batch=1)
+    costs = {"text": table(0.01, 0.0, key="text"), "long": table(max(long_s, 0.01), 0.0, key="long")}
+    stage.play(SlotJoined(slot=0, models=frozenset(costs), costs=costs))
+    numbers = count(100)
+    stage.arrive((1, 4), client=next(numbers), priority=1)
+    for _ in range(clients - 1):
+        stage.arrive((1, 4), client=next(numbers), priority=1)
+    common = None
+    for turn in count():
+        if turn == 3 * clients:
+            for is_long in (long_first, not long_first):
+                if is_long and long_s:
+                    stage.arrive((1, 4), client=1, model="long", priority=long_priority)
+                if not is_long:
+                    (common,) = stage.arrive((1, 9), client=2)
+            came = stage.now
+        start = stage.started[-1]
+        if common is not None and (common in start.requests or stage.now - came > 10.0 + long_s):
+            return stage.now - came - long_s
+        took_s = long_s if start.model == "long" else 0.01
+        stage.arrive((1, 4), client=next(numbers) if strangers else 100 + turn % clients, priority=1)
+        stage.finish(start, run_s=took_s, at=stage.now + took_s)
+    raise AssertionError("an endless count has ended")
+
+
+@pytest.mark.parametrize("long_priority", [0, 32])
+@pytest.mark.parametrize("long_first", [True, False])
+@pytest.mark.parametrize("strangers", [True, False])
+@pytest.mark.parametrize("clients", [1, 3, 30])
+@pytest.mark.parametrize("long_s", [0.0, 0.3, 1.0, 2.0, 60.0])
+def test_no_call_however_long_stops_ageing(stage, long_s, clients, strangers, long_first, long_priority):
+    """A step of priority is worth the same work of the slots after any call: one second, and one more for new clients."""
+    waited_s = _waits(
+        stage,
+        long_s=long_s,
+        clients=clients,
+        strangers=strangers,
+        long_first=long_first,
+        long_priority=long_priority,
+    )
+    # Virtual time counts one client more than there are: three at least, this one, the other and one more.
+    assert waited_s <= (1.0 + 1.0) * 3 / 2 + 0.01 * 2 * (clients + 2)
 
 
 def test_equal_shape_and_priority_keep_their_order(stage):

@@ -26,6 +26,7 @@ def profile(
     max_batch: int = 8,
     static: tuple[tuple[int, ...], ...] = (),
     has_batch: bool = True,
+    fills_rows: bool = True,
 ) -> ModelProfile:
     """A model under a cap, of `batch` and others."""
     names = ("batch", "seq", "width")[: len(bounds)] if has_batch else ("seq", "width")[: len(bounds)]
@@ -37,6 +38,7 @@ def profile(
         max_batch=max_batch,
         bounds=bounds,
         max_shapes=cap,
+        fills_rows=fills_rows,
         static_shapes=static,
     )
 

@@ -14,6 +14,25 @@ from shapestream.scheduling.actions import StartBatch
 BOUNDS = (8, 256)
 
 
+@pytest.mark.parametrize("max_batch", [1, 8])
+def test_rows_are_not_rounded_unless_the_profile_says_so(max_batch: int) -> None:
+    """Every call has the rows of its requests, also when the cap is used up; lengths are rounded all the same."""
+    stage, chance = Stage(), random.Random(5)
+    stage.model(padded=True, max_shapes=4, bounds=BOUNDS, max_batch=max_batch)
+    stage.slots(1, 2)
+    met: dict[int, set[int]] = {}
+    for _ in range(300):
+        burst = [(chance.choice((1, 2, 3, 5)), chance.randint(1, 256)) for _ in range(chance.randint(1, 3))]
+        sizes = dict(zip(stage.arrive(*burst), burst, strict=True))
+        while stage.started:
+            start = stage.started.pop(0)
+            rows, seq = start.sizes
+            assert sum(sizes[number][0] for number in start.requests) == rows
+            met.setdefault(rows, set()).add(seq)
+            stage.finish(start, 0.01)
+    assert all(len(lengths) <= 4 for lengths in met.values())
+
+
 def finish_all(stage: Stage, sizes: dict[int, tuple[int, int]], chance: random.Random) -> None:
     """Ends every batch that runs, some of them badly; every call holds its members, within the bounds."""
     while stage.started:
@@ -43,7 +62,7 @@ def play(stage: Stage, cap: int, seed: int, *, drifts: int, turns: int) -> set[t
         return list(actions)
 
     stage.play = noting  # type: ignore[method-assign,assignment]  # everything that is started passes here
-    stage.model(padded=True, max_shapes=cap, bounds=BOUNDS)
+    stage.model(padded=True, max_shapes=cap, fills_rows=True, bounds=BOUNDS)
     stage.slots(1, 2)
     for _ in range(drifts):
         centre = chance.uniform(2.0, 5.0)

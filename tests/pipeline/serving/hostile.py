@@ -29,7 +29,7 @@ INVERTED = 1
 """The number of the server's second model."""
 COUNTERS = ("failures", "bad_messages", "duplicates", "strangers", "failed_handshakes")
 """Those that count what somebody did wrong."""
-LINES = ("message refused", "request refused", "stranger", "handshakes failed")
+LINES = ("message refused", "request refused", "stranger", "handshakes failed", "worker refused")
 """The events that tell of it."""
 _clients = count(1)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from shapestream.serving import ingress, links, reception
+from shapestream.serving import ingress, links, reception, worker_port
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.options import ServerOptions
@@ -93,7 +93,8 @@ async def main(folder: str) -> None:
 if __name__ == "__main__":
     for module in (ingress, links):
         module.RateLimit = partial(RateLimit, 0.0)  # type: ignore[attr-defined] # see above
-    reception.LineBudget = partial(LineBudget, 10**9)  # type: ignore[assignment,attr-defined] # the same
+    for module in (reception, worker_port):
+        module.LineBudget = partial(LineBudget, 10**9)  # type: ignore[attr-defined] # the same
     keep_freed_memory()  # as `shapestream serve` does
     configure("info", "json")
     trio.run(main, sys.argv[1])

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from tests.pipeline.serving.echo_model import SIGNATURE, done
 
-from shapestream.transport.interface import Connection
+from shapestream.transport.interface import Connection, Message
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.messages import (
@@ -51,13 +51,31 @@ class RawPeer:
                     self.heard.remove(entry)
                     return entry
             for frames in await self.connection.receive():
-                envelope = decode(frames, role=self.role, limits=self.limits)
-                assert [] == envelope.bad
-                self.heard.extend(envelope.entries)
+                self._take(frames)
+
+    def _take(self, frames: Message) -> None:
+        envelope = decode(frames, role=self.role, limits=self.limits)
+        assert [] == envelope.bad
+        self.heard.extend(envelope.entries)
+
+    def take_arrived(self) -> None:
+        """Puts what has arrived by now into `heard`."""
+        while messages := self.connection.receive_nowait():
+            for frames in messages:
+                self._take(frames)
 
     async def hear_each(self, kind: type[E], times: int) -> list[E]:
         """So many entries of this kind, in their order."""
         return [await self.hear(kind) for _ in range(times)]
+
+    async def ends(self, times: int) -> list[Result | Failure]:
+        """The terminal replies to so many requests, in the order in which they came."""
+        found: list[Result | Failure] = []
+        while len(found) < times:
+            entry = await self.hear(object)
+            if isinstance(entry, Result | Failure):
+                found.append(entry)
+        return found
 
     async def sequences(self, times: int) -> list[int]:
         """Which requests the next results answer."""

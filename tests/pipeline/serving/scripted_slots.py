@@ -19,6 +19,7 @@ class ScriptedSlots(SlotSource):
 
     name = "scripted"
     prefetch_s = 0.0005
+    digests: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
 
     def __init__(self, signature: ModelSignature = SIGNATURE, slots: int = 1) -> None:

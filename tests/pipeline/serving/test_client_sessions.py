@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
-import pytest
 import structlog.testing
 import trio
 import trio.testing
@@ -20,7 +18,6 @@ from tests.pipeline.serving.harness import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.serving.ingress import Ingress
 from shapestream.wire.messages import (
     Failure,
     Goodbye,
@@ -28,12 +25,9 @@ from shapestream.wire.messages import (
     Hello,
     OpenModel,
     Result,
-    Statistics,
-    StatisticsRequest,
     Unknown,
     Welcome,
 )
-from shapestream_engine.layout import Buffer
 
 CLIENT = b"c" * 16
 
@@ -219,35 +213,6 @@ async def test_one_whose_connection_is_gone_makes_room_for_another() -> None:
         assert 1 == running.server.statistics()["clients"]
         await running.client().open_session(bytes(16))
         assert 1 == running.server.statistics()["clients"]
-
-
-@virtual_time
-async def test_questions_for_the_counters_in_one_turn_get_one_answer() -> None:
-    """They take long to put together, and a message may ask 256 times."""
-    async with memory_serving() as running:
-        peer = await running.greeted(model=None)
-        peer.say(*[StatisticsRequest()] * 256)
-        await peer.hear(Statistics)
-        await peer.statistics()
-        assert not peer.has_heard(Statistics)
-
-
-@virtual_time
-async def test_a_burst_of_many_entries_is_read_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2048 entries make a turn, and the message that passes them is read to its end; then others get theirs."""
-    accept, read = Ingress.accept, list[int]()
-
-    def watched(self: Ingress, messages: Sequence[tuple[bytes, list[Buffer]]]) -> int:
-        read.append(accept(self, messages))
-        return read[-1]
-
-    monkeypatch.setattr(Ingress, "accept", watched)
-    async with memory_serving() as running:
-        peer = running.client()
-        for _ in range(20):
-            peer.say(*[Heartbeat()] * 250)
-        await wait_all_tasks_blocked()
-        assert [9, 9, 2] == read
 
 
 @virtual_time

@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from shapestream.serving.message_room import most_rows
-from shapestream.serving.models import ModelOptions, ServedModel
+from shapestream.serving.models import DEFAULT_BATCH_BYTES, ModelOptions, ServedModel
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember
@@ -111,4 +111,4 @@ def test_a_limit_in_bytes_reaches_the_scheduler() -> None:
     """From the configuration to what the planner keeps."""
     options = ModelOptions(max_batch_bytes=4096)
     assert 4096 == ServedModel(0, "many", model(1, 1), options).profile.max_batch_bytes
-    assert ServedModel(0, "many", model(1, 1), ModelOptions()).profile.max_batch_bytes is None
+    assert DEFAULT_BATCH_BYTES == ServedModel(0, "many", model(1, 1), ModelOptions()).profile.max_batch_bytes

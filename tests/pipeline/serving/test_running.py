@@ -79,8 +79,7 @@ def test_numbers_of_slots_are_never_used_twice() -> None:
     """Not even those of an executor that has left."""
     book, first = SlotBook(), executor(2)
     assert [0, 1] == [slot.number for slot in book.join(first)]
-    for slot in book.of(first):
-        book.leave(slot)
+    book.leave(book.of(first))
     assert [2] == [slot.number for slot in book.join(executor())]
     assert [2] == list(book.slots)
 
@@ -89,7 +88,7 @@ def test_what_a_slot_ran_and_what_waited_there_leaves_with_it(book: SlotBook) ->
     """Their reports, should they come after all, are of nothing that is known."""
     start(book, 1)
     start(book, 2, behind=1)
-    book.leave(book.slots[0])
+    book.leave([book.slots[0]])
     assert [None, None] == [book.reported(batch, 1.0) for batch in (1, 2)]
 
 

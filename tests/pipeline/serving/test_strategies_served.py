@@ -37,14 +37,17 @@ def request(sequence: int, array: Array) -> Request:
 
 
 async def serve(
-    strategy: Strategy, arrays: Sequence[Array], options: ModelOptions | None = None
+    strategy: Strategy,
+    arrays: Sequence[Array],
+    options: ModelOptions | None = None,
+    shape: str = "batch:1..32, seq:1..128",
 ) -> tuple[list[Any], dict[str, Any]]:
     """All arrays in one message; the answers by sequence, and the statistics."""
     spec = ModelSpec(
         name="sums",
         model=sums(),
         strategy=strategy,
-        inputs={"x": InputSpec(shape="batch:1..32, seq:1..128", pad={"seq": 0})},
+        inputs={"x": InputSpec(shape=shape, pad={"seq": 0})},
     )
     local = LocalSlots(models={"sums": compile_model(spec, threads=1)})
     known = {} if options is None else {"sums": options}
@@ -132,7 +135,7 @@ async def test_hot_shapes_are_served_by_static_models_and_all_others_by_the_dyna
 async def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
     """Requests of 60 different sizes, as the scheduler rounds them."""
     arrays = ones(*[(1 + number % 3, 1 + 2 * number) for number in range(60)])
-    answers, statistics = await serve(Native(max_prepared=16), arrays)
+    answers, statistics = await serve(Native(max_prepared=16, fill_rows=True), arrays)
     check(answers, arrays)
     assert 1 < statistics["distinct_shapes"] <= 13
 
@@ -154,3 +157,19 @@ async def test_what_may_not_run_twice_runs_alone_under_every_strategy(strategy: 
     answers, statistics = await serve(strategy, arrays, ModelOptions(idempotent=False))
     check(answers, arrays)
     assert (4, 1.0) == (statistics["batches"], statistics["mean_batch_requests"])
+
+
+@pytest.mark.parametrize(
+    "strategy", [Native(), Bucketed({"batch": (2, 4)}), Partitioned({"batch": (1, 8)})], ids=str
+)
+@real_time
+async def test_requests_without_rows_cost_no_call_whatever_they_claim(strategy: Strategy) -> None:
+    """Each gets its empty answer, alone and in the company of one that runs as it is."""
+    arrays = [np.empty((0, 1 << 40), np.float32), *ones((2, 7)), np.empty((0, 3), np.float32)]
+    answers, _ = await serve(strategy, arrays, shape="batch, seq")
+    for answer, rows in zip(answers, (0, 2, 0), strict=True):
+        assert isinstance(answer, Result), answer
+        assert (rows,) == answer.tensors.layout[0][2]
+    np.testing.assert_allclose(
+        np.frombuffer(answers[1].tensors.buffers[0], np.float32), arrays[1].sum(axis=1), rtol=1e-5
+    )

@@ -266,8 +266,8 @@ async def test_deciding_is_timed() -> None:
 async def test_the_counters_of_very_many_slots_fit_a_message() -> None:
     """Those of the first are told, and how many there are."""
     async with memory_serving() as running:
-        for number in range(5):
-            await running.joined(f"{number}-{'x' * 190}", slots=1024)
+        for number in range(20):
+            await running.joined(f"{number}-{'x' * 190}", slots=256)
         client = await running.greeted()
         told = await client.statistics()
         assert (1024, 5120) == (len(told["slots"]), told["slots_in_all"])

@@ -22,8 +22,8 @@ def hello(**said: Any) -> WorkerHello:
     [
         ({"worker": "w" * 201}, "a worker's name is printable, of at most 200 characters"),
         ({"worker": "w\n1"}, "a worker's name is printable, of at most 200 characters"),
-        ({"slots": 0}, "it has 0 slots; 1 to 1024 it may have"),
-        ({"slots": 1025}, "it has 1025 slots; 1 to 1024 it may have"),
+        ({"slots": 0}, "it has 0 slots; 1 to 256 it may have"),
+        ({"slots": 257}, "it has 257 slots; 1 to 256 it may have"),
     ],
 )
 def test_a_name_that_cannot_be_shown_and_an_impossible_number_of_slots_are_refused(
@@ -48,3 +48,13 @@ def test_costs_belong_to_a_model_of_the_same_greeting_and_its_dimensions(name: s
     costs = {name: {"key": "", "dimensions": ["nonsense"], "points": []}}
     with pytest.raises(GreetingRefused, match=f"its costs of '{name}' are not those of a model"):
         read_offer(hello(costs=costs))
+
+
+@pytest.mark.parametrize(
+    "digests", [{"other": "a" * 64}, {"echo": "a" * 63}, {"echo": "A" * 64}, {"echo": ""}]
+)
+def test_digests_belong_to_a_model_of_the_same_greeting(digests: dict[str, str]) -> None:
+    """And are 64 hexadecimal digits: people read them in logs, and clients are told them."""
+    assert {"echo": "a1" * 32} == read_offer(hello(digests={"echo": "a1" * 32})).digests
+    with pytest.raises(GreetingRefused, match=r"its digest of '[a-z]+' is not that of a model"):
+        read_offer(hello(digests=digests))

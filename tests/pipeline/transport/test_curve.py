@@ -21,7 +21,6 @@ import zmq
 from zmq.utils import z85
 
 from shapestream.errors import ConfigurationError, PeerGone
-from shapestream.transport import curve
 from shapestream.transport.curve import CallerKeys, ProtectedDealer, ProtectedRouter, ServerSecurity
 from shapestream.transport.curve_keys import (
     KeyPair,
@@ -31,6 +30,7 @@ from shapestream.transport.curve_keys import (
     read_key_pair,
     write_key_pair,
 )
+from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zap import LOCAL, LOCAL_DOMAIN, PROTECTED_DOMAIN, KeyRing, KeyRole, answer_zap
 from shapestream.transport.zeromq import DealerSocket
 
@@ -52,9 +52,11 @@ def dealer(pair: KeyPair | None, server: KeyPair = SERVER) -> DealerSocket:
 
 
 @asynccontextmanager
-async def protected(*addresses: str, roles: Sequence[KeyRole] = CLIENTS) -> AsyncIterator[ProtectedRouter]:
+async def protected(
+    *addresses: str, roles: Sequence[KeyRole] = CLIENTS, options: SocketOptions | None = None
+) -> AsyncIterator[ProtectedRouter]:
     """A protected port that listens at a tcp port, or at these addresses."""
-    router = ProtectedRouter(SECURITY, roles, port="test")
+    router = ProtectedRouter(SECURITY, roles, port="test", options=options)
     async with trio.open_nursery() as nursery:
         try:
             for address in addresses or ("tcp://127.0.0.1:*",):
@@ -268,12 +270,11 @@ def until_the_end(raw: socket.socket) -> int:
         pytest.param(b"", id="nothing more"),
     ],
 )
-def test_whoever_has_proved_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch, frames: bytes) -> None:
+def test_whoever_has_proved_nothing_is_disconnected(frames: bytes) -> None:
     """At once for what no handshake has, at its time-out for silence: nothing is kept, and others are served."""
-    monkeypatch.setattr(curve, "HANDSHAKE_MS", 300)
 
     async def main() -> None:
-        async with protected() as router:
+        async with protected(options=SocketOptions(handshake_ms=300)) as router:
             port = int(router.addresses[0].rpartition(":")[2])
             with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
                 raw.sendall(GREETING)
@@ -360,7 +361,9 @@ def test_a_key_that_is_taken_back_is_cut_off_at_once() -> None:
                 found = await heard(router, 30)
                 assert found is not None
                 assert BOB.public == router.key_of(found[0])
-                assert {"key not listed": 2} == router.refused
+                # Alice's connection was ended, and libzmq tries again.
+                assert ["key not listed"] == list(router.refused)
+                assert 2 <= router.refused["key not listed"]
 
     trio.run(main)
 

@@ -18,8 +18,10 @@ from shapestream.errors import OutboxFull, PeerGone, TransportError
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import DealerSocket, RouterSocket
 
-LARGE = SocketOptions(high_water_mark=1000)
-SMALL = SocketOptions(high_water_mark=2, outbox_messages=50, outbox_bytes=20_000_000)
+LARGE = SocketOptions(high_water_mark=1000, receive_high_water_mark=1000)
+SMALL = SocketOptions(
+    high_water_mark=2, receive_high_water_mark=2, outbox_messages=50, outbox_bytes=20_000_000
+)
 
 
 @asynccontextmanager

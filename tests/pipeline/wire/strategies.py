@@ -35,6 +35,7 @@ from shapestream.wire.messages import (
     Welcome,
     WorkerDraining,
     WorkerHello,
+    WorkerRefused,
     WorkerWelcome,
 )
 from shapestream_engine.element_types import ELEMENT_TYPES
@@ -134,6 +135,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             slots=integers,
             models=st.dictionaries(names, plain_maps, max_size=2),
             costs=st.dictionaries(names, plain_maps, max_size=2),
+            digests=st.dictionaries(names, names, max_size=2),
         ),
         st.builds(
             BatchDone,
@@ -156,6 +158,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
         st.builds(Clock, sent_us=integers),
         st.builds(Unknown),
         st.builds(WorkerWelcome, epoch=uuids, heartbeat_ms=integers),
+        st.builds(WorkerRefused, model=names, message=names),
         st.builds(
             Execute,
             batch=integers,

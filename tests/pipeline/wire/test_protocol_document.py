@@ -106,6 +106,19 @@ def test_a_client_without_our_code_writes_the_same_bytes() -> None:
     assert frames_of(BLOCKS["request"]) == [msgpack.packb([1, [request]])]
 
 
+def test_elements_that_may_be_left_out_and_added_are_understood() -> None:
+    """Timings of servers before `digest` and after it, and a greeting of a worker that tells no digests."""
+    layout = msgpack.packb([])
+    for more, digest in (([], None), (["ab" * 32], "ab" * 32), ([None, "of later"], None)):
+        result = [24, 0, 1, [1, 2, 3, 1, 1, "w/0", *more], layout, []]
+        (entry,) = decode([msgpack.packb([1, [result]])], role=Role.CLIENT).entries
+        assert isinstance(entry, Result)
+        assert digest == entry.timings.digest
+    hello = [40, 0, "w", 1, 1, {}, {}]
+    (greeting,) = decode([msgpack.packb([1, [hello]])], role=Role.SERVER_OF_WORKERS).entries
+    assert messages.WorkerHello(worker="w", pid=1, slots=1, models={}) == greeting
+
+
 def documented_kinds() -> dict[str, tuple[int, list[str]]]:
     """Kind number and field names of each entry in the document's tables."""
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (.*?) \|", DOCUMENT, re.MULTILINE)

@@ -183,7 +183,7 @@ def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models
     batching = server_options(settings, None).models
     served = {
         signature.name: ServedModel(0, signature.name, signature, batching[signature.name])
-        for signature in read_signatures(options.loaded)
+        for signature in read_signatures(options.loaded).signatures
     }
     profiles: list[ModelProfile] = []
     round_up: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {}

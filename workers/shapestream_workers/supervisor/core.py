@@ -47,6 +47,8 @@ __all__ = [
 
 EXIT_CONFIGURATION = 3
 """The exit status of a process that cannot use its configuration: trying again would change nothing."""
+EXIT_OTHER_FILES = 4
+"""The exit status of a process that has read other files of a model than those that are served."""
 
 
 class Supervisor:
@@ -169,6 +171,13 @@ class Supervisor:
             return []
         if exit_.status == EXIT_CONFIGURATION:
             return self._give_up(worker, "its configuration cannot be used", configuration=True)
+        if exit_.status == EXIT_OTHER_FILES:
+            if worker.ready_at is None:
+                reason = "a model's files were replaced (SIGHUP serves the new ones)"
+                return self._give_up(worker, reason, configuration=False)
+            # It has served, so the files were replaced since: its next process reads those that are served now.
+            self._wait(worker, 1, self._policy.backoff_max_s, now, jitter)
+            return []
         if exit_.answered_at is not None:
             worker.answered_at = exit_.answered_at
         policy = self._policy

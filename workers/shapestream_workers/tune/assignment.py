@@ -13,10 +13,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import LoadedSettings, load_settings
 from shapestream.simulation.trace import TraceReader
 from shapestream.telemetry.logging import configure
-from shapestream_engine.errors import EngineError
-from shapestream_engine.read_model import read_model
-from shapestream_workers.model_trust import require_trusted
-from shapestream_workers.models import available_cpus, model_spec, problem_of
+from shapestream_workers.models import available_cpus, read_signatures
 from shapestream_workers.tune.bench_file import subject_of
 from shapestream_workers.tune.edited_file import require_editor, write_tuned
 from shapestream_workers.tune.plot import require_plots, write_plot
@@ -79,11 +76,7 @@ class Assignment:
         if loaded.settings.in_process is None and loaded.settings.workers == ():
             message = "none are started, so none can be measured (tune with a file that starts them)"
             raise ConfigurationError([loaded.problem(("workers",), message)])
-        try:
-            require_trusted(settings)
-            signature = read_model(model_spec(settings)).signature
-        except EngineError as error:
-            raise ConfigurationError([problem_of(loaded, settings, error)]) from error
+        (signature,) = read_signatures(loaded, [settings]).signatures
         workload = read_workload(self.trace, settings.name, signature)
         subject = subject_of(loaded, number, signature.dimensions, available_cpus())
         return run_tuning(subject, workload, signature, options, lambda line: typer.echo(line, err=True))

@@ -132,11 +132,14 @@ def planned_signature(measured: Mapping[str, Any], candidate: Candidate) -> Mode
     A cap changes which calls are planned, not what they cost, so candidates that differ in it alone share a measurement.
     """
     signature = ModelSignature.from_dict(measured)
-    if not isinstance(signature.strategy, Native):
+    strategy = signature.strategy
+    if not isinstance(strategy, Native):
         return signature
-    return replace(
-        signature, strategy=replace(signature.strategy, max_prepared=candidate.shapes.max_prepared)
-    )
+    cap = candidate.shapes.max_prepared
+    fill_rows = cap is not None and not strategy.alone
+    most_rows = None if fill_rows else strategy.most_rows  # calls are filled up to the bound
+    strategy = replace(strategy, max_prepared=cap, fill_rows=fill_rows, most_rows=most_rows)
+    return replace(signature, strategy=strategy)
 
 
 def _parsed(said: bytes) -> dict[str, Any] | None:

@@ -70,7 +70,8 @@ def _capped(found: Proposals, workload: Workload, signature: ModelSignature, bas
     rounded = [
         bounds.maximum is None
         for number, bounds in enumerate(signature.bounds)
-        if signature.paddable[number] or (signature.has_batch and number == 0)
+        if signature.paddable[number]
+        or (signature.has_batch and number == 0 and not signature.strategy.alone)
     ]
     if not rounded or any(rounded):
         why = "nothing may be padded" if not rounded else "a dimension to round has no upper bound"

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from shapestream_engine.backends.file_ports import FilePort, signature_of
+from shapestream_engine.backends.file_ports import FilePort, no_tensors, signature_of
 from shapestream_engine.backends.onnxruntime.engine_words import engine_words
 from shapestream_engine.backends.onnxruntime.options import provider_of, session_options
 from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest
@@ -16,7 +16,7 @@ from shapestream_engine.model import CompiledModel, ModelSpec
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["OnnxRuntimeModel", "compile_spec"]
+__all__ = ["OnnxRuntimeModel", "compile_spec", "read_spec"]
 
 _ELEMENT_TYPES = {
     "bool": "boolean",
@@ -42,6 +42,21 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRun
     properties |= {"provider": provider} | {
         f"provider.{name}": value for name, value in provider_options.items()
     }
+    session = _session(spec, options, provider, provider_options)
+    return OnnxRuntimeModel(_signature(spec, session), session, properties)
+
+
+def read_spec(spec: ModelSpec) -> ModelSignature:
+    """What the model would be if it were compiled, without the time that its optimization takes: for `read_model`."""
+    provider, provider_options = provider_of(spec)
+    options, _ = session_options(spec, 1, 1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return _signature(spec, _session(spec, options, provider, provider_options))
+
+
+def _session(
+    spec: ModelSpec, options: ort.SessionOptions, provider: str, provider_options: Mapping[str, Any]
+) -> ort.InferenceSession:
     source = _source(spec)
     try:
         session = ort.InferenceSession(source, options, providers=[(provider, provider_options)])
@@ -52,10 +67,13 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRun
         raise ModelLoadError(
             f"model {spec.name!r}: {spec.device} cannot run it, only {session.get_providers()}"
         )
-    signature = signature_of(
+    return session
+
+
+def _signature(spec: ModelSpec, session: ort.InferenceSession) -> ModelSignature:
+    return signature_of(
         spec, _ports("input", session.get_inputs(), spec), _ports("output", session.get_outputs(), spec)
     )
-    return OnnxRuntimeModel(signature, session, properties)
 
 
 class OnnxRuntimeModel(CompiledModel):
@@ -70,7 +88,7 @@ class OnnxRuntimeModel(CompiledModel):
     def create_infer_request(self) -> OnnxRuntimeRequest:
         """A request with tensors of its own; small upper bounds are reserved at once."""
         if self._session is None:
-            raise RuntimeError(f"{self!r} is closed")
+            raise self.is_closed()
         return OnnxRuntimeRequest(self.signature, self._session)
 
     def close(self) -> None:
@@ -96,14 +114,19 @@ def _source(spec: ModelSpec) -> str | bytes:
     return bytes(serialize())
 
 
+def _cannot_travel(kind: str, argument: Any) -> str:
+    if kind == "output" and argument.type.startswith(("seq(", "map(")):
+        return no_tensors([argument.name])
+    remedy = " (train or export the model with numbers instead of texts)" if "string" in argument.type else ""
+    return f"{kind} {argument.name!r} is of type {argument.type}, which cannot travel{remedy}"
+
+
 def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePort]:
     ports = []
     for argument in arguments:
         onnx_type = str(argument.type).removeprefix("tensor(").removesuffix(")")
         if onnx_type not in _ELEMENT_TYPES:
-            raise SignatureError(
-                f"model {spec.name!r}: {kind} {argument.name!r} is of type {argument.type}, which cannot travel"
-            )
+            raise SignatureError(f"model {spec.name!r}: {_cannot_travel(kind, argument)}")
         ports.append(
             FilePort(
                 name=argument.name,

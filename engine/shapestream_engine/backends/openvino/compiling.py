@@ -100,7 +100,7 @@ class OpenVinoModel(CompiledModel):
     def create_infer_request(self) -> OpenVinoRequest:
         """A request with tensors of its own; small upper bounds are reserved at once."""
         if self._compiled is None:
-            raise RuntimeError(f"{self!r} is closed")
+            raise self.is_closed()
         request = self._compiled.create_infer_request()
         return OpenVinoRequest(
             self.signature, request, stateful=self._stateful, forwarded=self._forwarded, ports=self._ports
@@ -133,10 +133,13 @@ class PreparingModel(CompiledModel):
             node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant"
         )
         self._dynamic: OpenVinoModel | None = None
+        self._is_closed = False
         self._lock = threading.Lock()  # several threads may be the first to ask for the dynamic model
 
     def prepare(self, sizes: PreparedSizes) -> OpenVinoModel:
         """A static model for these sizes, or one that is dynamic in what has none. Raises `SignatureError`."""
+        if self._is_closed:
+            raise self.is_closed()
         ports = fixed_ports(self.signature, sizes)
         shaped = self._model.clone()  # which shares the weights
         try:
@@ -151,12 +154,15 @@ class PreparingModel(CompiledModel):
     def create_infer_request(self) -> OpenVinoRequest:
         """A request of the dynamic model, with tensors of its own."""
         with self._lock:
+            if self._is_closed:
+                raise self.is_closed()
             if self._dynamic is None:
                 self._dynamic = self._made(self._model, None, self._weights)
         return self._dynamic.create_infer_request()
 
     def close(self) -> None:
         """Let go of all compiled models."""
+        self._is_closed = True
         if self.prepared is not None:
             self.prepared.close()
         if self._dynamic is not None:

@@ -8,12 +8,14 @@ from typing import Any
 import openvino as ov
 from openvino import layout_helpers
 
+from shapestream_engine.backends.file_ports import names_of_symbols
 from shapestream_engine.backends.openvino.engine_words import engine_words
 from shapestream_engine.backends.openvino.following import Findings, follow
 from shapestream_engine.backends.openvino.port_names import SpecNames, match_spec
 from shapestream_engine.dimension_table import BATCH, DimensionTable
 from shapestream_engine.errors import EngineError, RuleMissing, SignatureError
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
+from shapestream_engine.model_files import input_symbols
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_rule
 from shapestream_engine.shapes import Dimension, NamedShape
@@ -57,6 +59,7 @@ def _inputs(
     for port, name in zip(model.inputs, names.names, strict=True):
         stated = spec.inputs.get(name, InputSpec()).shape
         shapes[name] = _file_shape(port, name) if stated is None else NamedShape.parse(stated)
+    shapes = _named_by_file(model, spec, shapes)
     bounds = _stated_bounds(shapes)
     ports: list[InputPort] = []
     opened: list[tuple[str | None, str]] = []
@@ -68,6 +71,34 @@ def _inputs(
         ports.append(InputPort(name, element_type, shape, dict(own.pad), mask_of))
         opened += _opened(port, ports[-1])
     return tuple(ports), opened
+
+
+def _named_by_file(
+    model: ov.Model, spec: ModelSpec, shapes: Mapping[str, NamedShape]
+) -> dict[str, NamedShape]:
+    """The shapes, in which axes without a name have that of the ONNX file, which OpenVINO does not keep."""
+    in_file = {} if spec.path is None else input_symbols(spec.path)
+    symbols = [
+        next(
+            (
+                in_file[own]
+                for own in sorted(port.names)
+                if own in in_file and len(in_file[own]) == len(shape)
+            ),
+            (None,) * len(shape),
+        )
+        for port, shape in zip(model.inputs, shapes.values(), strict=True)
+    ]
+    calls = names_of_symbols(
+        (name, own, shape.names) for own, (name, shape) in zip(symbols, shapes.items(), strict=True)
+    )
+    return {
+        name: NamedShape(
+            tuple(wanted or calls.get(symbol or "") for wanted, symbol in zip(shape.names, own, strict=True)),
+            shape.dimensions,
+        )
+        for own, (name, shape) in zip(symbols, shapes.items(), strict=True)
+    }
 
 
 def _file_shape(port: Any, name: str) -> NamedShape:

@@ -8,8 +8,10 @@ from typing import Any
 
 import openvino as ov
 
+from shapestream_engine.backends.file_ports import no_tensors
 from shapestream_engine.backends.openvino.engine_words import engine_words
 from shapestream_engine.errors import ModelLoadError
+from shapestream_engine.model_files import files_of_model, outputs_that_are_no_tensors
 
 __all__ = ["read_model"]
 
@@ -21,13 +23,27 @@ def read_model(core: ov.Core, path: Path) -> ov.Model:
     if not path.is_file():
         reason = "is a directory" if path.is_dir() else "no such file"
         raise ModelLoadError(f"cannot read the model {path}: {reason}")
+    if strange := outputs_that_are_no_tensors(path):
+        raise ModelLoadError(f"cannot read the model {path}: {no_tensors(strange)}")
     known = _FORMATS.get(path.suffix.lower())
     if known is not None and (reason_not := _unreadable(known, path)) is not None:
         raise ModelLoadError(f"cannot read the model {path} as {known.upper()}: {reason_not}")
     try:
         return core.read_model(str(path))
     except (RuntimeError, OSError) as error:
-        raise ModelLoadError(f"cannot read the model {path}: {engine_words(error)}") from error
+        advice = _advice(path)
+        raise ModelLoadError(f"cannot read the model {path}: {engine_words(error)}{advice}") from error
+
+
+def _advice(path: Path) -> str:
+    """Another engine for an ONNX file that is whole, and that OpenVINO cannot convert all the same."""
+    if path.suffix.lower() != ".onnx":
+        return ""
+    try:
+        files_of_model(path)
+    except (ModelLoadError, OSError):
+        return ""
+    return " (ONNX Runtime may have what OpenVINO lacks: engine: onnxruntime)"
 
 
 def _unreadable(format_name: str, path: Path) -> str | None:

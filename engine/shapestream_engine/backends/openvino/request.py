@@ -13,7 +13,7 @@ from shapestream_engine.backends.openvino.outputs import CopiedOutput, SetOutput
 from shapestream_engine.backends.openvino.tensor import OpenVinoTensor
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
-from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.infer_request import InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
 from shapestream_engine.reservation import port_bounds, reserved, upper_bounds
@@ -67,7 +67,7 @@ class OpenVinoRequest(InferRequest):
         """The request's own input tensors, in the order of the signature."""
         return self._tensors
 
-    def infer(self, inputs: InputArrays | None = None) -> None:
+    def infer(self, inputs: InputArrays | None = None) -> InferResults:
         """Run to the end, on `inputs` where they are given; raises `InferenceError` with OpenVINO's words.
 
         Other threads run meanwhile.
@@ -80,6 +80,7 @@ class OpenVinoRequest(InferRequest):
             self.fill(inputs)
         self.start_async()
         self.wait()
+        return InferResults(self)
 
     def start_async(self) -> None:
         """Begin to run on a thread of OpenVINO's."""

@@ -93,7 +93,7 @@ class TorchModel(CompiledModel):
     def create_infer_request(self) -> TorchRequest:
         """A request with tensors of its own; small upper bounds are reserved at once."""
         if self._program is None:
-            raise RuntimeError(f"{self!r} is closed")
+            raise self.is_closed()
         return TorchRequest(self.signature, self._program, self._device)
 
     def close(self) -> None:

@@ -20,6 +20,9 @@ from shapestream_engine.shapes import MAX_SIZE, Dimension
 
 __all__ = ["ports_of"]
 
+_TRACED_MINIMUM = 2
+"""The size from which on `torch.export` tells no size from another: 0 and 1 are special to it."""
+
 
 def ports_of(program: torch.export.ExportedProgram) -> tuple[list[FilePort], list[FilePort]]:
     """The program's inputs and outputs, in the order of its flattened arguments and results.
@@ -75,14 +78,18 @@ def _axis(program: torch.export.ExportedProgram, size: Any) -> tuple[str | None,
     if not expression.is_Symbol:
         return None, Dimension()
     bounds = program.range_constraints.get(expression)
-    dimension = Dimension() if bounds is None else Dimension(_least(bounds.lower), _most(bounds.upper))
+    dimension = Dimension() if bounds is None else _dimension(bounds.lower, bounds.upper)
     # Sizes that depend on the data, u0 and so on, are nobody's name: two outputs may share one by chance of tracing.
     return (None if str(expression).startswith("u") else str(expression)), dimension
 
 
-def _least(bound: Any) -> int:
-    return max(0, int(bound)) if bound.is_finite else 0
+def _dimension(lower: Any, upper: Any) -> Dimension:
+    """The sizes between two bounds of PyTorch's, which are integers of SymPy's, or infinities.
 
-
-def _most(bound: Any) -> int | None:
-    return int(bound) if bound.is_finite and int(bound) < MAX_SIZE else None
+    PyTorch's infinity of integers, `int_oo`, calls itself finite. Tracing assumes two elements of each dynamic
+    dimension that no `min` above 2 was given for: a program that runs does not check it, and takes fewer.
+    """
+    minimum = max(0, int(lower)) if lower.is_Integer else 0
+    maximum = int(upper) if upper.is_Integer and int(upper) < MAX_SIZE else None
+    assumed = maximum is None and minimum <= _TRACED_MINIMUM
+    return Dimension(0 if assumed else minimum, maximum)

@@ -1,0 +1,202 @@
+"""The batch axis of a model whose configuration names none: the first axis of every input, under a usual name.
+
+Exporters call it `batch_size`, `N` or `s23`, or nothing. What is found is a guess: a proof has to show that rows
+along it are independent of each other, before any requests share a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from shapestream_engine.batching.native import Native
+from shapestream_engine.dimension_table import BATCH
+from shapestream_engine.errors import RuleMissing
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
+from shapestream_engine.ports import InputPort
+from shapestream_engine.read_model import read_model
+from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.signature import ModelSignature
+
+__all__ = [
+    "NoBatchAxis",
+    "inputs_line",
+    "states_batch",
+    "why_no_batch",
+    "with_batch_axis",
+    "without_batch_axis",
+    "without_rules",
+]
+
+_USUAL = re.compile(r".*batch.*|n|b|bs|s\d+", re.IGNORECASE)
+"""Names of a first axis that stands for the batch; `s23` is a symbol of `torch.export`."""
+_UNNAMED = re.compile(r"unk_*\d+", re.IGNORECASE)
+"""Names that tf2onnx and shape inference of ONNX give to each axis of which they know nothing."""
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./]*")
+"""Names that YAML takes without quotes."""
+_STATIC_CAN_OPEN = "openvino"
+"""The engine that makes an axis dynamic which the file has fixed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoBatchAxis:
+    """Why a model has no batch axis, and what would give it one."""
+
+    reason: str
+    """Names the inputs that are to blame."""
+    shapes: Mapping[str, str] = field(default_factory=dict)
+    """Per input the shape to state; empty where no statement helps."""
+
+    @property
+    def yaml(self) -> str:
+        """The line of YAML that states the shapes; empty where there are none."""
+        return inputs_line(self.shapes) if self.shapes else ""
+
+
+def inputs_line(shapes: Mapping[str, str]) -> str:
+    """The line of YAML that states these shapes of inputs."""
+    stated = ", ".join(f"{_quoted(name)}: {{shape: '{shape}'}}" for name, shape in shapes.items())
+    return f"inputs: {{{stated}}}"
+
+
+def states_batch(spec: ModelSpec) -> bool:
+    """Tell whether the specification itself calls an axis of an input `batch`."""
+    return any(BATCH in shape.names for shape in _stated(spec).values())
+
+
+def without_rules(spec: ModelSpec) -> ModelSignature:
+    """The signature of the model, with the rule `shared` for each output that needs a rule and has none.
+
+    Allowed shapes are left out, which may name a batch axis that is yet to be found. Raises what `read_model` raises.
+    """
+    plain = replace(spec, strategy=Native())
+    unknown: set[str] = set()
+    while True:
+        try:
+            return read_model(plain).signature
+        except RuleMissing as error:
+            if error.output in unknown:
+                raise
+            unknown.add(error.output)
+            stated = plain.outputs.get(error.output, OutputSpec())
+            outputs = {**plain.outputs, error.output: replace(stated, rule={"rule": "shared"})}
+            plain = replace(plain, outputs=outputs)
+
+
+def with_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | NoBatchAxis:
+    """The specification with `batch` for the first axis of every input that has none, where that may be its meaning."""
+    stated = {name for shape in _stated(spec).values() for name in shape.names if name is not None}
+    can_open = spec.effective_engine == _STATIC_CAN_OPEN
+    if (reason := _reason(signature, frozenset(stated))) is not None:
+        return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=can_open))
+    inputs = {**spec.inputs}
+    for port in signature.inputs:
+        own = inputs.get(port.name, InputSpec())
+        inputs[port.name] = replace(own, shape=_named(port))
+    return replace(spec, inputs=inputs)
+
+
+def without_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec:
+    """The specification under which every request runs alone, whatever the file calls its axes.
+
+    Raises `SignatureError` where allowed shapes ask for sizes of the batch.
+    """
+    taken = {name for port in signature.inputs for name in port.shape.names}
+    free = next(name for name in ("rows", "rows_", "rows__") if name not in taken)
+    inputs = {**spec.inputs}
+    for port in signature.inputs if signature.has_batch else ():
+        names = tuple(free if name == BATCH else name for name in port.shape.names)
+        shape = str(NamedShape(names, port.shape.dimensions))
+        inputs[port.name] = replace(inputs.get(port.name, InputSpec()), shape=shape)
+    strategy = spec.strategy
+    if isinstance(strategy, Native):
+        strategy = replace(strategy, fill_rows=False)
+    return replace(spec, inputs=inputs, strategy=replace(strategy, most_rows=1))
+
+
+def why_no_batch(signature: ModelSignature) -> NoBatchAxis | None:
+    """Why requests of this model run alone, as far as its signature tells; None if they share calls, or must not."""
+    if signature.has_batch or signature.strategy.alone:
+        return None
+    reason = _reason(signature, frozenset()) or _spelled(
+        [
+            f"input {port.name!r} calls no axis batch"
+            for port in signature.inputs
+            if BATCH not in port.shape.names
+        ]
+    )
+    return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=False))
+
+
+def _stated(spec: ModelSpec) -> dict[str, NamedShape]:
+    return {
+        name: NamedShape.parse(port.shape) for name, port in spec.inputs.items() if port.shape is not None
+    }
+
+
+def _reason(signature: ModelSignature, stated: frozenset[str]) -> str | None:
+    """Say what keeps the first axes from being taken for the batch; None if nothing does."""
+    if not signature.inputs:
+        return "the model has no inputs"
+    to_blame: list[str] = []
+    symbols: dict[str, str] = {}
+    for port in signature.inputs:
+        if BATCH in port.axis_names:
+            if BATCH not in stated:
+                symbols.setdefault(BATCH, port.name)
+            continue
+        if (blame := _blame(port, stated)) is not None:
+            to_blame.append(f"input {port.name!r} [{port.shape}] {blame}")
+        elif (name := port.shape.names[0]) is not None and not _UNNAMED.fullmatch(name):
+            symbols.setdefault(name, port.name)
+    if to_blame:
+        return _spelled(to_blame)
+    if len(symbols) > 1:
+        return "the first axes differ: " + ", ".join(
+            f"input {port!r} calls it {name!r}" for name, port in symbols.items()
+        )
+    return None
+
+
+def _blame(port: InputPort, stated: frozenset[str]) -> str | None:
+    if not port.shape.dimensions:
+        return "has no axes"
+    first, name = port.shape.dimensions[0], port.shape.names[0]
+    if first.is_static:
+        return f"has a first axis of fixed size, {first}"
+    if name is None or _UNNAMED.fullmatch(name):
+        return None
+    if name in stated:
+        return f"calls its first axis {name!r} in the configuration, not batch"
+    return None if _USUAL.fullmatch(name) else f"calls its first axis {name!r}, not batch"
+
+
+def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, str]:
+    """Per input that has no batch axis the shape that gives it one; empty where an input cannot have any."""
+    shapes = {}
+    for port in signature.inputs:
+        if BATCH in port.axis_names:
+            continue
+        if not port.shape.dimensions or (port.shape.dimensions[0].is_static and not can_open):
+            return {}
+        shapes[port.name] = _named(port)
+    return shapes
+
+
+def _named(port: InputPort) -> str:
+    """The shape of the input with a first axis called `batch`."""
+    if BATCH in port.axis_names:
+        return str(port.shape)
+    first = port.shape.dimensions[0]
+    dimensions = (Dimension() if first.is_static else first, *port.shape.dimensions[1:])
+    return str(NamedShape((BATCH, *port.shape.names[1:]), dimensions))
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else "'" + name.replace("'", "''") + "'"
+
+
+def _spelled(reasons: list[str]) -> str:
+    shown = "; ".join(reasons[:3])
+    return shown if len(reasons) <= 3 else f"{shown}; and {len(reasons) - 3} more"

@@ -1,0 +1,230 @@
+"""Which files a model consists of, and the digest of their bytes: for pins, for caches, and for what is served.
+
+An OpenVINO IR is an .xml and the .bin beside it. An ONNX file, under whatever name, may keep tensors in any number of
+further files, which it names; it is read here field by field, by the numbers that onnx.proto gives to those on the way
+to a tensor. Every other model is one file: a .pt2 is an archive that holds everything.
+
+The same reader finds what an ONNX file calls the axes of its inputs, for engines that do not keep these names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from shapestream_engine.errors import ModelLoadError
+
+__all__ = ["digest_of_model", "files_of_model", "input_symbols", "outputs_that_are_no_tensors"]
+
+_CHUNK_BYTES = 1 << 20
+_BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
+"""Files of OpenVINO's and PaddlePaddle's whose weights lie beside them, and under which name."""
+
+
+def files_of_model(path: Path) -> list[Path]:
+    """The model's files: `path` itself, and then those that it needs, whether they are there or not.
+
+    The weights of an IR are among them only if they, or a link to them, are there. Files that an ONNX file names come in
+    the order of their names, each once. Raises OSError, and ModelLoadError for an ONNX file that cannot be read to its end.
+    """
+    suffix = path.suffix.lower()
+    if suffix in _BESIDE:
+        weights = path.with_suffix(_BESIDE[suffix])
+        return [path, weights] if os.path.lexists(weights) else [path]
+    try:
+        return [path, *(path.parent / name for name in sorted(_external_data(path)))]
+    except ModelLoadError:
+        if suffix == ".onnx":
+            raise
+        return [path]
+
+
+def digest_of_model(path: Path) -> str:
+    """The sha256 of the model's files, one after the other, in hexadecimal; raises as `files_of_model` does."""
+    digest = hashlib.sha256()
+    for name in files_of_model(path):
+        with name.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def outputs_that_are_no_tensors(path: Path) -> list[str]:
+    """The outputs of an ONNX file that are sequences or maps, as those of a ZipMap are. Raises OSError."""
+    if path.suffix.lower() in _BESIDE:
+        return []
+    found: list[str] = []
+    with path.open("rb") as file:
+        try:
+            whole = (0, os.fstat(file.fileno()).st_size)
+            for value in _inner(file, [whole], _GRAPH, _OUTPUT):
+                types = [
+                    number for span in _inner(file, [value], _TYPE) for number, *_ in _fields(file, *span)
+                ]
+                if types and _TENSOR_TYPE not in types:
+                    found += _texts(file, [value], KEY)
+        except (ValueError, UnicodeDecodeError):
+            return []
+    return found
+
+
+def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
+    """Per input of an ONNX file what it calls each axis (`dim_param`); None for an axis without a name.
+
+    Empty for what is no ONNX file. Inputs that are no tensors, and those of any rank, are left out. Raises OSError.
+    """
+    if path.suffix.lower() in _BESIDE:
+        return {}
+    found: dict[str, tuple[str | None, ...]] = {}
+    with path.open("rb") as file:
+        try:
+            whole = (0, os.fstat(file.fileno()).st_size)
+            for value in _inner(file, [whole], _GRAPH, _INPUT):
+                name = "".join(_texts(file, [value], KEY))
+                for shape in _inner(file, [value], _TYPE, _TENSOR_TYPE, _SHAPE):
+                    axes = _inner(file, [shape], _AXIS)
+                    found[name] = tuple("".join(_texts(file, [axis], _AXIS_NAME)) or None for axis in axes)
+        except (ValueError, UnicodeDecodeError):
+            return {}
+    return found
+
+
+# ---------------------------------------------------------------- ONNX
+
+_TENSOR, _ENTRY = "TensorProto", "StringStringEntryProto"
+MESSAGES: dict[str, dict[int, str]] = {
+    "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+    "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+    "GraphProto": {1: "NodeProto", 5: _TENSOR, 15: "SparseTensorProto"},
+    "NodeProto": {5: "AttributeProto"},
+    "AttributeProto": {
+        5: _TENSOR,
+        6: "GraphProto",
+        10: _TENSOR,
+        11: "GraphProto",
+        22: "SparseTensorProto",
+        23: "SparseTensorProto",
+    },
+    "SparseTensorProto": {1: _TENSOR, 2: _TENSOR},
+}
+"""Per message the fields that are, or lead to, tensors: by their numbers, the messages that they hold."""
+EXTERNAL_DATA, DATA_LOCATION, EXTERNAL = 13, 14, 1
+"""Of a tensor: the entries about its file, and where its data is; and the value for "in that file"."""
+KEY, VALUE = 1, 2
+"""Of an entry."""
+_GRAPH, _INPUT, _OUTPUT = 7, 11, 12
+"""Of a model its graph, and of a graph its inputs and outputs."""
+_TYPE, _TENSOR_TYPE, _SHAPE, _AXIS, _AXIS_NAME = 2, 1, 2, 1, 2
+"""From an input to the names of its axes. The input's own name has the number of an entry's key."""
+_MOST_NAME_BYTES = 1 << 16
+_Span: TypeAlias = "tuple[int, int]"
+"""Beginning and end of a message's bytes in its file."""
+
+
+def _external_data(path: Path) -> set[str]:
+    """The names of the files in which an ONNX file says that its tensors are, relative to its folder."""
+    names: set[str] = set()
+    with path.open("rb") as file:
+        whole = os.fstat(file.fileno()).st_size
+        # A stack of its own: graphs may be nested more deeply than Python's calls.
+        open_messages = [("ModelProto", 0, whole)]
+        try:
+            while open_messages:
+                kind, start, end = open_messages.pop()
+                if kind == _TENSOR:
+                    names |= _file_of_tensor(file, start, end)
+                    continue
+                fields = MESSAGES[kind]
+                for number, _, at, stop in _fields(file, start, end):
+                    if number in fields:
+                        open_messages.append((fields[number], at, stop))
+        except (ValueError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"cannot read the model {path} as ONNX: {error}") from error
+    return names
+
+
+def _file_of_tensor(file: BinaryIO, start: int, end: int) -> set[str]:
+    """The name of the file that holds a tensor's data; empty if the tensor holds it itself."""
+    locations, is_external = set(), False
+    for number, value, at, stop in _fields(file, start, end):
+        if number == DATA_LOCATION:
+            is_external = is_external or value == EXTERNAL
+        elif number == EXTERNAL_DATA:
+            key = text = b""
+            for part, _, first, last in _fields(file, at, stop):
+                if part == KEY:
+                    key = _read(file, first, last)
+                elif part == VALUE:
+                    text = _read(file, first, last)
+            if key == b"location":
+                locations.add(text.decode())
+    return locations if is_external else set()
+
+
+def _inner(file: BinaryIO, messages: list[_Span], *numbers: int) -> list[_Span]:
+    """The messages that the fields of these numbers lead to, one after the other."""
+    for wanted in numbers:
+        messages = [
+            (at, stop)
+            for start, end in messages
+            for number, _, at, stop in _fields(file, start, end)
+            if number == wanted
+        ]
+    return messages
+
+
+def _texts(file: BinaryIO, messages: list[_Span], number: int) -> list[str]:
+    return [_read(file, at, stop).decode() for at, stop in _inner(file, messages, number)]
+
+
+def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, value, and beginning and end of the bytes of each field of a message; the value is that of a varint.
+
+    Values of fields that lead nowhere are skipped, not read: they may be weights.
+    """
+    at = start
+    while at < end:
+        file.seek(at)
+        tag, at = _varint(file, at)
+        number, encoding = tag >> 3, tag & 7
+        value, first = 0, at
+        match encoding:
+            case 0:
+                value, at = _varint(file, at)
+            case 1:  # 64 bits
+                at += 8
+            case 2:  # bytes, or another message
+                length, first = _varint(file, at)
+                at = first + length
+            case 5:  # 32 bits
+                at += 4
+            case _:  # groups, which ONNX has none of
+                raise ValueError("the file is damaged, or of another format")
+        if at > end:
+            raise ValueError("the file is damaged, or cut short")
+        yield number, value, first, at
+
+
+def _varint(file: BinaryIO, at: int) -> tuple[int, int]:
+    """A number in protobuf's encoding, of 7 bits per byte, and where the next field is."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            break
+        at += 1
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value, at
+    raise ValueError("the file is damaged, or cut short")
+
+
+def _read(file: BinaryIO, first: int, last: int) -> bytes:
+    if last - first > _MOST_NAME_BYTES:
+        raise ValueError(f"a name of {last - first} bytes")
+    file.seek(first)
+    return file.read(last - first)

@@ -1,0 +1,146 @@
+"""What SIGHUP does with the YAML as it is then: docs/reliability.md, "Rolling restart"."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.e2e.conftest import PATIENCE_S, until
+
+import shapestream
+
+pytestmark = pytest.mark.e2e
+
+
+def model(name: str, function: str = "numpy:sort", n: str = "0..64") -> str:
+    """The entry of a model that takes rows of floats."""
+    return (
+        f"      - {{name: {name}, function: '{function}', trust: true, calibration_s: 0,"
+        f' inputs: {{a: {{shape: "batch:1..8, n:{n}", element_type: f32}}}},'
+        ' outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}}\n'
+    )
+
+
+def yaml(*models: str, processes: int = 1) -> str:
+    """A server with these models."""
+    return "    models:\n" + "".join(models) + f"    workers: [{{count: {processes}, slots: 1}}]\n"
+
+
+def ask(client: Any, name: str) -> list[float]:
+    """One row, sorted, or negated, or whatever the model does."""
+    answer: list[float] = client.infer(name, {"a": np.array([[2, 1]], np.float32)}, deadline=PATIENCE_S)["y"][
+        0
+    ].tolist()
+    return answer
+
+
+def replaced(served: Any, *workers: str) -> None:
+    """Waits until each of these processes has handed over to the next."""
+    for worker in workers:
+        until(
+            f"the end of {worker}",
+            lambda worker=worker: any(event["worker"] == worker for event in served.events("worker ended")),
+        )
+
+
+def test_a_model_that_was_removed_is_unavailable_and_says_why(workplace: Any) -> None:
+    """Its requests do not wait for ever, `models` gives the reason; it comes back with the YAML."""
+    served = workplace.serve(yaml(model("kept"), model("gone")))
+    with served.client() as client, served.client() as late:
+        assert [[1.0, 2.0]] * 2 == [ask(client, "kept"), ask(client, "gone")]
+        workplace.write(yaml(model("kept")))
+        served.send(signal.SIGHUP)
+        served.wait_for("model is unavailable")
+        for asking in (client, late):
+            with pytest.raises(shapestream.Unavailable, match="SIGHUP"):
+                ask(asking, "gone")
+        assert [1.0, 2.0] == ask(client, "kept")
+        listed = workplace.run("models", served.address)
+        assert "model 'gone' is unavailable: " in listed.stdout
+        assert "SIGHUP" in listed.stdout
+        workplace.write(yaml(model("kept"), model("gone")))
+        served.send(signal.SIGHUP)
+        served.wait_for("configuration is read again", 2)
+        assert [1.0, 2.0] == ask(client, "gone")
+        assert {} == client.statistics()["unavailable"]
+
+
+def test_a_model_that_was_removed_before_it_was_there_is_unavailable_at_once(workplace: Any) -> None:
+    """Its worker still starts, which may take for ever."""
+    slow = model("slow", function="waiting_import:sort")
+    served = workplace.serve(yaml(slow))
+    with served.client() as client:
+        with pytest.raises(shapestream.DeadlineExceeded):
+            client.infer("slow", {"a": np.zeros((1, 1), np.float32)}, deadline=0.2)
+        workplace.write(yaml(model("other")))
+        served.send(signal.SIGHUP)
+        served.wait_for("configuration is read again")
+        with pytest.raises(shapestream.Unavailable, match="SIGHUP"):
+            ask(client, "slow")
+
+
+def test_a_model_that_was_added_is_served_as_the_yaml_says(workplace: Any) -> None:
+    """Also what the server itself has to know of it: a model that is not idempotent runs each request alone."""
+    served = workplace.serve(yaml(model("old")))
+    with served.client() as client:
+        ask(client, "old")
+        once = model("new").replace("trust: true", "idempotent: false, trust: true")
+        workplace.write(yaml(model("old"), once))
+        served.send(signal.SIGHUP)
+        replaced(served, "w0")
+        assert [1.0, 2.0] == ask(client, "new")
+        before = client.statistics()["batches"]
+        inputs = [{"a": np.array([[i, 0]], np.float32)} for i in range(20)]
+        with client.stream("new", inputs) as results:
+            assert [[0.0, float(i)] for i in range(20)] == [result["y"][0].tolist() for result in results]
+        assert 20 == client.statistics()["batches"] - before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("    models: [\n", "not YAML"),
+        (yaml(model("m").replace("trust:", "tust:")), 'did you mean "trust"?'),
+        (yaml(model("m"), processes=2), "restart the server"),
+    ],
+    ids=["not YAML", "unknown key", "another number of processes"],
+)
+def test_a_yaml_that_cannot_be_used_changes_nothing(workplace: Any, text: str, words: str) -> None:
+    """Its problems are in one line of the log, every process stays; the next SIGHUP finds it mended."""
+    served = workplace.serve(yaml(model("m")))
+    with served.client() as client:
+        ask(client, "m")
+        workplace.write(text)
+        served.send(signal.SIGHUP)
+        (refused,) = served.wait_for("configuration is not changed")
+        assert words in " ".join(refused["why"])
+        assert "error" == refused["level"]
+        assert [1.0, 2.0] == ask(client, "m")
+        workplace.write(yaml(model("m")))
+        served.send(signal.SIGHUP)
+        replaced(served, "w0")
+        assert [1.0, 2.0] == ask(client, "m")
+    assert 2 == len(served.events("worker started"))
+
+
+def test_a_changed_signature_is_one_clear_line_and_the_old_processes_stay(workplace: Any) -> None:
+    """The new process is told once, and not welcomed; nothing greets again and again, and requests are answered."""
+    served = workplace.serve(yaml(model("m"), processes=2))
+    with served.client() as client:
+        served.wait_for("workers ready")
+        workplace.write(yaml(model("m", n="0..32"), processes=2))
+        served.send(signal.SIGHUP)
+        kept = served.wait_for("worker cannot be replaced", 2)
+        assert ["w0", "w1"] == sorted(event["worker"] for event in kept)
+        refused = served.events("worker refused")
+        assert 2 == len(refused)
+        for event in refused:
+            assert "model 'm'" in event["why"]
+            assert "n:..64" in event["why"]
+            assert "n:..32" in event["why"]
+            assert "restart the server" in event["why"]
+        assert [1.0, 2.0] == ask(client, "m")
+    assert 4 == len(served.events("worker started"))
+    assert [] == served.events("message refused")

@@ -1,0 +1,98 @@
+"""What type checkers see of the three faces: mypy checks this file (`make lint`), and pytest runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, assert_type
+
+import numpy as np
+import trio
+
+import shapestream
+from shapestream import Failed, Result, aio, blocking
+from shapestream.testing import ScriptedServer
+
+GOOD = {"x": np.ones((1, 3), np.float32)}
+BAD = {"x": -np.ones((1, 3), np.float32)}
+
+
+def told_apart(items: list[Result | Failed]) -> list[float | str]:
+    """`ok` narrows in both branches: no cast, no isinstance."""
+    told: list[float | str] = []
+    for item in items:
+        if item.ok:
+            assert_type(item, Result)
+            told.append(float(item["y"].sum()))
+        else:
+            assert_type(item, Failed)
+            told.append(item.error.code)
+    return told
+
+
+def test_blocking(address: str) -> None:
+    """A stream that raises gives results, one that yields gives failures as well."""
+    with blocking.connect(address) as client:
+        assert_type(client, blocking.Client)
+        assert_type(client.infer("double", GOOD), Result)
+        with client.stream("double", [GOOD]) as results:
+            assert_type(results, blocking.Stream[Result])
+            for result in results:
+                assert_type(result, Result)
+        with client.stream("double", [GOOD], on_error="raise") as results:
+            assert_type(next(results), Result)
+        with client.stream("double", [GOOD, BAD], on_error="yield") as items:
+            assert_type(items, blocking.Stream[Result | Failed])
+            assert [6.0, "model_error"] == told_apart(list(items))
+        either: Literal["raise", "yield"] = "yield"
+        with client.stream("double", [GOOD], on_error=either) as some:
+            assert [6.0] == told_apart(list(some))
+
+
+def test_asyncio(address: str) -> None:
+    """The same."""
+
+    async def main() -> None:
+        async with aio.connect(address) as client:
+            assert_type(client, aio.Client)
+            assert_type(await client.infer("double", GOOD), Result)
+            async with client.stream("double", [GOOD]) as results:
+                assert_type(results, aio.Stream[Result])
+                async for result in results:
+                    assert_type(result, Result)
+            async with client.stream("double", [GOOD, BAD], on_error="yield") as items:
+                assert_type(items, aio.Stream[Result | Failed])
+                assert [6.0, "model_error"] == told_apart([item async for item in items])
+
+    asyncio.run(main())
+
+
+def test_trio(address: str) -> None:
+    """The same."""
+
+    async def main() -> None:
+        async with shapestream.connect(address) as client:
+            assert_type(client, shapestream.Client)
+            assert_type(await client.infer("double", GOOD), Result)
+            async with client.stream("double", [GOOD]) as results:
+                assert_type(results, shapestream.Stream[Result])
+                async for result in results:
+                    assert_type(result, Result)
+            async with client.stream("double", [GOOD, BAD], on_error="yield") as items:
+                assert_type(items, shapestream.Stream[Result | Failed])
+                assert [6.0, "model_error"] == told_apart([item async for item in items])
+
+    trio.run(main)
+
+
+def test_what_type_checkers_refuse(server: ScriptedServer, address: str) -> None:
+    """mypy runs with `warn_unused_ignores`: each line would be an error there if it were right."""
+
+    def refused(client: blocking.Client, async_client: aio.Client, item: Result | Failed) -> Any:
+        client.stream("double", [GOOD], on_error="ignore")  # type: ignore[call-overload]
+        print(item.error)  # type: ignore[union-attr]
+        with async_client.stream("double", [GOOD]):  # type: ignore[attr-defined]
+            pass
+        aio.connect(address).infer("double", GOOD)  # type: ignore[attr-defined]
+
+    assert callable(refused)
+    assert server.requests == []

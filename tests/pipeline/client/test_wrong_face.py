@@ -1,0 +1,115 @@
+"""The first mistakes with three faces: each error names the right face, or the right keyword."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+import shapestream
+from shapestream import aio, blocking
+from shapestream.testing import ScriptedServer
+
+ROW = {"x": np.ones((1, 3), np.float32)}
+FACES = [(shapestream, trio.run), (aio, lambda main: asyncio.run(main()))]
+IDS = ["trio", "asyncio"]
+
+
+async def enter(connecting: Any) -> None:
+    """Enter and leave."""
+    async with connecting:
+        pytest.fail("entered")
+
+
+def test_the_trio_face_under_asyncio_names_the_asyncio_face(address: str) -> None:
+    """A notebook runs asyncio."""
+    with pytest.raises(RuntimeError, match=r"use shapestream\.aio\.connect"):
+        asyncio.run(enter(shapestream.connect(address)))
+
+
+def test_the_asyncio_face_under_trio_names_the_trio_face(address: str) -> None:
+    """The other way round."""
+    with pytest.raises(RuntimeError, match=r"use shapestream\.connect"):
+        trio.run(enter, aio.connect(address))
+
+
+@pytest.mark.parametrize("face", [shapestream, aio], ids=IDS)
+def test_an_async_face_without_an_event_loop_names_the_blocking_face(face: Any, address: str) -> None:
+    """Driven by hand, or by an event loop that neither of them knows."""
+    with pytest.raises(RuntimeError, match=r"use shapestream\.blocking\.connect"):
+        enter(face.connect(address)).send(None)
+
+
+@pytest.mark.parametrize(("face", "run"), FACES, ids=IDS)
+def test_connect_without_async_with_says_how(face: Any, run: Any, address: str) -> None:
+    """Awaited, entered by `with`, or used as if it were the client."""
+    way_in = rf"async with {face.__name__}\.connect\(…\) as client"
+
+    async def main() -> None:
+        with pytest.raises(TypeError, match=way_in):
+            await face.connect(address)
+        with pytest.raises(TypeError, match=way_in):
+            with face.connect(address):
+                pytest.fail("entered")
+        with pytest.raises(AttributeError, match=way_in):
+            await face.connect(address).infer("double", ROW)
+        assert not hasattr(face.connect(address), "close")
+
+    run(main)
+
+
+@pytest.mark.parametrize(("face", "run"), FACES, ids=IDS)
+def test_a_stream_without_async_with_says_how(face: Any, run: Any, address: str) -> None:
+    """Awaited, entered by `with`, or consumed before it is entered."""
+    way_in = r"async with client\.stream\(…\) as results"
+
+    async def main() -> None:
+        async with face.connect(address) as client:
+            with pytest.raises(TypeError, match=way_in):
+                await client.stream("double", [ROW])
+            with pytest.raises(TypeError, match=way_in):
+                with client.stream("double", [ROW]):
+                    pytest.fail("entered")
+            with pytest.raises(RuntimeError, match=way_in):
+                await anext(client.stream("double", [ROW]))
+
+    run(main)
+
+
+def test_the_blocking_face_with_async_with_names_the_others(server: ScriptedServer, address: str) -> None:
+    """The connection that was made is closed."""
+
+    async def main() -> None:
+        with pytest.raises(TypeError, match=r"shapestream\.aio\.connect"):
+            async with blocking.connect(address):  # type: ignore[attr-defined]
+                pytest.fail("entered")
+
+    asyncio.run(main())
+    server.wait_until(lambda server: server.goodbyes == 1)
+
+
+@pytest.mark.parametrize("run", [run for _, run in FACES], ids=IDS)
+def test_the_blocking_face_works_inside_an_event_loop(run: Any, address: str) -> None:
+    """It blocks the loop, as any blocking call does; in the cell of a notebook that is what is wanted."""
+
+    async def main() -> None:
+        with blocking.connect(address) as client:
+            assert 6.0 == client.infer("double", ROW)["y"].sum()
+
+    run(main)
+
+
+def test_what_is_refused_leaves_nothing_behind(address: str) -> None:
+    """No thread, and no warning of a coroutine that was never awaited."""
+    before = set(threading.enumerate())
+    connecting = aio.connect(address)
+    with pytest.raises(TypeError):
+        connecting.__enter__()  # type: ignore[attr-defined]
+    del connecting
+    gc.collect()
+    assert set() == set(threading.enumerate()) - before

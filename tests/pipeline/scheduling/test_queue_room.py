@@ -1,0 +1,139 @@
+"""Room in the queue is shared as turns are: only clients above their share are refused."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from shapestream.scheduling import Scheduler
+from shapestream.scheduling.actions import FailRequest
+from shapestream.scheduling.events import ModelProfile
+from shapestream.simulation.records import DONE
+from shapestream.simulation.simulated_slots import SlotPlan, Truth
+from shapestream.simulation.simulator import Workload, simulate
+from shapestream.simulation.trace import TraceRequest
+from shapestream.simulation.true_cost import FormulaCost
+
+
+def _served(rates: list[float], seconds: float, *, bound: int) -> Counter[int]:
+    """Requests per client that were answered, of those that came in the last half; 200 a second are possible."""
+    rng = random.Random(1)
+    requests = []
+    for client, rate in enumerate(rates):
+        at_s = rng.expovariate(rate)
+        while at_s < seconds:
+            requests.append(TraceRequest(at_s, 0, client, (1,), None))
+            at_s += rng.expovariate(rate)
+    requests.sort()
+    cost = {"fixed_s": 0.008, "per_row_s": 0.004}
+    measured = FormulaCost(per_element_s=0.0, largest=(8,), **cost)
+    simulated = simulate(
+        Scheduler(max_queued_requests=bound, max_queued_bytes=1 << 40),
+        [ModelProfile(name="m", dimensions=("batch",), has_batch=True, paddable=(False,), max_batch=8)],
+        [SlotPlan(worker="w0")],
+        Truth(costs={"m": FormulaCost(per_element_s=0.0, **cost)}, way_s=0.001),
+        Workload(requests=requests),
+        calibration={"m": measured.calibration("k", ("batch",), 8)},
+        check_every=100,
+    )
+    done = np.asarray(simulated.requests.outcomes()) == DONE
+    return Counter(
+        request.client
+        for request, is_done in zip(requests, done, strict=True)
+        if is_done and request.at_s >= seconds / 2
+    )
+
+
+@pytest.mark.parametrize(("greedy", "bound"), [(1, 40), (1, 400), (10, 100), (10, 400)])
+def test_modest_clients_are_not_refused_for_a_queue_that_others_fill(greedy, bound):
+    """Each greedy client asks for as much as the slot can do, without deadlines; another for half of its share."""
+    modest_hz = 0.5 * 200.0 / (greedy + 1)
+    seconds = 40.0
+    served = _served([modest_hz, *[200.0] * greedy], seconds, bound=bound)
+    alone = _served([modest_hz], seconds, bound=bound)
+    assert 0.95 * alone[0] <= served[0]
+    assert 0.9 * 200.0 * seconds / 2 <= served.total()
+
+
+def _refused(stage) -> list[int]:
+    return [action.id for action in stage.last if isinstance(action, FailRequest)]
+
+
+def test_one_client_alone_may_use_the_whole_queue(make_stage):
+    """Nobody else asks, so nothing is kept."""
+    stage = make_stage(max_queued_requests=12)
+    stage.model()
+    ids = stage.arrive(*[(1, 4)] * 14)
+    assert ids[12:] == _refused(stage)
+
+
+def test_a_client_above_its_share_leaves_one_share_free(make_stage):
+    """Of three that asked, one may have eight of twelve: four are a share."""
+    stage = make_stage(max_queued_requests=12)
+    stage.model()
+    stage.arrive((1, 4), client=2)
+    stage.arrive((1, 4), client=3)
+    many = stage.arrive(*[(1, 4)] * 9, client=1)
+    assert many[6:] == _refused(stage)
+    stage.arrive(*[(1, 4)] * 3, client=2)
+    assert [] == _refused(stage)
+    assert "share" in stage.scheduler.story(many[-1])[-1][1]
+
+
+def test_a_client_that_is_refused_finds_room_when_the_queue_has_drained_by_a_share(make_stage):
+    """One other had the whole queue, and keeps asking: what drains is not its again."""
+    stage = make_stage(max_queued_requests=8)
+    stage.model(max_batch=1)
+    stage.slots(0)
+    stage.arrive((1, 4), client=1)
+    stage.arrive(*[(1, 4)] * 8, client=1)
+    stage.arrive((1, 4), client=2)
+    assert 1 == len(_refused(stage))
+    for _ in range(4):
+        stage.finish(stage.started[-1], run_s=0.1, at=stage.now + 0.1)
+        greedy = stage.arrive((1, 4), (1, 4), client=1)
+        assert greedy == _refused(stage)
+        stage.arrive((1, 4), client=2)
+        assert [] == _refused(stage)
+
+
+def test_room_is_shared_in_bytes_too(make_stage):
+    """Two large requests are a client's share where another one asked."""
+    stage = make_stage(max_queued_bytes=400)
+    stage.model()
+    stage.arrive((1, 4), client=2, nbytes=1)
+    many = stage.arrive(*[(1, 4)] * 3, client=1, nbytes=100)
+    assert many[2:] == _refused(stage)
+    stage.arrive((1, 4), client=2, nbytes=199)
+    assert [] == _refused(stage)
+
+
+def test_room_is_shared_in_seconds_too(make_stage):
+    """By what is predicted for the slots, where the queue is bounded in that."""
+    stage = make_stage(max_queued_s=1.0)
+    stage.model(max_batch=1)
+    stage.measured_slots(0)
+    stage.arrive((1, 4), client=2)
+    stage.arrive((1, 4), client=2)
+    many = stage.arrive(*[(1, 4)] * 9, client=1)
+    assert many[5:] == _refused(stage)
+    stage.arrive(*[(1, 4)] * 4, client=2)
+    assert [] == _refused(stage)
+
+
+def test_what_was_admitted_is_never_dropped_to_make_room(make_stage):
+    """However many others come, what waits ends with its results."""
+    stage = make_stage(max_queued_requests=6)
+    stage.model(max_batch=1)
+    many = stage.arrive(*[(1, 4)] * 6, client=1)
+    for client in range(2, 9):
+        stage.arrive((1, 4), client=client)
+    stage.slots(0)
+    while stage.started[-1].batch not in stage.finished:
+        stage.finish(stage.started[-1])
+    assert {"delivered"} == {stage.ends[id_] for id_ in many}
+    assert all(earlier.batch < later.batch for earlier, later in pairwise(stage.started))

@@ -1,0 +1,63 @@
+"""What the scheduler cannot work out: a coded failure of one request, one line of the log, and a server that goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import echo_tensors
+from tests.pipeline.serving.harness import memory_serving, request
+
+import shapestream.serving.parts
+from shapestream.scheduling import Scheduler, events
+from shapestream.scheduling.actions import Action, FailRequest, ReportFault
+from shapestream.wire.messages import Failure, Result
+
+UNLUCKY = (1, 13)
+
+
+class Faulty(Scheduler):
+    """Works out nothing about requests of one shape."""
+
+    def handle(self, event: events.Event, now: float) -> list[Action]:
+        """As ever, but for these."""
+        if not isinstance(event, events.RequestsArrived):
+            return super().handle(event, now)
+        unlucky = [arrival.id for arrival in event.requests if arrival.sizes == UNLUCKY]
+        others = tuple([arrival for arrival in event.requests if arrival.sizes != UNLUCKY])
+        actions = super().handle(events.RequestsArrived(requests=others), now)
+        for number in unlucky:
+            error = OverflowError("int too large to convert to float")
+            actions.append(ReportFault(error=error, about="terms of a request", requests=(number,)))
+            actions.append(FailRequest(id=number, code="internal", message="see the server's log"))
+        return actions
+
+
+@virtual_time
+async def test_a_fault_is_one_line_and_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its neighbours of the same turn are answered, the counter moves, and the line carries the traceback."""
+
+    def made(**options: Any) -> Scheduler:
+        return Faulty(**options)
+
+    monkeypatch.setattr(shapestream.serving.parts, "Scheduler", made)
+    with capture_logs() as lines:
+        async with memory_serving() as running:
+            client, worker = await running.client_and_worker()
+            client.say(request(1), request(2, echo_tensors(1, 13)), request(3))
+            failure = await client.hear(Failure)
+            assert (2, "internal") == (failure.sequence, failure.code)
+            await worker.run_next()
+            assert [1, 3] == [result.sequence for result in await client.hear_each(Result, 2)]
+            client.say(request(4))
+            await worker.run_next()
+            assert 4 == (await client.hear(Result)).sequence
+            assert 1 == (await client.statistics())["faults"]
+    (line,) = [line for line in lines if line["event"] == "scheduler fault"]
+    assert ("error", "terms of a request", OverflowError) == (
+        line["log_level"],
+        line["about"],
+        type(line["exc_info"]),
+    )

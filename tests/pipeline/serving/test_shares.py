@@ -1,0 +1,67 @@
+"""What one client of a server can take from another: two clients, and slots that are scripted."""
+
+from __future__ import annotations
+
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.harness import (
+    ScriptedSlots,
+    echo_tensors,
+    ending,
+    memory_serving,
+    request,
+)
+
+from shapestream.wire.messages import Failure
+
+BAD = echo_tensors(value=13.0)
+
+
+@virtual_time
+async def test_the_second_failing_request_of_a_client_disturbs_no_batch_of_another() -> None:
+    """The first is found among another client's requests; the next runs without them."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        good, bad = await running.greeted(b"g" * 16), await running.greeted(b"b" * 16)
+        disturbed = []
+        for turn in range(3):
+            good.say(request(10 * turn))
+            busy = await slots.next_batch()
+            good.say(*[request(10 * turn + n) for n in range(1, 5)])
+            bad.say(request(turn, BAD))
+            await good.statistics()
+            await bad.statistics()
+            slots.finish(busy)
+            answered = failed = 0
+            while answered < 4 or not failed:
+                batch = await slots.next_batch()
+                values = [member.buffers[0] for member in batch.members]
+                if BAD.buffers[0] in values:
+                    if len(values) > 1:
+                        disturbed.append(turn)
+                    failed += len(values) == 1
+                    slots.fail(batch, message="thirteen")
+                else:
+                    answered += len(values)
+                    slots.finish(batch)
+            assert (turn, "model_error") == ending(await bad.hear(Failure))
+            await good.sequences(5)
+        assert {0} == set(disturbed)
+
+
+@virtual_time
+async def test_a_client_below_its_share_of_the_queue_is_not_refused() -> None:
+    """Another one asks for much more than the queue holds, and is refused where it has its share."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots, max_queued_requests=8) as running:
+        greedy, modest = await running.greeted(b"g" * 16), await running.greeted(b"m" * 16)
+        greedy.say(request(0))
+        modest.say(request(0))
+        await modest.statistics()
+        busy = await slots.next_batch()
+        greedy.say(*[request(n) for n in range(1, 20)])
+        assert "overloaded" == (await greedy.hear(Failure)).code
+        modest.say(*[request(n) for n in range(1, 4)])
+        await modest.statistics()
+        slots.finish(busy)
+        slots.finish(await slots.next_batch())
+        assert {0, 1, 2, 3} == set(await modest.sequences(4))

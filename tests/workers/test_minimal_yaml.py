@@ -1,0 +1,332 @@
+"""A YAML of a name and a path: files of several exporters are served in batches, or a warning says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino as ov
+import pytest
+import yaml
+from onnx import TensorProto, helper, numpy_helper
+from openvino import opset13 as ops
+from typer.testing import CliRunner, Result
+
+from shapestream_workers.cli import app
+
+ENGINES = ("openvino", "onnxruntime")
+BATCHED = "batch: ?, requests share calls along it"
+ALONE = "no batch axis: every request runs alone"
+Port = tuple[str, int, Sequence[Any]]
+
+
+def write(
+    path: Path,
+    nodes: Sequence[Any],
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    known: dict[str, Any] | None = None,
+) -> None:
+    """An ONNX file; names among the sizes are `dim_param`, None is an axis of which the file says nothing."""
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [helper.make_tensor_value_info(*port) for port in inputs],
+        [helper.make_tensor_value_info(*port) for port in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in (known or {}).items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def linear(path: Path, rows: Any, columns: Any = 4) -> None:
+    """`y` = `x` times a matrix: rows are independent of each other."""
+    matrix = np.linspace(-1, 1, 12).reshape(4, 3).astype(np.float32)
+    write(
+        path,
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [("x", TensorProto.FLOAT, [rows, columns])],
+        [("y", TensorProto.FLOAT, [rows, 3])],
+        {"w": matrix},
+    )
+
+
+def transformer(path: Path, batch: str, length: str) -> None:
+    """Token ids and their mask, as Optimum exports them: the hidden states are embeddings times the mask."""
+    table = np.random.default_rng(1).normal(size=(64, 4)).astype(np.float32)
+    write(
+        path,
+        [
+            helper.make_node("Mod", ["input_ids", "size"], ["ids"]),
+            helper.make_node("Gather", ["table", "ids"], ["embedded"]),
+            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
+            helper.make_node("Mul", ["embedded", "column"], ["last_hidden_state"]),
+        ],
+        [(name, TensorProto.INT64, [batch, length]) for name in ("input_ids", "attention_mask")],
+        [("last_hidden_state", TensorProto.FLOAT, [batch, length, 4])],
+        {"table": table, "last": np.array([2], np.int64), "size": np.array(64, np.int64)},
+    )
+
+
+def classifier(path: Path, *, zipmap: bool) -> None:
+    """A linear classifier of scikit-learn, as skl2onnx writes it: the first axis has neither a size nor a name."""
+    nodes = [
+        helper.make_node(
+            "LinearClassifier",
+            ["X"],
+            ["label", "scores"],
+            domain="ai.onnx.ml",
+            classlabels_ints=[0, 1, 2],
+            coefficients=[0.5, -1, 0.2, 1, 1, 0.3, -0.4, 0.1, -0.7, 0.2, 0.9, -0.3],
+            intercepts=[0.1, 0.0, -0.1],
+            multi_class=1,
+            post_transform="SOFTMAX",
+        )
+    ]
+    outputs: list[Any] = [helper.make_tensor_value_info("label", TensorProto.INT64, [None])]
+    if zipmap:
+        nodes.append(
+            helper.make_node(
+                "ZipMap", ["scores"], ["probabilities"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]
+            )
+        )
+        numbers = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+        mapping = helper.make_map_type_proto(TensorProto.INT64, numbers)
+        outputs.append(helper.make_value_info("probabilities", helper.make_sequence_type_proto(mapping)))
+    else:
+        outputs.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, 3]))
+    graph = helper.make_graph(
+        nodes, "graph", [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 4])], outputs
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def centred(path: Path, rows: Any) -> None:
+    """`y` = `x` less the mean of its rows: a request's result depends on its company."""
+    write(
+        path,
+        [
+            helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
+            helper.make_node("Sub", ["x", "mean"], ["centred"]),
+            helper.make_node("Add", ["x", "centred"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, [rows, 4])],
+        [("y", TensorProto.FLOAT, [rows, 4])],
+    )
+
+
+def run(
+    folder: Path, command: str, more: str = "", *, engine: str | None = None, file: str = "m.onnx"
+) -> Result:
+    """`shapestream COMMAND x.yaml`, where the YAML names a model `m` and its file."""
+    lines = ["models:", "  - name: m", f"    path: {file}", f"    engine: {engine}" if engine else "", more]
+    (folder / "x.yaml").write_text("\n".join(line for line in lines if line) + "\n")
+    return CliRunner().invoke(app, [command, str(folder / "x.yaml")])
+
+
+def advised(ran: Result) -> str:
+    """The `inputs:` line that a warning advises, which must be YAML by itself."""
+    start = ran.stderr.index("inputs: {")
+    line = ran.stderr[start : ran.stderr.index("}}", start) + 2]
+    assert isinstance(yaml.safe_load(line), dict)
+    return f"    {line}\n"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("rows", ["batch", "batch_size", "N", "n", "bs", "s23", "unk__7", None])
+def test_the_usual_names_of_a_first_axis_are_the_batch(tmp_path: Path, engine: str, rows: str | None) -> None:
+    """Whatever an exporter calls it, or where it calls it nothing, requests share calls without a warning."""
+    linear(tmp_path / "m.onnx", rows)
+    for command in ("check", "models"):
+        ran = run(tmp_path, command, engine=engine)
+        assert (0, "") == (ran.exit_code, ran.stderr)
+        assert "input  x: f32 [batch, 4]" in ran.stdout
+        assert BATCHED in ran.stdout
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_transformer_of_optimum_is_served_in_batches(tmp_path: Path, engine: str) -> None:
+    """Both engines know both of the file's names, so one length belongs to both inputs."""
+    transformer(tmp_path / "m.onnx", "batch_size", "sequence_length")
+    ran = run(tmp_path, "check", engine=engine)
+    assert (0, "") == (ran.exit_code, ran.stderr)
+    assert "input  input_ids: i64 [batch, sequence_length]" in ran.stdout
+    assert "input  attention_mask: i64 [batch, sequence_length]" in ran.stdout
+    assert "output last_hidden_state: f32 [batch, sequence_length, 4], {rule: rows}" in ran.stdout
+    assert BATCHED in ran.stdout
+
+
+def test_a_classifier_of_scikit_learn_is_served_in_batches(tmp_path: Path) -> None:
+    """Its outputs get their rules, too."""
+    classifier(tmp_path / "m.onnx", zipmap=False)
+    ran = run(tmp_path, "check", engine="onnxruntime")
+    assert (0, "") == (ran.exit_code, ran.stderr)
+    assert BATCHED in ran.stdout
+
+
+def test_an_ir_without_names_is_served_in_batches(tmp_path: Path) -> None:
+    """An IR never has names of dimensions."""
+    x = ops.parameter([-1, 4], np.float32, name="x")
+    ov.save_model(ov.Model([ops.result(ops.add(x, x))], [x]), tmp_path / "m.xml")
+    ran = run(tmp_path, "check", file="m.xml")
+    assert (0, "") == (ran.exit_code, ran.stderr)
+    assert BATCHED in ran.stdout
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("rows", ["batch", "batch_size", None])
+def test_an_axis_along_which_the_proof_fails_is_no_batch_axis(
+    tmp_path: Path, engine: str, rows: str | None
+) -> None:
+    """Nobody wrote that it is one: requests run alone, and the warning has the proof's evidence."""
+    centred(tmp_path / "m.onnx", rows)
+    for command in ("check", "models"):
+        ran = run(tmp_path, command, engine=engine)
+        assert 0 == ran.exit_code, ran.output
+        assert ALONE in ran.stdout
+        assert f"warning: {tmp_path}/x.yaml:2:5: models[0]: every request runs alone: with the " in ran.stderr
+        # ONNX Runtime does not tell which axis of the output follows one without a name; no rule holds for any.
+        no_rule = engine == "onnxruntime" and rows is None
+        evidence = (
+            "say whose rows are whose" if no_rule else "batching changes the results: largest difference "
+        )
+        assert evidence in ran.stderr
+        assert "batching: {max_batch: 1} says that this is meant" in ran.stderr
+    silenced = run(tmp_path, "check", "    batching: {max_batch: 1}", engine=engine)
+    assert (0, "") == (silenced.exit_code, silenced.stderr)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_batch_axis_that_a_user_wrote_is_refused_where_the_proof_fails(tmp_path: Path, engine: str) -> None:
+    """What the configuration states is never dropped silently."""
+    centred(tmp_path / "m.onnx", "batch_size")
+    ran = run(tmp_path, "check", "    inputs: {x: {shape: 'batch, 4'}}", engine=engine)
+    assert 3 == ran.exit_code
+    assert "output 'y': batching (strategy native) changes the results" in ran.stderr
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_input_to_blame_is_named_with_the_lines_that_help(tmp_path: Path, engine: str) -> None:
+    """With these lines in the YAML requests share calls, and there is no warning any more."""
+    linear(tmp_path / "m.onnx", "frames")
+    for command in ("check", "models"):
+        ran = run(tmp_path, command, engine=engine)
+        assert 0 == ran.exit_code
+        assert ALONE in ran.stdout
+        assert (
+            f"warning: {tmp_path}/x.yaml:2:5: models[0]: every request runs alone: input 'x' [frames, 4] calls its "
+            "first axis 'frames', not batch (if rows do not depend on each other, add inputs: {x: {shape: 'batch, 4'}} "
+            "to the model; else batching: {max_batch: 1} says that this is meant)\n"
+        ) == ran.stderr
+    helped = run(tmp_path, "check", advised(ran), engine=engine)
+    assert (0, "") == (helped.exit_code, helped.stderr)
+    assert BATCHED in helped.stdout
+
+
+def test_a_first_axis_of_fixed_size_is_to_blame(tmp_path: Path) -> None:
+    """OpenVINO can open it, so the lines that do are printed; ONNX Runtime cannot."""
+    linear(tmp_path / "m.onnx", 1)
+    ran = run(tmp_path, "check", engine="onnxruntime")
+    assert (
+        "every request runs alone: input 'x' [1, 4] has a first axis of fixed size, 1 (export it with a dynamic first "
+        "axis of every input; or batching: {max_batch: 1} says that this is meant)" in ran.stderr
+    )
+    ran = run(tmp_path, "check")
+    assert 0 == ran.exit_code, ran.output
+    helped = run(tmp_path, "check", advised(ran))
+    assert (0, "") == (helped.exit_code, helped.stderr)
+    assert BATCHED in helped.stdout
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_first_axes_of_different_names_are_not_one_batch(tmp_path: Path, engine: str) -> None:
+    """Two sizes of a file are two: requests that have both keep working."""
+    write(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("Transpose", ["b"], ["t"], perm=[1, 0]),
+            helper.make_node("MatMul", ["a", "t"], ["y"]),
+        ],
+        [("a", TensorProto.FLOAT, ["N", 4]), ("b", TensorProto.FLOAT, ["batch_size", 4])],
+        [("y", TensorProto.FLOAT, ["N", "batch_size"])],
+    )
+    ran = run(tmp_path, "check", engine=engine)
+    assert 0 == ran.exit_code, ran.output
+    assert "the first axes differ: input 'a' calls it 'N', input 'b' calls it 'batch_size'" in ran.stderr
+    assert ALONE in ran.stdout
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_guess_that_cannot_be_proved_is_not_served(tmp_path: Path, engine: str) -> None:
+    """Outputs that never change prove nothing; the warning says how to prove more, or to vouch."""
+    write(
+        tmp_path / "m.onnx",
+        [helper.make_node("Mul", ["x", "zero"], ["clear"]), helper.make_node("IsNaN", ["clear"], ["y"])],
+        [("x", TensorProto.FLOAT, ["N", 4])],
+        [("y", TensorProto.BOOL, ["N", 4])],
+        {"zero": np.array(0, np.float32)},
+    )
+    ran = run(tmp_path, "check", engine=engine)
+    assert 0 == ran.exit_code, ran.output
+    assert ALONE in ran.stdout
+    assert "is unproved: " in ran.stderr
+    assert (
+        "(say by `probe` what realistic inputs are, or add inputs: {x: {shape: 'batch, 4'}} to the model; else "
+        in ran.stderr
+    )
+
+
+def test_trust_vouches_for_no_guess(tmp_path: Path) -> None:
+    """With `trust: true` nothing is tried, so no axis is guessed."""
+    linear(tmp_path / "m.onnx", "N")
+    ran = run(tmp_path, "models", "    trust: true")
+    assert 0 == ran.exit_code, ran.output
+    assert ALONE in ran.stdout
+    assert (
+        "trust: true lets nothing be tried (if rows do not depend on each other, add inputs: " in ran.stderr
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_naming_one_input_names_the_symbol_everywhere(tmp_path: Path, engine: str) -> None:
+    """What the file calls alike is alike, for both engines."""
+    transformer(tmp_path / "m.onnx", "examples", "tokens")
+    ran = run(tmp_path, "check", "    inputs: {input_ids: {shape: 'batch:1..8, seq:1..16'}}", engine=engine)
+    assert (0, "") == (ran.exit_code, ran.stderr)
+    assert "input  attention_mask: i64 [batch:1..8, seq:1..16]" in ran.stdout
+
+
+def summed(path: Path) -> None:
+    """Rows of `x` that are above 0, each with its index: `y` has rows whose owners neither file nor YAML names."""
+    write(
+        path,
+        [
+            helper.make_node("Greater", ["x", "zero"], ["above"]),
+            helper.make_node("NonZero", ["above"], ["columns"]),
+            helper.make_node("Transpose", ["columns"], ["y"], perm=[1, 0]),
+        ],
+        [("x", TensorProto.FLOAT, ["N", 6])],
+        [("y", TensorProto.INT64, ["found", 2])],
+        {"zero": np.array(0, np.float32)},
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_command_infers_the_same_rules(tmp_path: Path, engine: str) -> None:
+    """`models` and `simulate` accept what `check` accepts, and show what it shows."""
+    summed(tmp_path / "m.onnx")
+    for command in ("check", "models"):
+        ran = run(tmp_path, command, engine=engine)
+        assert 0 == ran.exit_code, ran.output
+        assert "{rule: index_column, column: 0}" in ran.stdout
+        assert BATCHED in ran.stdout
+    simulated = CliRunner().invoke(
+        app,
+        f"simulate {tmp_path}/x.yaml --sizes batch=1 --rate 100 --requests 20 --cost fixed_ms=1".split(),
+    )
+    assert 0 == simulated.exit_code, simulated.output

@@ -1,0 +1,123 @@
+"""SIGTERM and SIGINT before an event loop obeys them: while models are read, compiled, proved and measured.
+
+The first signal raises KeyboardInterrupt in the main thread, so what was begun is tidied up. A call of an engine, or a
+thread that is waited for, may hold that back: then the process ends a second later all the same. A server and a worker have
+nothing to finish by then, so their status is 0, as after any other first signal; that of a command which answers is 1.
+
+    obey          at the command's beginning
+    handed_over   around `trio.run`: signals are kept for its receiver, and raised again once that is there
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["handed_over", "interrupted", "obey"]
+
+# Between the signal and an end that nothing holds back.
+TIDY_UP_S = 1.0
+EXIT_OK, EXIT_RUNTIME = 0, 1
+STATUSES = {"serve": EXIT_OK, "worker": EXIT_OK, "check": EXIT_RUNTIME, "models": EXIT_RUNTIME}
+"""The commands that compile models, and their status when a signal ends them before they serve."""
+
+
+class _Interruption:
+    """The handlers of this process, until an event loop has its own."""
+
+    def __init__(self, command: str) -> None:
+        self.status = STATUSES[command]
+        self._told = False
+        self._interrupted = False
+        self._hands_over = False
+        self._kept: list[int] = []
+        # A reload that comes early waits for the server. To other commands it means what it means to any program.
+        reloads = (signal.SIGHUP,) if command == "serve" else ()
+        self._before = {
+            number: handler
+            for number in (signal.SIGTERM, signal.SIGINT, *reloads)
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+        }
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        for number in self._before:
+            signal.signal(number, self._obey)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="interruption", daemon=True).start()
+
+    def _obey(self, number: int, frame: FrameType | None) -> None:
+        if self._hands_over or number == signal.SIGHUP:
+            self._kept.append(number)
+        elif not self._interrupted:
+            self._interrupted = True
+            raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        """Python's handler runs in the main thread, between two steps of its own; this thread is told at once."""
+        while numbers := self._reader.recv(64):
+            if not {signal.SIGTERM, signal.SIGINT}.isdisjoint(numbers):
+                time.sleep(TIDY_UP_S)
+                self.tell()
+                os._exit(self.status)
+
+    def tell(self) -> None:
+        """Says once that it was a signal."""
+        if not self._told:
+            self._told = True
+            os.write(2, b"interrupted\n")
+
+    def hand_over(self) -> None:
+        """From now on signals are kept."""
+        self._hands_over = True
+        signal.set_wakeup_fd(-1)
+        self._writer.close()  # the thread ends
+
+    def taken_over(self) -> None:
+        """The event loop's handlers are there: they get what was kept."""
+        kept, self._kept = self._kept, []
+        for number in kept:
+            signal.raise_signal(number)
+
+    def restore(self) -> None:
+        """The handlers that were there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+_current: _Interruption | None = None
+
+
+def obey(command: str) -> None:
+    """From now on signals end this command, if it is one that compiles models. Call it from the main thread, once."""
+    global _current  # noqa: PLW0603 - signals belong to the process
+    if command in STATUSES:
+        _current = _Interruption(command)
+
+
+def interrupted() -> int:
+    """Says so; returns the status of a command that ends by KeyboardInterrupt."""
+    if _current is None:
+        print("interrupted", file=sys.stderr)
+        return EXIT_RUNTIME
+    _current.tell()
+    return _current.status
+
+
+@contextmanager
+def handed_over() -> Iterator[Callable[[], None]]:
+    """Around `trio.run`. Yields what is to be called once the event loop receives signals."""
+    if _current is None:
+        yield lambda: None
+        return
+    _current.hand_over()
+    try:
+        yield _current.taken_over
+    finally:
+        _current.restore()
