@@ -102,7 +102,12 @@ def obey(command: str) -> None:
 
 
 def interrupted() -> int:
-    """Says so; returns the status of a command that ends by KeyboardInterrupt."""
+    """Say so; return the status of a command that ends by KeyboardInterrupt.
+
+    CPython 3.11 marks a KeyboardInterrupt that leaves an `exec` of text (dataclasses use it while they are imported) as
+    unhandled, and ends the process by SIGINT although it was caught. The next `exec` of text takes the mark away.
+    """
+    exec("")
     if _current is None:
         print("interrupted", file=sys.stderr)
         return EXIT_RUNTIME
