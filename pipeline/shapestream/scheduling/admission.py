@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.caution import FIRST_CAUTION
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.deadlines import (
     OPTIMISM,
     PROBE_EVERY,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.call_costs import CallCosts
-from shapestream.scheduling.elements import elements_of, elements_of_many
+from shapestream.scheduling.cost_grid import elements_of, elements_of_many
 from shapestream.scheduling.lane_plan import LanePlan, PlannedSegment
 from shapestream.scheduling.lanes import Bucket
 from shapestream.scheduling.records import Request

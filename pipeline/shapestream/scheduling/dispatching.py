@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shapestream.scheduling.actions import Action, FailRequest, RecallBatch, ReportFault, StartBatch
-from shapestream.scheduling.cost_model import CostModel
-from shapestream.scheduling.cost_surface import Surface
+from shapestream.scheduling.costs import CostModel, Surface
 from shapestream.scheduling.deadlines import take_turn
 from shapestream.scheduling.division import portion
 from shapestream.scheduling.isolation import Isolation

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from shapestream.scheduling.cost_surface import Surface
+from shapestream.scheduling.costs import Surface
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import Request
 from shapestream.scheduling.slot import Slot

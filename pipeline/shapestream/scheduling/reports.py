@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, RecallBatch, ReportFault
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
 from shapestream.scheduling.hang_watch import HangWatch

@@ -15,8 +15,7 @@ from typing import assert_never
 
 from shapestream.scheduling.actions import Action, CancelBatch, FailRequest, ReportFault
 from shapestream.scheduling.admission import Admission, Refusal
-from shapestream.scheduling.cost_kind import NOTHING_LEARNED
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.events import (
     Arrival,

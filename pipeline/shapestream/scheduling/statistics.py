@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shapestream.scheduling.cost_model import CostModel
+    from shapestream.scheduling.costs import CostModel
     from shapestream.scheduling.dispatching import Dispatching
     from shapestream.scheduling.ledger import Ledger
     from shapestream.scheduling.model_queue import ModelQueue

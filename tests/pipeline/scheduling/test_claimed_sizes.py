@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.actions import FailRequest, StartBatch
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
