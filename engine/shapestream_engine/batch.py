@@ -6,15 +6,13 @@ The dispatcher makes a `Batch` of a scheduler's decision, an executor or the wir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from time import monotonic
 
 from shapestream_engine.layout import Tensors
-from shapestream_engine.signature import RequestShape
+from shapestream_engine.resolution import RequestShape
 
-__all__ = ["Batch", "BatchReport", "ErrorCode", "in_time"]
+__all__ = ["Batch", "BatchReport", "ErrorCode"]
 
 
 class ErrorCode(StrEnum):
@@ -74,17 +72,3 @@ class BatchReport:
     message: str = ""
     slot_ended: bool = False
     """The slot's thread has ended without being asked to: the slot runs nothing more."""
-
-
-def in_time(start_before: tuple[float | None, ...] | None, places: Sequence[int]) -> Sequence[int]:
-    """The places of `places` whose members may still start; the same object where none is late."""
-    if start_before is None:
-        return places
-    deadlines = [time for time in start_before if time is not None]
-    if not deadlines:
-        return places
-    now = monotonic()
-    if min(deadlines) > now:
-        return places
-    left = [place for place in places if (time := start_before[place]) is None or time > now]
-    return places if len(left) == len(places) else left

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from shapestream_engine.batch import Batch, BatchReport, in_time
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.pieces import Piece
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.batching.strategy import PlannedCall
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InferRequest
+from shapestream_engine.planned_batch import in_time
 from shapestream_engine.request_pool import RequestPool
 
 __all__ = ["DirectBatch"]

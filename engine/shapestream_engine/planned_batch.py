@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import perf_counter
+from time import monotonic, perf_counter
 
-from shapestream_engine.batch import Batch, BatchReport, in_time
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.pieces import Piece, divide
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.batching.strategy import PlannedCall
@@ -19,7 +19,7 @@ from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InferRequest
 from shapestream_engine.request_pool import RequestPool
 
-__all__ = ["PlannedBatch"]
+__all__ = ["PlannedBatch", "in_time"]
 
 
 class PlannedBatch:
@@ -162,3 +162,17 @@ def _covering(rows: int, calls: Sequence[PlannedCall]) -> Sequence[PlannedCall]:
     """The first of these calls, as far as there are rows; one at least."""
     covering = [replace(call, stop=min(call.stop, rows)) for call in calls if call.start < rows]
     return covering or [replace(calls[0], stop=0)]
+
+
+def in_time(start_before: tuple[float | None, ...] | None, places: Sequence[int]) -> Sequence[int]:
+    """The places of `places` whose members may still start; the same object where none is late."""
+    if start_before is None:
+        return places
+    deadlines = [time for time in start_before if time is not None]
+    if not deadlines:
+        return places
+    now = monotonic()
+    if min(deadlines) > now:
+        return places
+    left = [place for place in places if (time := start_before[place]) is None or time > now]
+    return places if len(left) == len(places) else left

@@ -285,5 +285,5 @@ def test_a_cancelled_batch_starts_no_further_call() -> None:
 
     with bench(Partitioned({"batch": (1, 2)}), cancels) as own:
         made.append(own)
-        assert "cancelled" == own.run(numbers(3, 2)).error_code
+        assert "cancelled" == own.run(numbers(3, 2)).code
         assert 1 == len(own.seen)

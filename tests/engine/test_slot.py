@@ -211,7 +211,7 @@ def test_without_a_free_request_the_batch_is_unavailable() -> None:
             report.message,
         )
         made.pool.give_back(lent)
-        assert made.run(full(0, 1, 2)).error_code is None
+        assert made.run(full(0, 1, 2)).code is None
 
 
 def test_members_that_are_too_late_are_left_out() -> None:
@@ -604,8 +604,8 @@ def test_a_thread_that_ends_reports_what_it_was_given() -> None:
         slot.start(made.work(full(1, 1, 2), batch=2))
         request.go.set()
         first, second = reports.get(timeout=TIMEOUT_S), reports.get(timeout=TIMEOUT_S)
-        assert (1, None, False) == (first.batch, first.error_code, first.slot_ended)
-        assert (2, "unavailable", True) == (second.batch, second.error_code, second.slot_ended)
+        assert (1, None, False) == (first.batch, first.code, first.slot_ended)
+        assert (2, "unavailable", True) == (second.batch, second.code, second.slot_ended)
         assert slot.has_ended
         with pytest.raises(RuntimeError, match="has ended"):
             slot.start(made.work(full(1, 1, 2), batch=3))

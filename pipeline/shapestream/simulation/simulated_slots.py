@@ -10,11 +10,11 @@ from math import prod
 
 import numpy as np
 
-from shapestream_engine.batch import ErrorCode
 from shapestream.scheduling.actions import StartBatch
 from shapestream.scheduling.events import BatchFailed, BatchFinished, ModelProfile
 from shapestream.simulation.records import Requests, SlotTime
 from shapestream.simulation.true_cost import TrueCost
+from shapestream_engine.batch import ErrorCode
 
 __all__ = ["ARRIVED", "ENDED", "REPORTED", "SimulatedSlots", "SimulationError", "SlotPlan", "Truth"]
 
