@@ -18,12 +18,12 @@ from shapestream.scheduling.actions import (
     ReportFault,
     StartBatch,
 )
-from shapestream.serving.batches import Batch
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.running import SlotBook
 from shapestream.serving.sessions import RequestRecord
+from shapestream_engine.batch import Batch
 
 __all__ = ["Effects"]
 
