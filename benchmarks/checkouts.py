@@ -27,15 +27,19 @@ class Checkout:
     root: Path
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, arguments: Sequence[str]) -> Any:
-        """The JSON that `python ARGUMENTS` prints. Raises RuntimeError with the end of its log when it fails."""
+    def run(self, arguments: Sequence[str], given: str = "") -> Any:
+        """The JSON that `python ARGUMENTS` prints, with `given` as its standard input.
+
+        Raises RuntimeError with the end of its log when it fails.
+        """
         path = os.pathsep.join([str(self.root / package) for package in PACKAGES])
-        given = dict(self.environment)
-        path = os.pathsep.join([part for part in (given.pop("PYTHONPATH", ""), path) if part])
+        environment = dict(self.environment)
+        path = os.pathsep.join([part for part in (environment.pop("PYTHONPATH", ""), path) if part])
         ended = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.root,
-            env={**os.environ, "SHAPESTREAM_ANY_FUNCTION": "1", **given, "PYTHONPATH": path},
+            env={**os.environ, "SHAPESTREAM_ANY_FUNCTION": "1", **environment, "PYTHONPATH": path},
+            input=given,
             capture_output=True,
             text=True,
             timeout=MOST_S,

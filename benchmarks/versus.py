@@ -68,7 +68,7 @@ def main(
                     folder=Path(folder),
                 )
             found[name] = {"thrown_away": thrown_away, "ratios": ratios}
-            console.print(_table(f"{name}: this / {commit}", ratios, thrown_away))
+            console.print(table(f"{name}: this / {commit}", ratios, thrown_away))
     if as_json:
         print(json.dumps(found, indent=2))
 
@@ -111,16 +111,17 @@ def _is_narrow(values: Sequence[float]) -> bool:
     return max(high - middle, middle - low) <= WITHIN
 
 
-def _table(title: str, ratios: Mapping[str, Sequence[float]], thrown_away: int) -> Table:
-    table = Table(
+def table(title: str, ratios: Mapping[str, Sequence[float]], thrown_away: int) -> Table:
+    """A row per figure: the median of its ratios, and the 95 % interval of that."""
+    found = Table(
         title=title, title_justify="left", caption=f"rounds thrown away for stolen CPU: {thrown_away}"
     )
     for column in ("figure", "median", "95 %", "rounds"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+        found.add_column(column, justify="left" if column == "figure" else "right")
     for name, values in ratios.items():
         low, high = interval(values)
-        table.add_row(name, f"{statistics.median(values):.3f}", f"{low:.3f}..{high:.3f}", str(len(values)))
-    return table
+        found.add_row(name, f"{statistics.median(values):.3f}", f"{low:.3f}..{high:.3f}", str(len(values)))
+    return found
 
 
 # ------------------------------------------------------------ what is compared
