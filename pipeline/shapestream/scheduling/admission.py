@@ -7,12 +7,13 @@ again were admitted before, and are never refused.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from math import isfinite
+from math import inf, isfinite
 from typing import NamedTuple
 
 from shapestream.scheduling.call_bytes import CallBytes
-from shapestream.scheduling.caution import FIRST_CAUTION
+from shapestream.scheduling.caution import FIRST_CAUTION, Caution
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.deadlines import (
     OPTIMISM,
@@ -26,6 +27,7 @@ from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queue_room import QueueRoom
+from shapestream.scheduling.records import Request
 
 __all__ = ["MAX_RETRY_AFTER_S", "Admission", "Refusal", "Terms"]
 
@@ -56,6 +58,19 @@ class Terms(NamedTuple):
     """Whether it was estimated to be in time. What was let in for another reason says nothing of estimates."""
 
 
+class Estimates:
+    """The experience with the estimated waits of one model."""
+
+    __slots__ = ("caution", "probes", "saturated_at")
+
+    def __init__(self) -> None:
+        self.caution = Caution()
+        self.probes = 0
+        """Requests whose deadline seemed hopeless though a slot was free."""
+        self.saturated_at = -inf
+        """Last time that a request was refused because of its predicted wait."""
+
+
 class Admission:
     """What may come into the queue, and what it costs.
 
@@ -66,6 +81,7 @@ class Admission:
     __slots__ = (
         "_alone_s",
         "_bytes",
+        "_estimates",
         "_terms",
         "costs",
         "draining",
@@ -85,6 +101,8 @@ class Admission:
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
         self._bytes: dict[str, CallBytes] = {}
+        """By model."""
+        self._estimates: defaultdict[str, Estimates] = defaultdict(Estimates)
         """By model."""
         self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
 
@@ -221,18 +239,19 @@ class Admission:
         alone_s *= queue.fastest
         terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
         left_s = deadline - now
+        estimates = self._estimates[arrival.model]
         idle = bool(queue.free) and not queue.waiting
         free_in_s = earliest_s(queue, now)
         if OPTIMISM * (free_in_s + alone_s) >= left_s:
-            queue.probes += idle
-            if not idle or queue.probes % PROBE_EVERY:
+            estimates.probes += idle
+            if not idle or estimates.probes % PROBE_EVERY:
                 message = (
                     f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
                 )
                 return Refusal("deadline_exceeded", message)
         elif not idle:
             return self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
-        return terms._replace(promised=queue.caution.factor * (free_in_s + alone_s) <= left_s)
+        return terms._replace(promised=estimates.caution.factor * (free_in_s + alone_s) <= left_s)
 
     def _with_others(
         self,
@@ -245,8 +264,9 @@ class Admission:
         now: float,
     ) -> Terms | Refusal:
         """Refuses what would probably wait, and then take, longer than what is left."""
-        caution = queue.caution.factor
-        crowded = now - queue.brimmed_at < left_s
+        estimates = self._estimates[arrival.model]
+        caution = estimates.caution.factor
+        crowded = now - estimates.saturated_at < left_s
         all_s = waiting_s(queue)
         # In time means with the whole call that it will be part of, unless that alone would take most of what is left.
         most_s = terms.call_s - alone_s
@@ -261,7 +281,7 @@ class Admission:
         promised = caution * (wait_s + call_s) <= left_s
         if promised or not wait_s:
             return terms._replace(promised=promised)
-        queue.brimmed_at = now
+        estimates.saturated_at = now
         message = (
             f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
             f"and then it takes about {call_s:.3f} s"
@@ -269,6 +289,21 @@ class Admission:
         if caution > FIRST_CAUTION:
             message += f"; such estimates were too short lately, and count {caution:.2f} times"
         return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
+
+    def ended_well(self, model: str, requests: int) -> None:
+        """Count requests of a model that got their results."""
+        self._estimates[model].caution.ended_well(requests)
+
+    def ended_late(self, request: Request, now: float) -> None:
+        """Count a request that missed its deadline, which it was estimated to meet."""
+        self._estimates[request.queue.profile.name].caution.ended_late(request.arrived, now)
+
+    def saturated_at(self, queue: ModelQueue) -> float:
+        """The last time that a request of this model was refused because of its predicted wait; -inf: never.
+
+        The queue is then as long as deadlines allow: whatever takes longer than predicted makes some request late.
+        """
+        return self._estimates[queue.profile.name].saturated_at
 
     def queued_s(self) -> float:
         """Predicted seconds that the slots need for what waits.

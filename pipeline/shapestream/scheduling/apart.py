@@ -22,6 +22,33 @@ MAX_APART = 1024
 
 
 class Apart:
+    """The clients and shapes of each model that run apart."""
+
+    __slots__ = ("_models",)
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelApart] = {}
+        """The models of which a request was ever to blame."""
+
+    def blame(self, request: Request, *, singly: bool) -> None:
+        """Let the like of a request that was to blame run apart; `singly`: its client's requests one at a time."""
+        profile = request.queue.profile
+        model = self._models.get(profile.name)
+        if model is None:
+            model = self._models[profile.name] = ModelApart(profile.max_batch)
+        model.failed(request, singly=singly)
+
+    def ran_well(self, model: str, requests: Iterable[Request]) -> None:
+        """Count requests of a model that had their results."""
+        if apart := self._models.get(model):
+            apart.ran_well(requests)
+
+    def of(self, model: str) -> ModelApart | None:
+        """The clients and shapes of a model that run apart; None if there are none."""
+        return self._models.get(model) or None
+
+
+class ModelApart:
     """The clients and shapes of one model that run apart."""
 
     __slots__ = ("_left", "_needed", "_singly")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shapestream.scheduling.actions import Action, FailRequest, RecallBatch, ReportFault, StartBatch
+from shapestream.scheduling.actions import Action, FailRequest, ReportFault, StartBatch
+from shapestream.scheduling.apart import ModelApart
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.cost_surface import Surface
 from shapestream.scheduling.deadlines import take_turn
 from shapestream.scheduling.division import portion
+from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.isolation import Isolation
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
@@ -33,7 +35,7 @@ class Dispatching:
         "_next_batch",
         "_queues",
         "_slots",
-        "batches",
+        "_watch",
         "budget",
         "isolation",
         "waiting",
@@ -46,16 +48,17 @@ class Dispatching:
         costs: CostModel,
         queues: dict[str, ModelQueue],
         waiting: dict[str, ModelQueue],
+        watch: HangWatch,
     ) -> None:
         self._ledger = ledger
+        self._watch = watch
         self._slots = slots
         self._costs = costs
         self._queues = queues
         self.waiting = waiting
         """Models with waiting requests; one that no longer has any is dropped at a later look."""
-        self.batches: dict[int, Batch] = {}
         self.budget = PlanningBudget()
-        self.isolation = Isolation(slots, self._start_alone, self.recall)
+        self.isolation = Isolation(ledger, slots, self._start_alone)
         self._next_batch = 1
 
     def run(self, now: float, actions: list[Action]) -> None:
@@ -117,7 +120,11 @@ class Dispatching:
         """
         queue = request.queue
         deadline = request.deadline
-        if deadline is None or queue.brimmed_at < request.arrived or request.state is RERUN:
+        if (
+            deadline is None
+            or self._ledger.admission.saturated_at(queue) < request.arrived
+            or request.state is RERUN
+        ):
             return None
         starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
         left_s = deadline - starts_at
@@ -154,8 +161,8 @@ class Dispatching:
                 plan = plan_batch(
                     anchor, surface, self.budget, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
                 )
-                if queue.apart and len(plan.members) > 1:
-                    plan = self._apart(anchor, plan, surface)
+                if len(plan.members) > 1 and (apart := ledger.apart.of(name)) is not None:
+                    plan = _apart(apart, anchor, plan, surface)
                 return plan
 
             plan, predicted_s = self._cut(planned, [anchor], surface, speed, actions)
@@ -163,20 +170,6 @@ class Dispatching:
             queue.shares.dispatched(turn.tag, turn.turn, members_s, clients)
             queue.take(plan.members, RUNNING)
         return self._start(queue, slot, plan, request, predicted_s, now)
-
-    def _apart(self, anchor: Request, plan: Cut, surface: Surface) -> Cut:
-        """The same batch without those that run apart from the anchor; if there are any, only its own shape is left."""
-        apart = anchor.queue.apart
-        if apart.runs_alone(anchor):
-            return together([anchor], surface)
-        mark = apart.mark(anchor)
-        if all(apart.mark(member) == mark for member in plan.members):
-            return plan
-        shape = anchor.shape
-        return together(
-            [member for member in plan.members if member.shape == shape and apart.mark(member) == mark],
-            surface,
-        )
 
     def _cut(
         self,
@@ -212,7 +205,7 @@ class Dispatching:
             lambda: together([request], surface), [request], surface, speed, actions
         )
         action = self._start(queue, slot, plan, request, predicted_s, now)
-        batch = self.batches[action.batch]
+        batch = self._slots.batches[action.batch]
         batch.alone, batch.accused = True, accused
         return action
 
@@ -223,11 +216,11 @@ class Dispatching:
         if predicted_s is not None:
             batch.guess_s = plan.seconds * self._costs.speed(queue.profile.name, slot.id)
         self._next_batch += 1
-        self.batches[batch.id] = batch
         self.budget.earn(predicted_s, now)
         behind = slot.batch
         if behind is None:
             self._slots.occupy(slot, batch, now)
+            self._watch.began(batch, now)
         else:
             self._slots.send_ahead(slot, batch)
         self._ledger.start(batch, plan, first, behind, now)
@@ -279,14 +272,22 @@ class Dispatching:
                     if now < starts_at + (slot.prefetch_s or 0.0):
                         break
                 assert slot.behind is not None
-                actions.append(self.recall(slot.behind, now, f"slot {next(iter(queue.free))} is free"))
+                reason = f"slot {next(iter(queue.free))} is free"
+                actions.append(self._ledger.recall(slot.behind, now, reason))
 
-    def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
-        """Asks for a batch that waits behind another."""
-        self._slots.recall(batch.slot, batch)
-        self._ledger.counters.batches_recalled += 1
-        self._ledger.story.note(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
-        return RecallBatch(batch=batch.id, slot=batch.slot.id)
+
+def _apart(apart: ModelApart, anchor: Request, plan: Cut, surface: Surface) -> Cut:
+    """The same batch without those that run apart from the anchor; if there are any, only its own shape is left."""
+    if apart.runs_alone(anchor):
+        return together([anchor], surface)
+    mark = apart.mark(anchor)
+    if all(apart.mark(member) == mark for member in plan.members):
+        return plan
+    shape = anchor.shape
+    return together(
+        [member for member in plan.members if member.shape == shape and apart.mark(member) == mark],
+        surface,
+    )
 
 
 def _predicted_s(plan: Cut, surface: Surface, speed: float) -> float | None:

@@ -27,7 +27,7 @@ def check(
     """Raises AssertionError at the first book that disagrees."""
     requests = ledger.requests.values()
     _check_ledger(ledger, requests, now)
-    _check_batches(requests, slots, dispatching.batches)
+    _check_batches(requests, slots, slots.batches)
     for name, queue in queues.items():
         own = [request for request in requests if request.queue is queue]
         _check_queue(queue, own)

@@ -12,28 +12,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from shapestream.scheduling.actions import Action, RecallBatch, StartBatch
+from shapestream.scheduling.actions import Action, StartBatch
+from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Batch, Hang, Request
+from shapestream.scheduling.records import Hang, Request
 from shapestream.scheduling.slot import Slot, Worker
 from shapestream.scheduling.slots import SlotTable
 
 __all__ = ["Isolation"]
 
 Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]
-Recall: TypeAlias = Callable[[Batch, float, str], RecallBatch]
 
 
 class Isolation:
     """Chooses workers for suspects, empties them, and lets them go when no suspect is left for them."""
 
-    __slots__ = ("_recall", "_slots", "_start", "isolated", "suspected")
+    __slots__ = ("_ledger", "_slots", "_start", "isolated", "suspected")
 
-    def __init__(self, slots: SlotTable, start: Start, recall: Recall) -> None:
-        """`start` runs the first suspect of a model on a slot; `recall` asks for a batch that waits behind another."""
+    def __init__(self, ledger: Ledger, slots: SlotTable, start: Start) -> None:
+        """`start` runs the first suspect of a model on a slot."""
+        self._ledger = ledger
         self._slots = slots
         self._start = start
-        self._recall = recall
         self.suspected: dict[str, ModelQueue] = {}
         """Models with suspects that wait; one that no longer has any is dropped at the next look."""
         self.isolated: dict[str, Worker] = {}
@@ -59,7 +59,8 @@ class Isolation:
                     self._let_go(emptied)
                 self.isolated[chosen.name] = chosen
                 for batch in self._slots.isolate(chosen):
-                    actions.append(self._recall(batch, now, f"worker {chosen.name} is kept for a suspect"))
+                    reason = f"worker {chosen.name} is kept for a suspect"
+                    actions.append(self._ledger.recall(batch, now, reason))
                 self._use(chosen, now, actions)
 
     def _in_order(self) -> list[ModelQueue]:

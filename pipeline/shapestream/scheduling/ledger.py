@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest
+from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest, RecallBatch
 from shapestream.scheduling.admission import Admission, Refusal, Terms
+from shapestream.scheduling.apart import Apart
 from shapestream.scheduling.events import Arrival, ContractError
 from shapestream.scheduling.expiry import Expiry
 from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request
+from shapestream.scheduling.slots import SlotTable
 from shapestream.scheduling.statistics import Counters
 from shapestream.scheduling.story import Behind, Seconds, Story
 
@@ -26,18 +28,22 @@ class Ledger:
 
     __slots__ = (
         "admission",
+        "apart",
         "clients",
         "counters",
         "deadlines",
         "next_order",
         "requests",
         "running",
+        "slots",
         "story",
         "unwanted",
     )
 
-    def __init__(self, admission: Admission, story: Story) -> None:
+    def __init__(self, admission: Admission, slots: SlotTable, apart: Apart, story: Story) -> None:
         self.admission = admission
+        self.slots = slots
+        self.apart = apart
         self.story = story
         self.counters = Counters()
         self.requests: dict[int, Request] = {}
@@ -138,6 +144,13 @@ class Ledger:
             "" if behind is None else Behind(behind.id),
         )
 
+    def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
+        """Ask for a batch that is queued behind another."""
+        self.slots.recall(batch.slot, batch)
+        self.counters.batches_recalled += 1
+        self.story.note(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
+        return RecallBatch(batch=batch.id, slot=batch.slot.id)
+
     def put_back(self, requests: Sequence[Request]) -> None:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
@@ -167,9 +180,9 @@ class Ledger:
         self.running -= len(ids)
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
-        batch.queue.caution.ended_well(len(ids))
-        if batch.queue.apart:
-            batch.queue.apart.ran_well(members)
+        model = batch.queue.profile.name
+        self.admission.ended_well(model, len(ids))
+        self.apart.ran_well(model, members)
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
 
@@ -183,7 +196,7 @@ class Ledger:
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """Ends a request whose deadline has passed, or cannot be met any more."""
         if request.promised:
-            request.queue.caution.ended_late(request.arrived, now)
+            self.admission.ended_late(request, now)
         if request.state is RUNNING and request.batch is not None and request.batch.started is not None:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:

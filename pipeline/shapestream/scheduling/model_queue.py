@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import inf, prod
+from math import prod
 
 from shapestream.scheduling.agenda import Agenda
-from shapestream.scheduling.apart import Apart
-from shapestream.scheduling.caution import Caution
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.lanes import EMPTY, Bucket, Lane
@@ -29,10 +27,7 @@ class ModelQueue:
         "_fastest",
         "_paces",
         "ahead",
-        "apart",
-        "brimmed_at",
         "buckets",
-        "caution",
         "commits",
         "cost_s",
         "count",
@@ -45,7 +40,6 @@ class ModelQueue:
         "lanes",
         "oldest",
         "padded",
-        "probes",
         "profile",
         "recalling",
         "rerun_count",
@@ -100,13 +94,6 @@ class ModelQueue:
         recalled ones."""
         self.recalling = 0
         """Batches of this model that were recalled, of which nothing was heard yet."""
-        self.caution = Caution()
-        self.apart = Apart(profile.max_batch)
-        self.brimmed_at = -inf
-        """When the last request was refused because it would have waited too long: then the queue is as long as
-        deadlines allow, and whatever takes longer than it might makes somebody late."""
-        self.probes = 0
-        """Requests whose deadline seemed hopeless though a slot was free; see deadlines.py."""
         self.seen: dict[tuple[int, ...], None] = {}
         """The sizes of recent batches."""
 

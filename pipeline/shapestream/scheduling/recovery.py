@@ -107,7 +107,7 @@ class Recovery:
         `killed`: it ended processes. Others of its client still share calls: one death then accuses all of them at once.
         """
         request.queue.shares.charge(request.client, request.failed_s, len(self.ledger.clients))
-        request.queue.apart.failed(request, singly=not killed)
+        self.ledger.apart.blame(request, singly=not killed)
 
     def _may_run_again(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> list[Request]:
         """Counts the loss of a batch. The members that get another try; the others fail."""

@@ -6,7 +6,6 @@ from typing import assert_never
 
 from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, RecallBatch, ReportFault
 from shapestream.scheduling.cost_model import CostModel
-from shapestream.scheduling.dispatching import Dispatching
 from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
@@ -21,21 +20,19 @@ __all__ = ["Reports"]
 class Reports:
     """Changes the books by what slots report."""
 
-    __slots__ = ("_costs", "_dispatching", "_ledger", "_recovery", "_slots", "_watch")
+    __slots__ = ("_costs", "_ledger", "_recovery", "_slots", "_watch")
 
     def __init__(
         self,
         ledger: Ledger,
         slots: SlotTable,
         costs: CostModel,
-        dispatching: Dispatching,
         recovery: Recovery,
         watch: HangWatch,
     ) -> None:
         self._ledger = ledger
         self._slots = slots
         self._costs = costs
-        self._dispatching = dispatching
         self._recovery = recovery
         self._watch = watch
 
@@ -117,14 +114,12 @@ class Reports:
         self._costs.leave(id)
         batch, behind = self._slots.leave(id)
         if behind is not None:
-            del self._dispatching.batches[behind.id]
             if died:
                 self._recovery.may_have_begun(behind, f"its worker {slot.worker.name} died", now)
             else:
                 self._recovery.returned(behind, f"slot {id} left before the batch started", now)
         if batch is None:
             return
-        del self._dispatching.batches[batch.id]
         if batch.hang:
             self._recovery.died(batch, f"it hung, and its worker {slot.worker.name} was ended", now, actions)
         elif died:
@@ -134,7 +129,7 @@ class Reports:
 
     def hang(self, now: float, actions: list[Action]) -> None:
         """Takes the next step against each batch that has run too long."""
-        for batch in self._watch.look(self._dispatching.batches.values(), now):
+        for batch in self._watch.look(self._slots.batches.values(), now):
             slot = batch.slot
             assert batch.started is not None  # or it would not have been looked at
             ran_s = now - batch.started
@@ -147,7 +142,7 @@ class Reports:
                         batch.cancelled = True
                         actions.append(CancelBatch(batch=batch.id, slot=slot.id))
                     if (behind := self._slots.send_no_more(slot)) is not None:
-                        actions.append(self._dispatching.recall(behind, now, "the batch before it hangs"))
+                        actions.append(self._ledger.recall(behind, now, "the batch before it hangs"))
                 case Hang.KILLED:
                     self._slots.condemn(slot.worker)
                     reason = f"batch {batch.id} of {batch.queue.profile.name} has run for {ran_s:.1f} s"
@@ -162,10 +157,12 @@ class Reports:
 
     def _end(self, id: int, now: float) -> Batch | None:  # noqa: A002 - as events call it
         """Takes a batch off its slot; None if the batch is unknown, because its slot had left before."""
-        batch = self._dispatching.batches.pop(id, None)
+        batch = self._slots.batches.get(id)
         if batch is not None:
             successor = self._slots.end(batch, now)
-            if successor is not None and not successor.wanted:
-                # It began while it was being recalled.
-                self._ledger.unwanted.append(successor)
+            if successor is not None:
+                self._watch.began(successor, now)
+                if not successor.wanted:
+                    # It began while it was being recalled.
+                    self._ledger.unwanted.append(successor)
         return batch

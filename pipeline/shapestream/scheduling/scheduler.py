@@ -15,6 +15,7 @@ from typing import assert_never
 
 from shapestream.scheduling.actions import Action, CancelBatch, FailRequest, ReportFault
 from shapestream.scheduling.admission import Admission, Refusal
+from shapestream.scheduling.apart import Apart
 from shapestream.scheduling.cost_kind import NOTHING_LEARNED
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.dispatching import Dispatching
@@ -78,17 +79,17 @@ class Scheduler:
         """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
         self._queues: dict[str, ModelQueue] = {}
         self._watch = HangWatch(hangs)
-        self._slots = SlotTable(self._watch)
+        self._slots = SlotTable()
         self._costs = CostModel(learned)
         waiting: dict[str, ModelQueue] = {}
         room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
         self._admission = Admission(room, waiting, self._costs)
-        self._ledger = Ledger(self._admission, Story(story_length))
-        self._dispatching = Dispatching(self._ledger, self._slots, self._costs, self._queues, waiting)
-        recovery = Recovery(self._ledger, waiting, max_attempts, self._dispatching.isolation)
-        self._reports = Reports(
-            self._ledger, self._slots, self._costs, self._dispatching, recovery, self._watch
+        self._ledger = Ledger(self._admission, self._slots, Apart(), Story(story_length))
+        self._dispatching = Dispatching(
+            self._ledger, self._slots, self._costs, self._queues, waiting, self._watch
         )
+        recovery = Recovery(self._ledger, waiting, max_attempts, self._dispatching.isolation)
+        self._reports = Reports(self._ledger, self._slots, self._costs, recovery, self._watch)
         self._now = float("-inf")
 
     # ------------------------------------------------------------ what the caller uses
@@ -220,7 +221,7 @@ class Scheduler:
     def _slot_closing(self, event: SlotClosing, now: float, actions: list[Action]) -> None:
         slot = self._slots.close(event.slot)
         if slot is not None and slot.behind is not None and not slot.behind.recalled:
-            actions.append(self._dispatching.recall(slot.behind, now, f"slot {slot.id} closes"))
+            actions.append(self._ledger.recall(slot.behind, now, f"slot {slot.id} closes"))
 
     # ------------------------------------------------------------ requests
 
@@ -277,7 +278,7 @@ class Scheduler:
         """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""
         # The same batch twice: its last member was late in the very event that let it begin.
         for batch in dict.fromkeys(self._ledger.unwanted):
-            if batch.id not in self._dispatching.batches:
+            if batch.id not in self._slots.batches:
                 continue
             if batch.started is not None:
                 if batch.cancelled:
@@ -285,5 +286,5 @@ class Scheduler:
                 batch.cancelled = True
                 actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
             elif not batch.recalled:
-                actions.append(self._dispatching.recall(batch, now, "nobody waits for it any more"))
+                actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
         self._ledger.unwanted.clear()

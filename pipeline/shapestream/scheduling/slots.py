@@ -10,7 +10,6 @@ A busy slot may hold a second batch, which waits behind the one that runs and ta
 from __future__ import annotations
 
 from shapestream.scheduling.events import ContractError
-from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import Batch, Hang
 from shapestream.scheduling.slot import Isolated, Slot, Worker
@@ -40,10 +39,11 @@ def aside_s(refusals: int, call_s: float | None) -> float:
 class SlotTable:
     """The slots: they come, run batches, rest, are kept for suspects, and go."""
 
-    __slots__ = ("_watch", "ahead_count", "aside", "free_count", "slots", "workers")
+    __slots__ = ("ahead_count", "aside", "batches", "free_count", "slots", "workers")
 
-    def __init__(self, watch: HangWatch) -> None:
-        self._watch = watch
+    def __init__(self) -> None:
+        self.batches: dict[int, Batch] = {}
+        """All that run, or are queued behind another one."""
         self.slots: dict[int, Slot] = {}
         self.workers: dict[str, Worker] = {}
         self.free_count = 0
@@ -103,6 +103,9 @@ class SlotTable:
         if behind is not None:
             self._unqueue(slot, behind)
             slot.behind = None
+            del self.batches[behind.id]
+        if slot.batch is not None:
+            del self.batches[slot.batch.id]
         return slot.batch, behind
 
     def close(self, id: int) -> Slot | None:  # noqa: A002
@@ -126,6 +129,7 @@ class SlotTable:
 
     def occupy(self, slot: Slot, batch: Batch, now: float) -> None:
         """A free slot starts a batch, or one that is kept for suspects starts one."""
+        self.batches[batch.id] = batch
         self._hide(slot)
         self._begin(slot, batch, now)
 
@@ -134,6 +138,7 @@ class SlotTable:
         running = slot.batch
         assert running is not None
         assert slot.behind is None
+        self.batches[batch.id] = batch
         slot.behind = batch
         self.ahead_count += 1
         slot.forget_commit(running)
@@ -163,6 +168,7 @@ class SlotTable:
         What waited is returned if it runs now.
         """
         slot = batch.slot
+        del self.batches[batch.id]
         slot.worker.runs_no_longer(batch)
         if slot.behind is batch:
             self._unqueue(slot, batch)
@@ -191,7 +197,6 @@ class SlotTable:
         if expected and slot.prefetch_s is not None and batch.predicted_s is not None:
             batch.commit_at = max(now, batch.ends_at - slot.prefetch_s - EARLY * batch.predicted_s)
         slot.expect(batch)
-        self._watch.began(batch, now)
 
     def _unqueue(self, slot: Slot, behind: Batch, running: Batch | None = None) -> None:
         """A batch no longer waits behind the one that runs, or ran until now."""

@@ -131,7 +131,7 @@ def take_stock(
         queued=admission.room.requests,
         queued_bytes=admission.room.nbytes,
         running=ledger.running,
-        batches=len(dispatching.batches),
+        batches=len(slots.batches),
         slots=len(slots.slots),
         free_slots=slots.free_count,
         closing_slots=sum(slot.closing for slot in slots.slots.values()),
