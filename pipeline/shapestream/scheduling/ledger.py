@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest, RecallBatch
-from shapestream.scheduling.admission import Admission, Refusal, Terms
-from shapestream.scheduling.apart import Apart
-from shapestream.scheduling.events import Arrival, ContractError
-from shapestream.scheduling.expiry import Expiry
+from shapestream.scheduling.admission import Admission, Expiry, Refusal, Terms
+from shapestream.scheduling.events import (
+    Action,
+    Arrival,
+    ContractError,
+    DeliverResults,
+    FailRequest,
+    ForgetRequest,
+    RecallBatch,
+)
 from shapestream.scheduling.fairness import MAX_PRIORITY
-from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request
-from shapestream.scheduling.slots import SlotTable
-from shapestream.scheduling.statistics import Counters
-from shapestream.scheduling.story import Behind, Seconds, Story
+from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.state import DONE, QUEUED, RERUN, RUNNING, Batch, Request, SlotTable
+from shapestream.scheduling.statistics import Behind, Counters, Seconds, Story
 
 
 class Ledger:
@@ -28,7 +31,6 @@ class Ledger:
 
     __slots__ = (
         "admission",
-        "apart",
         "clients",
         "counters",
         "deadlines",
@@ -40,10 +42,9 @@ class Ledger:
         "unwanted",
     )
 
-    def __init__(self, admission: Admission, slots: SlotTable, apart: Apart, story: Story) -> None:
+    def __init__(self, admission: Admission, slots: SlotTable, story: Story) -> None:
         self.admission = admission
         self.slots = slots
-        self.apart = apart
         self.story = story
         self.counters = Counters()
         self.requests: dict[int, Request] = {}
@@ -158,15 +159,15 @@ class Ledger:
             self.admission.room.enter(request)
         self.running -= len(requests)
 
-    def deliver(self, batch: Batch, now: float, actions: list[Action]) -> None:
-        """Ends those members of a finished batch that still run."""
+    def deliver(self, batch: Batch, now: float, actions: list[Action]) -> Sequence[Request]:
+        """End those members of a finished batch that still run; they are returned."""
         members = batch.members
         ids = batch.ids
         if batch.wanted != len(members):
             members = [request for request in members if request.state is RUNNING]
             ids = tuple([request.id for request in members])
         if not ids:
-            return
+            return ()
         requests = self.requests
         clients = self.clients
         for request in members:
@@ -180,11 +181,10 @@ class Ledger:
         self.running -= len(ids)
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
-        model = batch.queue.profile.name
-        self.admission.ended_well(model, len(ids))
-        self.apart.ran_well(model, members)
+        self.admission.ended_well(batch.queue.profile.name, len(ids))
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
+        return members
 
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
         """Ends a request with an error."""

@@ -1,20 +1,352 @@
-"""Which slots there are, what each of them runs, and which are free for which model.
+"""The state of the scheduler: requests, batches, slots and workers, and every change of their states.
 
-A slot is free unless it runs a batch, is put aside, or closes, or its worker is kept for suspects (isolation.py) or to be
-killed. It is put aside when it could not run what it was given (`unavailable`): twice as long each time in a row, so that
-a broken slot, which fails quickly, does not eat up the attempts of everybody's requests while sound slots are busy.
+Events and actions are frozen because they cross a border. These are mutable and slotted, because only the scheduler
+sees them and each request pays for every attribute that is written.
 
-A busy slot may hold a second batch, which waits behind the one that runs and takes its place when that is over.
+A slot is free unless it runs a batch, rests, or closes, or its worker is reserved for suspects (recovery.py) or
+condemned. It rests after it could not run its batch (`unavailable`), twice as long each time in a row: a broken slot
+fails quickly, and must not use up the attempts of all requests while sound slots are busy.
+
+A busy slot may hold a second batch, queued behind the one that runs.
 """
 
 from __future__ import annotations
 
-from shapestream.scheduling.events import ContractError
-from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import Batch, Hang
-from shapestream.scheduling.slot import Isolated, Slot, Worker
+from collections.abc import Sequence
+from enum import IntEnum
+from math import inf
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["SlotTable", "aside_s"]
+from shapestream.scheduling.events import ContractError
+
+if TYPE_CHECKING:
+    from shapestream.scheduling.queueing import Bucket, ModelQueue
+
+
+class State(IntEnum):
+    """Where a request is. The order matters: `LazyHeap` asks whether a request is still before some state."""
+
+    QUEUED = 0
+    """In a lane, free to be cut into any batch of it."""
+    RERUN = 1
+    """Waits at the front, in a group that is fixed, because its batch failed or was lost."""
+    SUSPECT = 2
+    """Waits at the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
+    RUNNING = 3
+    DONE = 4
+    """It had its one ending."""
+
+
+# Looking a member up on an enum costs three times a global; these are compared on the hot path.
+QUEUED: Final = State.QUEUED
+RERUN: Final = State.RERUN
+SUSPECT: Final = State.SUSPECT
+RUNNING: Final = State.RUNNING
+DONE: Final = State.DONE
+
+
+class Request:
+    """One admitted request, from admission to its ending."""
+
+    __slots__ = (
+        "arrived",
+        "batch",
+        "bucket",
+        "client",
+        "cost_s",
+        "deadline",
+        "failed_s",
+        "id",
+        "losses",
+        "nbytes",
+        "order",
+        "priority",
+        "promised",
+        "queue",
+        "rank",
+        "rows",
+        "shape",
+        "share_s",
+        "state",
+        "tag",
+        "turn",
+    )
+
+    batch: Batch | None
+    bucket: Bucket
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the name that events and actions use
+        client: int,
+        queue: ModelQueue,
+        rows: int,
+        shape: tuple[int, ...],
+        nbytes: int,
+        deadline: float | None,
+        priority: int,
+        arrived: float,
+        rank: float,
+        order: int,
+        tag: float = 0.0,
+        cost_s: float = 0.0,
+        share_s: float = 0.0,
+        promised: bool = False,
+    ) -> None:
+        self.id = id
+        self.client = client
+        self.queue = queue
+        self.rows = rows
+        self.shape = shape
+        self.nbytes = nbytes
+        self.deadline = deadline
+        self.priority = priority
+        self.arrived = arrived
+        self.rank = rank
+        """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
+        self.turn = rank
+        """When it is its turn, on the scale of the ranks: its rank, unless an urgent request of its client took that."""
+        self.order = order
+        self.tag = tag
+        """Its start tag: the rank without the priority."""
+        self.cost_s = cost_s
+        """Predicted seconds of one slot, in good company; 0.0 while nothing is measured."""
+        self.share_s = share_s
+        """The same of all slots of its model; nominal while nothing is measured."""
+        self.promised = promised
+        """Whether it was estimated to meet its deadline when it was admitted."""
+        self.losses = 0
+        self.failed_s = 0.0
+        """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
+        self.state = QUEUED
+        self.batch = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no elements, whatever it claims to be along the other dimensions."""
+        return not self.rows or 0 in self.shape
+
+    def __repr__(self) -> str:
+        return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
+
+
+class Hang(IntEnum):
+    """How far things have come with a batch that runs much longer than its like; see recovery.py."""
+
+    NOT = 0
+    CANCELLED = 1
+    """Its slot was asked to stop it."""
+    KILLED = 2
+    """It was asked to end the process."""
+    GIVEN_UP = 3
+    """Not even that helped: its members were answered, and its slot is lost."""
+
+
+class Batch:
+    """What runs on a slot at once, or waits there behind what runs."""
+
+    __slots__ = (
+        "accused",
+        "alone",
+        "cancelled",
+        "commit_at",
+        "ends_at",
+        "guess_s",
+        "hang",
+        "hang_at",
+        "id",
+        "ids",
+        "members",
+        "predicted_s",
+        "queue",
+        "recalled",
+        "sizes",
+        "slot",
+        "started",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the name that events and actions use
+        slot: Slot,
+        queue: ModelQueue,
+        members: Sequence[Request],
+        sizes: tuple[int, ...],
+        predicted_s: float | None = None,
+    ) -> None:
+        self.id = id
+        self.slot = slot
+        self.queue = queue
+        self.members = members
+        self.ids = tuple([request.id for request in members])
+        self.sizes = sizes
+        self.wanted = len(members)
+        """Members that somebody still waits for."""
+        self.predicted_s = predicted_s
+        """Seconds of this slot; None while nothing is measured."""
+        self.guess_s = predicted_s or 0.0
+        """The same without the bound for sizes beyond all that was measured; for the hang watch alone."""
+        self.started: float | None = None
+        """Since when it is the one that its slot runs; None while it waits behind another."""
+        self.ends_at = 0.0
+        """When it is predicted to end; when it started, where nothing is measured. Set at the start."""
+        self.commit_at: float | None = None
+        """When the next batch should be sent to its slot; None: not before it has ended. Set at the start."""
+        self.recalled = False
+        """Its slot was asked to give it back."""
+        self.alone = False
+        """It is one suspect, and nothing else runs in its worker: whatever happens there, it is to blame."""
+        self.accused = False
+        """And a process died, or hung, before that may have run it: if this one does, too, it is poisoned."""
+        self.cancelled = False
+        """Its slot was asked to stop it."""
+        self.hang = Hang.NOT
+        self.hang_at = inf
+        """When it has run so long that the next step is taken against it; set at the start."""
+
+    def __repr__(self) -> str:
+        return f"<batch {self.id} on slot {self.slot.id}: {self.wanted} of {len(self.ids)} wanted>"
+
+    def release_members(self) -> None:
+        """The batch is over. Members point at their batch; this cycle must not be left to the collector."""
+        self.members = ()
+
+
+class Worker:
+    """A process with some slots: what one batch does to it, it does to all that run there."""
+
+    __slots__ = ("isolated", "killed", "name", "slots")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.slots: dict[int, Slot] = {}
+        self.isolated: Isolated | None = None
+        """Nothing new is started here but one suspect at a time; None in ordinary times."""
+        self.killed = False
+        """Its process is to be ended, because a batch hangs there."""
+
+    def runs_no_longer(self, batch: Batch | None) -> None:
+        """Where it is kept for suspects: this one is over, and the next may run."""
+        if self.isolated is not None and self.isolated.batch is batch:
+            self.isolated.batch = None
+
+    @property
+    def open(self) -> bool:
+        """Whether its slots may be given any batch."""
+        return self.isolated is None and not self.killed
+
+    def __repr__(self) -> str:
+        return f"<worker {self.name}: {len(self.slots)} slots{', isolated' if self.isolated else ''}>"
+
+
+class Isolated:
+    """What a worker that is kept for suspects runs: nothing yet, or one."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self) -> None:
+        self.batch: Batch | None = None
+
+
+class Slot:
+    """A place where one batch at a time runs."""
+
+    __slots__ = (
+        "aside_until",
+        "batch",
+        "behind",
+        "closing",
+        "id",
+        "models",
+        "owes_rest",
+        "paces",
+        "prefetch_s",
+        "queues",
+        "refusals",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the name that events use
+        models: frozenset[str],
+        prefetch_s: float | None = None,
+        worker: Worker | None = None,
+    ) -> None:
+        self.id = id
+        self.models = models
+        self.worker = Worker(f"slot {id}") if worker is None else worker
+        self.worker.slots[id] = self
+        self.prefetch_s = prefetch_s
+        """How long a batch takes from the decision to the slot; None: nothing is sent ahead."""
+        self.queues: list[ModelQueue] = []
+        """The queues of those of its models that have been added so far."""
+        self.batch: Batch | None = None
+        """What it runs."""
+        self.behind: Batch | None = None
+        """What waits there for the end of `batch`; None without one."""
+        self.paces: dict[str, float] = {}
+        """By model: seconds here / seconds on the most common kind of slot, as far as known."""
+        self.closing = False
+        """It leaves when its batch is over; `queues` is empty by then."""
+        self.aside_until: float | None = None
+        """It gets nothing until then, since it could not run what it got."""
+        self.refusals = 0
+        """Batches in a row that it answered with `unavailable`."""
+        self.owes_rest = False
+        """It did so while another batch waited there, and rests when that one has ended."""
+
+    def __repr__(self) -> str:
+        idle = "closing" if self.closing else "aside" if self.aside_until else "free" if self.free else "kept"
+        return f"<slot {self.id}: {self.batch or idle}>"
+
+    @property
+    def idle(self) -> bool:
+        """Whether it could run a batch now."""
+        return self.batch is None and not self.closing and self.aside_until is None
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be given any batch: it is idle, and its worker is neither kept for suspects nor to be killed."""
+        return self.idle and self.worker.open
+
+    def connect(self, queue: ModelQueue) -> None:
+        """One of its models has a queue now."""
+        self.queues.append(queue)
+        if self.free:
+            queue.free[self.id] = self
+        elif self.batch is not None:
+            queue.ends.add(self.batch.ends_at, self)
+            if self.behind is None and self.batch.commit_at is not None:
+                queue.commits.add(self.batch.commit_at, self)
+
+    def expect(self, running: Batch) -> None:
+        """This batch will end, and the next may be sent before that."""
+        for queue in self.queues:
+            queue.ends.add(running.ends_at, self)
+            if running.commit_at is not None:
+                queue.commits.add(running.commit_at, self)
+
+    def forget(self, running: Batch) -> None:
+        """It has ended, or nothing is sent to this slot any more."""
+        for queue in self.queues:
+            queue.ends.remove(running.ends_at, self)
+            if running.commit_at is not None:
+                queue.commits.remove(running.commit_at, self)
+
+    def commit_again(self, running: Batch) -> None:
+        """Nothing waits behind this batch any more."""
+        if running.commit_at is not None:
+            for queue in self.queues:
+                queue.commits.add(running.commit_at, self)
+
+    def forget_commit(self, running: Batch) -> None:
+        """Nothing is sent ahead to wait for the end of this batch, for now."""
+        if running.commit_at is not None:
+            for queue in self.queues:
+                queue.commits.remove(running.commit_at, self)
+
 
 EARLY = 0.12
 """The share of its predicted time that a batch may end early and still find the next one at its slot.
