@@ -43,6 +43,7 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.queueing import ModelQueue
 from shapestream.scheduling.state import RUNNING, Batch, Hang, Request, Slot, SlotTable, Worker, aside_s
+from shapestream_engine.batch import ErrorCode
 
 Mark: TypeAlias = tuple[int | None, tuple[int, ...] | None]
 
@@ -415,10 +416,6 @@ def _empty_in_s(worker: Worker, now: float) -> float:
     return max(seconds)
 
 
-# These blame the slot or its device. All others blame the data, or cannot tell.
-_LOSSES = frozenset({"unavailable", "worker_lost", "cancelled"})
-
-
 class Recovery:
     """Runs again what may be run again. `waiting` is told of the models to look at."""
 
@@ -442,13 +439,13 @@ class Recovery:
 
     def failed(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """A batch is over and its slot reported an error."""
-        if event.code == "recalled":
+        if event.code == ErrorCode.RECALLED:
             self.returned(batch, "it was taken back", now)
             return
         if batch.hang:
             self.died(batch, f"it hung, and was stopped: {event.code}: {event.message}", now, actions)
             return
-        if event.code in _LOSSES:
+        if event.code in (ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED):  # the slot or its device is to blame
             self.lost(batch, f"{event.code}: {event.message}", now, actions)
             return
         self.ledger.story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)
@@ -625,13 +622,13 @@ class Reports:
         if batch is None:
             return
         slot = batch.slot
-        if event.code == "unavailable":
+        if event.code == ErrorCode.UNAVAILABLE:
             slot.refusals += 1
             slot.owes_rest = True
             # What was waiting there has just become the one that runs, or fails in the same way.
             if (refused := self._slots.expect_back(slot)) is not None:
                 actions.append(RecallBatch(batch=refused.id, slot=slot.id))
-        elif event.code not in ("cancelled", "recalled"):
+        elif event.code not in (ErrorCode.CANCELLED, ErrorCode.RECALLED):
             slot.refusals = 0
             slot.owes_rest = False
         if slot.owes_rest and slot.idle:

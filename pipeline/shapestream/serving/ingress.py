@@ -15,8 +15,8 @@ import structlog
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.fingerprint import same_tensors
 from shapestream.serving.inbox import DEAR, QUANTUM, Inbox
+from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.links import Outgoing
 from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
@@ -127,8 +127,8 @@ class Ingress:
         Whether it takes some of the credit from now on; if not, it is answered.
         """
         sequence = entry.sequence
-        may_be_known = sequence in session.running or sequence <= session.answered.highest
-        if may_be_known and self._was_here(session, entry):
+        if sequence in session.running or session.answered.knows(sequence):
+            self._again(session, entry)
             return False
         self._statistics.requests += 1
         try:
@@ -144,15 +144,9 @@ class Ingress:
         except Unavailable as error:
             self._fail(session, sequence, error.code, error.message)
             return False
-        options = self._options
         nbytes = shape.total_nbytes
-        key_credit = session.key_credit
-        if (
-            len(session.running) >= options.window_requests
-            or session.held_bytes + nbytes > options.window_bytes
-            or (key_credit is not None and not key_credit.covers(nbytes))
-        ):
-            self._fail_beyond_window(session, sequence, nbytes)
+        if (excess := self._reception.sessions.excess(session, nbytes)) is not None:
+            self._fail_beyond_window(session, sequence, nbytes, excess)
             return False
         remaining_ms = entry.remaining_ms
         deadline = None if remaining_ms is None else session.clock.sent_at(now) + remaining_ms * 0.001
@@ -169,36 +163,30 @@ class Ingress:
             deadline,
             entry.priority,
         )
-        session.running[sequence] = record
-        session.held_bytes += nbytes
-        if key_credit is not None:
-            key_credit.take(nbytes)
+        session.begin(record)
         self._arrived.append(record)
         return True
 
-    def _was_here(self, session: Session, entry: Request) -> bool:
-        """Whether a request with this number came before. If so, it shares that one's reply, or is refused.
+    def _again(self, session: Session, entry: Request) -> None:
+        """Take a request whose number came before: it shares that one's reply, or is refused.
 
-        What was refused before, and so did not run, has left no trace: it is a new request.
+        A number that was refused before, and so did not run, has left no trace and does not come here.
         """
         sequence, answered = entry.sequence, session.answered
-        record, kept = session.running.get(sequence), answered.find(sequence)
-        if record is not None:
+        if (record := session.running.get(sequence)) is not None:
             if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
                 self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
-        elif kept is not None:
-            if kept.answers(entry.model, entry.tensors):
-                self._egress.repeat(session, kept.reply)
+        elif sequence in answered.replies:
+            reply = answered.reply_to(sequence, entry.model, entry.tensors)
+            if reply is not None:
+                self._egress.repeat(session, reply)
             else:
                 self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
-        elif sequence in answered.gone:
+        else:
             text = f"number {sequence} was answered before, and the reply is no longer kept"
             self._fail_again(session, sequence, AlreadyAnswered.code, text)
-        else:
-            return False
-        return True
 
     def _submit(self, now: float) -> None:
         """Hands on what was read so far; a control entry that follows may be about it."""
@@ -206,17 +194,13 @@ class Ingress:
             arrived, self._arrived = self._arrived, []
             self._dispatcher.submit(arrived, now)
 
-    def _fail_beyond_window(self, session: Session, sequence: int, nbytes: int) -> None:
-        requests, window_bytes = self._options.window_requests, self._options.window_bytes
-        if nbytes > window_bytes:
-            text = f"{nbytes} bytes in one request; this server takes at most {window_bytes}"
+    def _fail_beyond_window(self, session: Session, sequence: int, nbytes: int, excess: str) -> None:
+        most = self._options.window_bytes
+        if nbytes > most:
+            text = f"{nbytes} bytes in one request; this server takes at most {most}"
             self._fail(session, sequence, "too_large", text)
-            return
-        whose, credit = "session's", session.key_credit
-        if credit is not None and not credit.covers(nbytes):
-            whose, requests, window_bytes = "key's", credit.max_requests, credit.max_bytes
-        text = f"more than this {whose} credit: {requests} requests, {window_bytes} bytes unanswered"
-        self._fail(session, sequence, "overloaded", text)
+        else:
+            self._fail(session, sequence, "overloaded", excess)
 
     def _fail_again(self, session: Session, sequence: int, code: str, message: str) -> None:
         self._statistics.requests += 1
@@ -275,7 +259,7 @@ class Ingress:
             case Goodbye():
                 self._reception.leave(session, now)
             case Credit():
-                self._reception.credit_heard(session, entry)
+                session.clock.repeated()
             case Heartbeat():
                 pass
             case _:
