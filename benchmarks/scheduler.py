@@ -42,6 +42,7 @@ from shapestream.scheduling.events import (
     SlotJoined,
 )
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 MODEL = "m"
@@ -176,7 +177,7 @@ class World:
                 if taken_back is not None and taken_back.batch == action.batch:
                     del self._behind[action.slot]
                     self._waiting += len(taken_back.requests)
-                    self._handle(BatchFailed(batch=action.batch, code="recalled", message=""))
+                    self._handle(BatchFailed(batch=action.batch, code=ErrorCode.RECALLED, message=""))
             case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot() | ReportFault():
                 raise AssertionError(f"nothing here asks for {action}")
             case _:

@@ -17,7 +17,7 @@ import pytest
 import trio
 
 import shapestream
-from shapestream.serving.batches import Reports
+from shapestream.serving.executor import Reports
 from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from queue import SimpleQueue
 
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.model import CompiledModel
@@ -12,7 +13,7 @@ from shapestream_engine.probing.bench import Announce, Sample, arrays_of
 from shapestream_engine.probing.values import Array
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Report, Slot, Work
+from shapestream_engine.slot import Slot
 
 __all__ = ["ServedRunner", "Service"]
 
@@ -23,7 +24,7 @@ class Service:
     def __init__(self, model: CompiledModel, announce: Announce) -> None:
         self._signature = model.signature
         self._announce = announce
-        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         self._slot = Slot("probe", {self._signature.name: RequestPool(model, 1)}, self._reports.put)
 
     def run(self, members: Sequence[Sample], phase: str, words: str) -> list[list[Array]]:
@@ -31,7 +32,7 @@ class Service:
         self._announce(phase, words)
         sizes = merge_sizes(self._signature, [member.shape.rounded for member in members])
         self._slot.start(
-            Work(
+            Batch(
                 batch=0,
                 model=self._signature.name,
                 sizes=sizes,

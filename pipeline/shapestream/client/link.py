@@ -9,6 +9,10 @@
 Entering DOWN asks the shell for a new connection: whatever is still queued in the old one would only
 arrive late. A connection that is merely interrupted heals inside ZeroMQ; a server that was restarted
 answers the next heartbeat with `Unknown`, so that the session is usually back within one heartbeat.
+
+The link also knows the way to the server, which deadlines are shortened by. The server counts a request's time from its
+arrival, or from when the fastest message sent at the same time would have arrived (`PeerClock`). The way of the fastest is
+half of the shortest round trip: the time from sending to reply, less the time that the server had the request.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ __all__ = ["Link", "LinkSettings", "LinkState"]
 STALL_S = 0.5
 # A server that wants heartbeats more often gets no more of them: at 0 a client would do nothing else.
 MIN_HEARTBEAT_S = 0.01
+# At most so much of a greeting's time counts as the way: the rest was the server's start, or the connection being made.
+MAX_GREETING_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,10 @@ class Link:
         self._heard_at = now
         self._sent_at = now
         self._heartbeat_s = math.inf
+        self.one_way_s = 0.0
+        """The way to the server, at its fastest on this connection."""
+        self._greeted_at = 0.0
+        self._one_way_measured = False
 
     @property
     def is_open(self) -> bool:
@@ -112,9 +122,11 @@ class Link:
         """What arrived cannot be read: this connection is of no use; greet the next one after a rest."""
         self.left(now)
 
-    def take_hello(self) -> bool:
-        """Whether `Hello` must be sent now; it is asked for once."""
+    def take_hello(self, now: float) -> bool:
+        """Whether `Hello` must be sent now; True once per greeting."""
         due, self._hello_due = self._hello_due, False
+        if due:
+            self._greeted_at = now
         return due
 
     def heartbeat_due(self, now: float) -> bool:
@@ -137,6 +149,29 @@ class Link:
         self._hello_due = False
         self._act_at = math.inf
         return True
+
+    def guess_one_way(self, now: float) -> None:
+        """A session begins with a `Welcome`: half of its time is the first guess, until a reply tells better."""
+        self.one_way_s = min(max(0.0, (now - self._greeted_at) / 2), MAX_GREETING_S)
+        self._one_way_measured = False
+
+    def answered(self, elapsed_s: float, served_us: int) -> None:
+        """A result has come so long after its request was sent; the server had the request for `served_us`.
+
+        A reply that was given again was served in another connection's time, and tells nothing.
+        """
+        one_way_s = (elapsed_s - served_us * 1e-6) / 2
+        if one_way_s >= 0.0 and not (self._one_way_measured and one_way_s >= self.one_way_s):
+            self.one_way_s = one_way_s
+            self._one_way_measured = True
+
+    def refused(self, elapsed_s: float) -> None:
+        """An error has come so long after its request was sent. The way is no longer than half of that.
+
+        An error does not say how long the server had the request. But a guess that is too high has more requests refused,
+        whose replies would never correct it.
+        """
+        self.one_way_s = min(self.one_way_s, max(0.0, elapsed_s / 2))
 
     def next_wakeup(self) -> float:
         """When something may become due."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostTable
 
 
@@ -193,7 +194,7 @@ class BatchFailed:
     """
 
     batch: int
-    code: str
+    code: ErrorCode
     message: str
 
 

@@ -1,6 +1,6 @@
 """Fair shares between clients, by cost: which request's turn it is, written as a number when it arrives.
 
-A client, here and in all of the scheduler, is whoever has a share: the caller numbers them (serving/key_credit.py).
+A client, here and in all of the scheduler, is whoever has a share: the caller numbers them (serving/sessions.py).
 
 This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996). A
 request's *start tag* is the virtual time, or where its client's former requests end on that scale if that is later;

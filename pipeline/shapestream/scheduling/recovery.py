@@ -15,9 +15,7 @@ from shapestream.scheduling.isolation import Isolation
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.records import RUNNING, Batch, Request
-
-# These blame the slot or its device. All others blame the data, or cannot tell.
-_LOSSES = frozenset({"unavailable", "worker_lost", "cancelled"})
+from shapestream_engine.batch import ErrorCode
 
 
 class Recovery:
@@ -37,13 +35,13 @@ class Recovery:
 
     def failed(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """A batch is over and its slot reported an error."""
-        if event.code == "recalled":
+        if event.code == ErrorCode.RECALLED:
             self.returned(batch, "it was taken back", now)
             return
         if batch.hang:
             self.died(batch, f"it hung, and was stopped: {event.code}: {event.message}", now, actions)
             return
-        if event.code in _LOSSES:
+        if event.code in (ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED):  # the slot or its device is to blame
             self.lost(batch, f"{event.code}: {event.message}", now, actions)
             return
         self.ledger.story.note(now, batch.ids, "batch {} failed: {}: {}", batch.id, event.code, event.message)

@@ -14,6 +14,7 @@ from shapestream.scheduling.records import RUNNING, Batch, Hang
 from shapestream.scheduling.recovery import Recovery
 from shapestream.scheduling.slot import Slot
 from shapestream.scheduling.slots import SlotTable, aside_s
+from shapestream_engine.batch import ErrorCode
 
 __all__ = ["Reports"]
 
@@ -82,13 +83,13 @@ class Reports:
         if batch is None:
             return
         slot = batch.slot
-        if event.code == "unavailable":
+        if event.code == ErrorCode.UNAVAILABLE:
             slot.refusals += 1
             slot.owes_rest = True
             # What was waiting there has just become the one that runs, or fails in the same way.
             if (refused := self._slots.expect_back(slot)) is not None:
                 actions.append(RecallBatch(batch=refused.id, slot=slot.id))
-        elif event.code not in ("cancelled", "recalled"):
+        elif event.code not in (ErrorCode.CANCELLED, ErrorCode.RECALLED):
             slot.refusals = 0
             slot.owes_rest = False
         if slot.owes_rest and slot.idle:

@@ -144,15 +144,9 @@ class Ingress:
         except Unavailable as error:
             self._fail(session, sequence, error.code, error.message)
             return False
-        options = self._options
         nbytes = shape.total_nbytes
-        key_credit = session.key_credit
-        if (
-            len(session.running) >= options.window_requests
-            or session.held_bytes + nbytes > options.window_bytes
-            or (key_credit is not None and not key_credit.covers(nbytes))
-        ):
-            self._fail_beyond_window(session, sequence, nbytes)
+        if (excess := self._reception.sessions.excess(session, nbytes)) is not None:
+            self._fail_beyond_window(session, sequence, nbytes, excess)
             return False
         remaining_ms = entry.remaining_ms
         deadline = None if remaining_ms is None else session.clock.sent_at(now) + remaining_ms * 0.001
@@ -169,10 +163,7 @@ class Ingress:
             deadline,
             entry.priority,
         )
-        session.running[sequence] = record
-        session.held_bytes += nbytes
-        if key_credit is not None:
-            key_credit.take(nbytes)
+        session.begin(record)
         self._arrived.append(record)
         return True
 
@@ -206,17 +197,13 @@ class Ingress:
             arrived, self._arrived = self._arrived, []
             self._dispatcher.submit(arrived, now)
 
-    def _fail_beyond_window(self, session: Session, sequence: int, nbytes: int) -> None:
-        requests, window_bytes = self._options.window_requests, self._options.window_bytes
-        if nbytes > window_bytes:
-            text = f"{nbytes} bytes in one request; this server takes at most {window_bytes}"
+    def _fail_beyond_window(self, session: Session, sequence: int, nbytes: int, excess: str) -> None:
+        most = self._options.window_bytes
+        if nbytes > most:
+            text = f"{nbytes} bytes in one request; this server takes at most {most}"
             self._fail(session, sequence, "too_large", text)
-            return
-        whose, credit = "session's", session.key_credit
-        if credit is not None and not credit.covers(nbytes):
-            whose, requests, window_bytes = "key's", credit.max_requests, credit.max_bytes
-        text = f"more than this {whose} credit: {requests} requests, {window_bytes} bytes unanswered"
-        self._fail(session, sequence, "overloaded", text)
+        else:
+            self._fail(session, sequence, "overloaded", excess)
 
     def _fail_again(self, session: Session, sequence: int, code: str, message: str) -> None:
         self._statistics.requests += 1
@@ -275,7 +262,7 @@ class Ingress:
             case Goodbye():
                 self._reception.leave(session, now)
             case Credit():
-                self._reception.credit_heard(session, entry)
+                session.clock.repeated()
             case Heartbeat():
                 pass
             case _:

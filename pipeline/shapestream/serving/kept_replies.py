@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
+from typing import TypeAlias
 
 from shapestream.serving.kept_reply import KeptReply, Packed, pack
 from shapestream.serving.spans import Spans
 from shapestream.wire.messages import Failure, Result
 from shapestream_engine.layout import Tensors
 
-__all__ = ["Answered", "KeptReplies"]
+__all__ = ["Answered", "ClientId", "KeptReplies"]
+
+ClientId: TypeAlias = tuple[bytes, str | None]
+"""A client: the sixteen bytes of its `Hello`, and the key that it has proved, None where no key is asked for."""
 
 MAX_ABSENT = 4096
 """Clients without a session that are remembered; beyond it the one that left first is forgotten."""
@@ -26,7 +30,7 @@ class Answered:
 
     __slots__ = ("_replies", "client", "gone", "highest", "nbytes", "order")
 
-    def __init__(self, client: bytes) -> None:
+    def __init__(self, client: ClientId) -> None:
         self.client = client
         self.highest = -1
         """No request with a higher number is finished: for most arrivals this is all that needs a look."""
@@ -68,7 +72,7 @@ class Answered:
         assert not any(sequence in self.gone for sequence in self._replies)
 
     def __repr__(self) -> str:
-        return f"<answered {self.client.hex()[:12]}: {len(self.order)} kept, {self.nbytes} bytes; gone: {self.gone}>"
+        return f"<answered {self.client[0].hex()[:12]}: {len(self.order)} kept, {self.nbytes} bytes; gone: {self.gone}>"
 
 
 class KeptReplies:
@@ -83,8 +87,8 @@ class KeptReplies:
         self._max_age_s = max_age_s
         self._max_replies = max_replies
         self._now = now
-        self._by_client: dict[bytes, Answered] = {}
-        self._absent: OrderedDict[bytes, None] = OrderedDict()
+        self._by_client: dict[ClientId, Answered] = {}
+        self._absent: OrderedDict[ClientId, None] = OrderedDict()
         self._holders: dict[Answered, None] = {}
         """Those with replies."""
         self.nbytes = 0
@@ -93,7 +97,7 @@ class KeptReplies:
         """Replies that are kept."""
         return sum([len(answered.order) for answered in self._holders])
 
-    def of(self, client: bytes) -> Answered:
+    def of(self, client: ClientId) -> Answered:
         """What this client was answered; it has a session from now on."""
         self._absent.pop(client, None)
         answered = self._by_client.get(client)
@@ -101,7 +105,7 @@ class KeptReplies:
             answered = self._by_client[client] = Answered(client)
         return answered
 
-    def left(self, client: bytes) -> None:
+    def left(self, client: ClientId) -> None:
         """The client has no session any more; it may come back."""
         self._absent[client] = None
         if len(self._absent) > MAX_ABSENT:
@@ -153,7 +157,7 @@ class KeptReplies:
         if not answered.order:
             del self._holders[answered]
 
-    def _forget(self, client: bytes) -> None:
+    def _forget(self, client: ClientId) -> None:
         del self._absent[client]
         self.drop(self._by_client.pop(client))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -13,7 +12,6 @@ from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.links import GONE, Link, Outgoing
 from shapestream.serving.models import ServedModel, ServedModels
 from shapestream.serving.options import ServerOptions
-from shapestream.serving.ownership import ClientOwners
 from shapestream.serving.sessions import Session, Sessions
 from shapestream.telemetry.logging import LineBudget
 from shapestream.telemetry.statistics import ServerStatistics
@@ -55,9 +53,8 @@ class Reception:
             heartbeat_ms=round(options.heartbeat_s * 1000),
         )
         self._window = Credit(window_requests=options.window_requests, window_bytes=options.window_bytes)
-        self.sessions = Sessions(options.max_sessions, kept, self._window, options.windows_per_key)
+        self.sessions = Sessions(options, kept)
         self._kept = kept
-        self._owners = ClientOwners()
         self._lines = LineBudget()
         self._waiting: dict[str, dict[Session, None]] = {}
         """Sessions that asked for a model that the configuration promises and no executor has brought yet."""
@@ -68,19 +65,14 @@ class Reception:
         `session` is the one that this connection had so far; one of another client ends.
         """
         key = self._socket.key_of(peer)
-        client = self._owners.claim(hello.client, key)
-        if client is None:
-            self.turn_away(peer, "a client id that belongs to another key", now)
-            return None
+        client = (hello.client, key)
         known = self.sessions.of_client(client)
         if session is not None and session is not known:
             self.end(session, "another client on its connection", now)
         if known is None:
-            if self.sessions.full and self.sessions.has_room(key, leaving=1):
-                absent = self.sessions.longest_absent()
-                if absent is not None:
-                    self.end(absent, "makes room for another", now)
-            known = self.sessions.open(client, peer, hello.software, now, key)
+            if (absent := self.sessions.session_to_end(key)) is not None:
+                self.end(absent, "makes room for another", now)
+            known = self.sessions.open(client, peer, hello.software, now)
             if known is None:
                 self.turn_away(
                     peer, f"more than {self._options.max_sessions} sessions, or too many with its key", now
@@ -94,11 +86,6 @@ class Reception:
         known.heard_at = now
         known.clock.reconnected()
         self._outgoing.say(known, self._welcome)
-        if known.key_credit is not None:
-            self._give(known.key_credit.join(known, now).items())
-            if (told := known.key_credit.told(known)) != self._window:
-                # The welcome says how large one request may be, this how much may be sent.
-                self._outgoing.say(known, told)
         return known
 
     def open_model(self, session: Session, name: str) -> None:
@@ -175,7 +162,6 @@ class Reception:
         No session is silent as long as the port was not read empty: what it said may still be unread.
         """
         self._kept.expire(now)
-        self._give(self.sessions.grow(now))
         read_empty = self._inbox.read_empty
         for session in self.sessions:
             if read_empty and now - session.heard_at > self._options.client_silence_s:
@@ -186,18 +172,7 @@ class Reception:
     def ask_the_time(self, session: Session, now: float) -> None:
         """Say a client's credit again, which it repeats with its clock: did that stand still, or was its message slow?"""
         if session.clock.ask(now):
-            credit = session.key_credit
-            self._outgoing.say(session, self._window if credit is None else credit.told(session))
-
-    def credit_heard(self, session: Session, credit: Credit) -> None:
-        """A client keeps to what it was told: what it lets go of may be another's."""
-        session.clock.repeated()
-        if session.key_credit is not None:
-            self._give(session.key_credit.confirm(session, credit).items())
-
-    def _give(self, told: Iterable[tuple[Session, Credit]]) -> None:
-        for session, credit in told:
-            self._outgoing.say(session, credit)
+            self._outgoing.say(session, self._window)
 
 
 def _opened(model: ServedModel) -> ModelOpened:

@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from shapestream.serving.allocator import give_back_what_is_too_much
-from shapestream.serving.batches import BatchReport, InProcessExecutor, SlotSource
+from shapestream.serving.executor import InProcessExecutor, SlotSource
 from shapestream.serving.listening import listen
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
@@ -30,6 +30,7 @@ from shapestream.transport.interface import PeerSocket
 from shapestream.transport.outbox import OutboxRoom
 from shapestream.transport.zap import KeyRing, KeyRole
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
+from shapestream_engine.batch import BatchReport
 
 __all__ = ["Server", "serve"]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from shapestream.errors import ConfigurationError, ProtocolError
-from shapestream.serving.batches import BatchReport
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import DEAR, Inbox, Item
 from shapestream.serving.links import Link, Outgoing
@@ -39,6 +38,7 @@ from shapestream.wire.messages import (
     WorkerRefused,
     WorkerWelcome,
 )
+from shapestream_engine.batch import BatchReport
 
 __all__ = ["WorkerPort"]
 

@@ -14,6 +14,7 @@ from shapestream.scheduling.actions import StartBatch
 from shapestream.scheduling.events import BatchFailed, BatchFinished, ModelProfile
 from shapestream.simulation.records import Requests, SlotTime
 from shapestream.simulation.true_cost import TrueCost
+from shapestream_engine.batch import ErrorCode
 
 __all__ = ["ARRIVED", "ENDED", "REPORTED", "SimulatedSlots", "SimulationError", "SlotPlan", "Truth"]
 
@@ -62,7 +63,7 @@ class _Job:
         self.ended = False
         self.expired: frozenset[int] = frozenset()
         self.preparations = 0
-        self.code: str | None = None
+        self.code: ErrorCode | None = None
 
 
 class SimulatedSlots:
@@ -113,16 +114,16 @@ class SimulatedSlots:
                 )
             self._behind[slot].append(job)
 
-    def take_back(self, batch: int, now: float, code: str) -> None:
+    def take_back(self, batch: int, now: float, code: ErrorCode) -> None:
         """Recalls or cancels a batch that was sent; the way there is not waited for, its report travels as always.
 
         A recall comes too late for what runs; a cancellation ends that.
         """
         job = self._jobs.get(batch)
-        if job is None or job.ended or (job.began >= 0 and code == "recalled"):
+        if job is None or job.ended or (job.began >= 0 and code is ErrorCode.RECALLED):
             return
         job.code = code
-        self.time.recalled += code == "recalled"
+        self.time.recalled += code is ErrorCode.RECALLED
         slot = job.action.slot
         if self._running[slot] is job:
             job.busy_s = now - job.began

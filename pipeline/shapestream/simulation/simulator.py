@@ -45,6 +45,7 @@ from shapestream.simulation.simulated_slots import (
     Truth,
 )
 from shapestream.simulation.trace import TraceRequest
+from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostTable
 
 __all__ = ["Policy", "Simulated", "SimulationError", "Workload", "simulate"]
@@ -250,9 +251,9 @@ class _Simulation:
             case ForgetRequest():
                 self._end(action.id, FAILED, at)
             case CancelBatch():
-                self._slots.take_back(action.batch, at, "cancelled")
+                self._slots.take_back(action.batch, at, ErrorCode.CANCELLED)
             case RecallBatch():
-                self._slots.take_back(action.batch, at, "recalled")
+                self._slots.take_back(action.batch, at, ErrorCode.RECALLED)
             case ReportFault():
                 raise SimulationError(f"the policy could not work out {action.about}") from action.error
             case KillSlot():

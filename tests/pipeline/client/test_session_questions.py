@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.client.bench import SIGNATURE, Bench, Caller
 
-from shapestream.client.inquiries import Inquiries, Inquiry
-from shapestream.client.ledger import Ledger
-from shapestream.client.tickets import ModelHandle, OpenTicket, StatisticsTicket, WelcomeTicket
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, StatisticsTicket, WelcomeTicket
 from shapestream.errors import InvalidRequest
 from shapestream.wire.messages import (
     Entry,
@@ -68,29 +66,35 @@ def test_statistics_are_asked_for_once_and_shared() -> None:
 
 
 class Desk:
-    """Inquiries with a server that answers when it is told to; nothing is out twice."""
+    """A session with a server that answers its questions when it is told to; no question is out twice."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
-        self.inquiries = Inquiries(self.ledger)
+        self.bench = Bench()
+        self.bench.session.connected(self.bench.now)
+        self.bench.turn()
+        self.epoch = 0
+        self.bench.welcome()
         self.out: list[Entry] = []
-        self.asked: list[Inquiry] = []
+        self.asked: list[AnyTicket] = []
 
-    def ask(self, ticket: Inquiry) -> None:
+    def ask(self, ticket: OpenTicket | StatisticsTicket | WelcomeTicket) -> None:
         """Somebody asks; nobody asks the server what it was asked already."""
         self.asked.append(ticket)
-        self.send(self.inquiries.take(ticket, is_open=True))
+        self.bench.session.submit(ticket)
+        self.send()
 
-    def send(self, entries: list[Entry]) -> None:
+    def send(self) -> None:
         """What goes to the server."""
-        for entry in entries:
+        for entry in self.bench.sent():
             assert entry not in self.out
             self.out.append(entry)
 
     def reconnect(self) -> None:
-        """What the old server was asked it will not answer any more."""
+        """Another server is here: what the old one was asked it will not answer any more."""
         self.out.clear()
-        self.send(self.inquiries.ask_again())
+        self.epoch += 1
+        self.bench.welcome(epoch=bytes([self.epoch]))
+        self.send()
 
     def answer(self, *, refuse: bool = False) -> None:
         """The server answers the oldest question, if there is one."""
@@ -98,13 +102,11 @@ class Desk:
             return
         question = self.out.pop(0)
         if isinstance(question, StatisticsRequest):
-            self.inquiries.statistics(Statistics(values={}))
+            self.bench.receive(Statistics(values={}))
         elif isinstance(question, OpenModel) and refuse:
-            self.inquiries.model_refused(ModelRefused(name=question.name, code="invalid", message=""))
+            self.bench.receive(ModelRefused(name=question.name, code="invalid", message=""))
         elif isinstance(question, OpenModel):
-            self.inquiries.model_opened(
-                ModelOpened(name=question.name, number=1, signature={"name": question.name})
-            )
+            self.bench.receive(ModelOpened(name=question.name, number=1, signature={"name": question.name}))
 
 
 STEPS = {
@@ -124,11 +126,10 @@ def test_no_question_is_out_twice_and_everybody_is_answered(steps: list[str]) ->
     desk = Desk()
     for step in steps:
         STEPS[step](desk)
-        desk.inquiries.check_invariants(is_open=True)
     while desk.out:
         desk.answer()
-    assert {} == desk.ledger.tickets
-    finished = desk.ledger.take_finished()
+    desk.bench.turn()
+    finished = desk.bench.finished
     assert len(finished) == len(desk.asked)
     assert set(map(id, finished)) == set(map(id, desk.asked))
     for ticket in desk.asked:
@@ -146,6 +147,4 @@ def test_what_nobody_asked_is_not_listened_to() -> None:
         ModelOpened(name="m", number=8, signature={}), ModelRefused(name="m", code="invalid", message="")
     )
     assert (7, False) == (model.number, model.stale)
-    assert [
-        "m"
-    ] == bench.session._inquiries._catalogue.names()  # the bound is the point, hence the look inside
+    assert ["m"] == list(bench.session._models)  # the bound is the point, hence the look inside

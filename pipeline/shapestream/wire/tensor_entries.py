@@ -1,35 +1,55 @@
-"""The kinds that carry tensors, read from their unpacked fields; here the server spends its time.
+"""The entries that carry tensors, from and to bytes by hand: the server spends most of its time with them.
 
-A tensor is inline (a `bin`) or the next of the entry's frames (nil), and has exactly as many bytes as its layout
-says. Frames are handed on as they came, never copied.
+A tensor is inline (a `bin`) or the next of the entry's frames (nil), and has exactly the bytes that its layout
+takes. Frames are handed on as they came, never copied. A writer trusts its own process except for the lengths of
+tensors: the receiver would refuse a wrong one far from the defect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from shapestream.wire.fields import BadEntryError, checked, integer, name, optional_integer
+from shapestream.errors import InvalidRequest, TooLarge
+from shapestream.wire.fields import (
+    BadEntryError,
+    Fields,
+    Reader,
+    Writer,
+    checked,
+    integer,
+    name,
+    optional_integer,
+    pack,
+)
 from shapestream.wire.layouts import LayoutBook, LayoutError
-from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_NAME_CHARACTERS, Limits
-from shapestream.wire.messages import BatchDone, Execute, ExecuteMember, Request, Result, Timings
+from shapestream.wire.limits import (
+    MAX_FRAME_BYTES,
+    MAX_INLINE_BYTES,
+    MAX_INTEGER,
+    MAX_NAME_CHARACTERS,
+    MAX_PRIORITY,
+    Limits,
+)
+from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember, Request, Result, Timings
 from shapestream_engine.layout import Buffer, Layout, Tensors
 
-__all__ = ["read_batch_done", "read_execute", "read_request", "read_result"]
+__all__ = ["READERS", "WRITERS"]
 
-Fields: TypeAlias = tuple[Any, ...]
-MAX_PRIORITY = 2**31 - 1
-# Below this, deleting what is allowed is faster than calling NumPy.
+# Up to this length deleting the allowed bytes is faster than calling NumPy.
 _FEW_BYTES = 512
 _LAYOUTS = LayoutBook()
 
 
-def _tensors(
+# ---------------------------------------------------------------- reading
+
+
+def _read_tensors(
     packed: Any, inline: Any, frames: Sequence[Buffer], first: int, last: int
 ) -> tuple[Tensors, int]:
-    """The tensors of one request or result, and the first frame that they did not use."""
+    """The tensors of one request or result, and the number of the first frame after theirs."""
     if type(packed) is not bytes:
         raise BadEntryError("the layout must be a bin")
     try:
@@ -47,7 +67,7 @@ def _tensors(
 def _framed_tensors(
     layout: Layout, nbytes: tuple[int, ...], inline: Fields, frames: Sequence[Buffer], first: int, last: int
 ) -> tuple[Tensors, int]:
-    """The general case: some tensors are frames, or something is wrong."""
+    """The general case: some tensors are frames, or an element is wrong."""
     buffers: list[Buffer] = []
     for index, (data, expected) in enumerate(zip(inline, nbytes, strict=True)):
         if data is None:
@@ -72,7 +92,7 @@ def _framed_tensors(
 
 
 def _check_truth_values(tensors: Tensors) -> None:
-    """Of requests only: an engine may index by them, or compute with them as if they were 0 or 1."""
+    """Check the booleans of a request: an engine may index by them, or compute with them as 0 or 1."""
     for index, ((_, element_type, _), data) in enumerate(zip(tensors.layout, tensors.buffers, strict=True)):
         if element_type == "boolean" and not _are_truth_values(data):
             raise BadEntryError(f"tensor {index}: each byte of a boolean tensor must be 0 or 1")
@@ -90,8 +110,8 @@ def _check_frames_used(used: int, last: int) -> None:
         raise BadEntryError(f"it claims {last - used} frames more than its tensors use")
 
 
-def read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Request:
-    """A `Request`. Hot: the checks are written out, since a call for each would cost as much as the rest."""
+def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Request:
+    """Read a `Request`. The checks are written out: a call for each would double the time."""
     if len(fields) != 8:
         raise BadEntryError(f"Request has {len(fields)} elements instead of 8")
     _, _, sequence, model, remaining_ms, priority, packed, inline = fields
@@ -103,7 +123,7 @@ def read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int
         raise BadEntryError("Request.remaining_ms must be nil or an integer from 0 to 2^63-1")
     if type(priority) is not int or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise BadEntryError("Request.priority must be an integer of at most 31 bits and a sign")
-    tensors, used = _tensors(packed, inline, frames, first, last)
+    tensors, used = _read_tensors(packed, inline, frames, first, last)
     if used != last:
         _check_frames_used(used, last)
     if b"boolean" in packed:
@@ -117,7 +137,7 @@ def _timings(value: Any) -> Timings:
     if type(value) is not tuple or len(value) < 6:
         raise BadEntryError("Result.timings must be an array of at least 6 elements")
     queue_us, run_us, total_us, batch_requests, batch_rows, worker = value[:6]
-    digest = value[6] if len(value) > 6 else None  # what follows is of newer servers
+    digest = value[6] if len(value) > 6 else None  # newer servers may send more
     for number in value[:5]:
         if type(number) is not int or not 0 <= number <= MAX_INTEGER:
             raise BadEntryError("Result.timings must hold integers from 0 to 2^63-1")
@@ -138,21 +158,21 @@ def _timings(value: Any) -> Timings:
     )
 
 
-def read_result(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Result:
-    """A `Result`. Hot as well, in the client."""
+def _read_result(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Result:
+    """Read a `Result`."""
     if len(fields) != 6:
         raise BadEntryError(f"Result has {len(fields)} elements instead of 6")
     _, _, sequence, timings, packed, inline = fields
     if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
         raise BadEntryError("Result.sequence must be an integer from 0 to 2^63-1")
-    tensors, used = _tensors(packed, inline, frames, first, last)
+    tensors, used = _read_tensors(packed, inline, frames, first, last)
     if used != last:
         _check_frames_used(used, last)
     return Result(sequence=sequence, timings=_timings(timings), tensors=tensors)
 
 
-def read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Execute:
-    """An `Execute`; one bad member makes the whole batch bad."""
+def _read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Execute:
+    """Read an `Execute`; one bad member makes the whole batch bad."""
     if len(fields) != 7:
         raise BadEntryError(f"Execute has {len(fields)} elements instead of 7")
     _, _, batch, slot, model, sizes, rows = fields
@@ -162,7 +182,7 @@ def read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int
     for row in rows:
         if type(row) is not tuple or len(row) != 3:
             raise BadEntryError("a member of Execute must be [remaining_ms, layout, inline]")
-        tensors, first = _tensors(row[1], row[2], frames, first, last)
+        tensors, first = _read_tensors(row[1], row[2], frames, first, last)
         members.append(
             ExecuteMember(
                 remaining_ms=checked("Execute.remaining_ms", optional_integer, row[0]), tensors=tensors
@@ -178,10 +198,10 @@ def read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int
     )
 
 
-def read_batch_done(
+def _read_batch_done(
     fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
 ) -> BatchDone:
-    """A `BatchDone`; one bad output makes the whole answer bad."""
+    """Read a `BatchDone`; one bad output makes the whole report bad."""
     if len(fields) != 9:
         raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 9")
     _, _, batch, run_us, busy_us, reallocations, preparations, calls, rows = fields
@@ -192,7 +212,7 @@ def read_batch_done(
         if row is None:
             outputs.append(None)
         elif type(row) is tuple and len(row) == 2:
-            tensors, first = _tensors(row[0], row[1], frames, first, last)
+            tensors, first = _read_tensors(row[0], row[1], frames, first, last)
             outputs.append(tensors)
         else:
             raise BadEntryError("an output of BatchDone must be nil or [layout, inline]")
@@ -220,3 +240,124 @@ def _calls(rows: Any, limits: Limits) -> tuple[tuple[int, tuple[int, ...]], ...]
         count = checked("a count in BatchDone.calls", integer, row[0])
         calls.append((count, tuple([checked("a size in BatchDone.calls", integer, size) for size in row[1]])))
     return tuple(calls)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _write_tensors(tensors: Tensors, frames: list[Buffer]) -> tuple[bytes, list[Any]]:
+    """The layout's bytes and `inline`: the bytes of each small tensor, nil for each that became a frame."""
+    _, packed, nbytes = _LAYOUTS.write(tensors.layout)
+    buffers = tensors.buffers
+    if len(buffers) != len(nbytes):
+        raise InvalidRequest(f"the layout describes {len(nbytes)} tensors, but {len(buffers)} are given")
+    inline: list[Any] = []
+    for data, expected in zip(buffers, nbytes):  # noqa: B905 - just checked, and hot
+        if type(data) is bytes and len(data) == expected and expected <= MAX_INLINE_BYTES:
+            inline.append(data)
+        else:
+            inline.append(_inline_or_frame(data, expected, frames))
+    return packed, inline
+
+
+def _inline_or_frame(data: Buffer, expected: int, frames: list[Buffer]) -> bytes | None:
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise InvalidRequest("the bytes of a tensor must be C-contiguous")
+    if view.nbytes != expected:
+        raise InvalidRequest(f"a tensor has {view.nbytes} bytes, but its layout takes {expected}")
+    if expected <= MAX_INLINE_BYTES:
+        return view.tobytes()
+    if expected > MAX_FRAME_BYTES:
+        raise TooLarge(f"a tensor of {expected} bytes; in one message it may have {MAX_FRAME_BYTES}")
+    frames.append(data)
+    return None
+
+
+def _write_request(entry: Request, frames: list[Buffer]) -> bytes:
+    before = len(frames)
+    packed, inline = _write_tensors(entry.tensors, frames)
+    remaining_ms = entry.remaining_ms
+    if remaining_ms is not None and remaining_ms < 0:
+        remaining_ms = 0  # late already; the receiver says so
+    return pack(
+        (
+            Request.KIND,
+            len(frames) - before,
+            entry.sequence,
+            entry.model,
+            remaining_ms,
+            entry.priority,
+            packed,
+            inline,
+        )
+    )
+
+
+def _write_result(entry: Result, frames: list[Buffer]) -> bytes:
+    before = len(frames)
+    packed, inline = _write_tensors(entry.tensors, frames)
+    times = entry.timings
+    digest = () if times.digest is None else (times.digest,)
+    return pack(
+        (
+            Result.KIND,
+            len(frames) - before,
+            entry.sequence,
+            (
+                times.queue_us,
+                times.run_us,
+                times.total_us,
+                times.batch_requests,
+                times.batch_rows,
+                times.worker,
+                *digest,
+            ),
+            packed,
+            inline,
+        )
+    )
+
+
+def _write_execute(entry: Execute, frames: list[Buffer]) -> bytes:
+    before = len(frames)
+    members = []
+    for member in entry.members:
+        remaining_ms = member.remaining_ms
+        packed, inline = _write_tensors(member.tensors, frames)
+        members.append((remaining_ms and max(remaining_ms, 0), packed, inline))
+    return pack(
+        (Execute.KIND, len(frames) - before, entry.batch, entry.slot, entry.model, entry.sizes, members)
+    )
+
+
+def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
+    before = len(frames)
+    outputs = [None if output is None else _write_tensors(output, frames) for output in entry.outputs]
+    return pack(
+        (
+            BatchDone.KIND,
+            len(frames) - before,
+            entry.batch,
+            entry.run_us,
+            entry.busy_us,
+            entry.reallocations,
+            entry.preparations,
+            entry.calls,
+            outputs,
+        )
+    )
+
+
+READERS: dict[type[Entry], Reader] = {
+    Request: _read_request,
+    Result: _read_result,
+    Execute: _read_execute,
+    BatchDone: _read_batch_done,
+}
+WRITERS: dict[type[Entry], Writer] = {
+    Request: _write_request,
+    Result: _write_result,
+    Execute: _write_execute,
+    BatchDone: _write_batch_done,
+}

@@ -7,14 +7,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipeline.client.bench import SETTINGS, SIGNATURE, TENSORS, Bench, Caller, refusal
+from tests.pipeline.client.bench import SETTINGS, SIGNATURE, Bench, refusal, result
 
-from shapestream.client.ledger import Ledger
-from shapestream.client.link import Link
-from shapestream.client.patience import Patience
-from shapestream.client.tickets import AnyTicket, ModelHandle, RequestTicket, WelcomeTicket
-from shapestream.client.transit import Transit
-from shapestream.errors import DeadlineExceeded, Draining, Unavailable
+from shapestream.client.tickets import AnyTicket, ModelHandle, WelcomeTicket
+from shapestream.errors import Cancelled, DeadlineExceeded, Draining, Unavailable
 from shapestream.wire.messages import Heartbeat
 
 
@@ -105,80 +101,65 @@ def test_a_server_that_leaves_for_ever_is_not_waited_for_for_ever() -> None:
     assert isinstance(ticket.outcome, Draining)
 
 
-class Waits:
-    """A link, a ledger, and what patience makes of them."""
-
-    def __init__(self) -> None:
-        self.link = Link(SETTINGS, 0.0)
-        self.ledger = Ledger()
-        self.patience = Patience(
-            server="test://",
-            link=self.link,
-            ledger=self.ledger,
-            unavailable_after_s=SETTINGS.unavailable_after_s,
-        )
-        self.model = ModelHandle("m", SIGNATURE, 7)
-
-    def request(self, deadline: float | None = None) -> RequestTicket:
-        """One that waits to be sent."""
-        ticket = RequestTicket(Caller(), deadline=deadline, model=self.model, tensors=TENSORS, nbytes=16)
-        self.ledger.add(ticket)
-        return ticket
-
-    def until(self, now: float) -> list[tuple[float, AnyTicket]]:
-        """What ends until then, each with when it did, by taking a turn whenever patience asks for one, and then."""
-        ended: list[tuple[float, AnyTicket]] = []
-        while (due := self.patience.next_wakeup()) <= now:
-            self.patience.end_waits(due)
-            ended += [(due, ticket) for ticket in self.ledger.take_finished()]
-        self.patience.end_waits(now)
-        return ended + [(now, ticket) for ticket in self.ledger.take_finished()]
+def until(bench: Bench, end: float) -> list[tuple[float, AnyTicket]]:
+    """What ends until then, each with when it did, by a turn at each wake-up. A server that is there stays there."""
+    ended: list[tuple[float, AnyTicket]] = []
+    while (due := bench.session.next_wakeup()) <= end:
+        bench.now = due
+        bench.receive(Heartbeat())
+        ended += [(due, ticket) for ticket in bench.turn().finished]
+    bench.now = end
+    return ended + [(end, ticket) for ticket in bench.turn().finished]
 
 
-@given(deadlines=st.lists(st.none() | st.floats(0.0, 100.0), max_size=8), lost=st.booleans())
+@given(deadlines=st.lists(st.none() | st.floats(0.001, 100.0), max_size=8), lost=st.booleans())
 def test_every_wait_ends_when_it_is_due_and_not_before(deadlines: list[float | None], lost: bool) -> None:
     """At its own deadline, or with the others when no server has been there for too long; whoever sleeps misses none."""
-    waits = Waits()
-    if not lost:
-        waits.link.welcomed(1.0)
-    tickets = [waits.request(deadline) for deadline in deadlines]
-    ended = waits.until(200.0)
+    bench = Bench()
+    model = ModelHandle("m", SIGNATURE, None) if lost else bench.open(requests=0)
+    start = bench.now
+    tickets = [bench.submit(model, timeout=deadline) for deadline in deadlines]
+    ended = until(bench, start + 200.0)
     for ticket in tickets:
         own = math.inf if ticket.deadline is None else ticket.deadline
-        due = min(own, SETTINGS.unavailable_after_s if lost else math.inf)
+        due = min(own, start + SETTINGS.unavailable_after_s if lost else math.inf)
         assert [due][: due < math.inf] == [at for at, other in ended if other is ticket]
-    assert waits.patience.next_wakeup() == math.inf
-    assert len(waits.ledger.waiting()) == sum(deadline is None for deadline in deadlines) * (not lost)
+    bench.session.close()
+    left = [ticket for ticket in tickets if isinstance(ticket.outcome, Cancelled)]
+    assert len(left) == sum(deadline is None for deadline in deadlines) * (not lost)
 
 
 def test_a_server_that_takes_nothing_new_ends_what_waits_and_not_what_it_has() -> None:
     """The one that it refused waits for another server, for so long; the one that it runs may still be answered."""
-    waits = Waits()
-    waits.link.welcomed(1.0)
-    waits.ledger.window_requests, waits.ledger.window_bytes, waits.ledger.largest_bytes = 2, 100, 100
-    runs, refused = waits.request(), waits.request()
-    assert 2 == len(waits.ledger.take_sendable(0.0, Transit()))
-    assert waits.ledger.hold(refused.id, 5.0)
-    assert [(65.0, refused)] == waits.until(1000.0)
+    bench = Bench()
+    model = bench.open()
+    runs, refused = bench.submit(model), bench.submit(model)
+    bench.turn()
+    bench.now += 5.0
+    bench.receive(refusal(refused.id, "draining"))
+    start = bench.now
+    assert [(start + 60.0, refused)] == until(bench, start + 1000.0)
     assert isinstance(refused.outcome, Draining)
-    assert [runs] == waits.ledger.may_have_run()
+    bench.receive(result(runs.id))
+    assert [runs] == bench.turn().finished
 
 
 def test_a_request_that_nobody_waits_for_is_not_ended_twice() -> None:
     """It was withdrawn after it was sent: its deadline, and the server's absence, are nobody's news."""
-    waits = Waits()
-    waits.ledger.window_requests, waits.ledger.window_bytes, waits.ledger.largest_bytes = 2, 100, 100
-    withdrawn = waits.request(deadline=3.0)
-    waits.ledger.take_sendable(0.0, Transit())
-    assert waits.ledger.abandon(withdrawn)
-    assert [] == waits.until(1000.0)
-    assert {} == waits.ledger.tickets
+    bench = Bench()
+    withdrawn = bench.submit(bench.open(), timeout=3.0)
+    bench.turn()
+    bench.session.cancel(withdrawn)
+    bench.turn()
+    bench.session.unreadable("garbage", bench.now)
+    assert [] == until(bench, bench.now + 1000.0)
+    assert bench.session.next_wakeup() == math.inf
 
 
 def test_the_last_trouble_is_told_with_the_rest() -> None:
     """Why the server did not let this client in, for instance."""
-    waits = Waits()
-    waits.patience.trouble = "; it refuses this key"
-    ticket = waits.request(deadline=1.0)
-    waits.until(1.0)
+    bench = Bench()
+    bench.session.refused("it refuses this key")
+    ticket = bench.submit(ModelHandle("m", SIGNATURE, None), timeout=1.0)
+    until(bench, bench.now + 1.0)
     assert "deadline_exceeded: no server answers at test://; it refuses this key" == str(ticket.outcome)
