@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from shapestream.serving.links import Link, Outgoing
-from shapestream.transport.curve import ProtectedRouter
+from shapestream.transport.curve import KeyRing, ProtectedRouter
 from shapestream.transport.interface import PeerSocket
-from shapestream.transport.zap import KeyRing
 from shapestream.wire.messages import Goodbye
 
 __all__ = ["Port", "Ports"]

@@ -26,9 +26,9 @@ from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.parts import Parts
 from shapestream.serving.process_owner import LastState, ProcessOwner
+from shapestream.transport.curve import KeyRing, KeyRole
 from shapestream.transport.interface import PeerSocket
-from shapestream.transport.outbox import OutboxRoom
-from shapestream.transport.zap import KeyRing, KeyRole
+from shapestream.transport.zeromq import OutboxRoom
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream_engine.batch import BatchReport
 

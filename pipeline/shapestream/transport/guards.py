@@ -1,14 +1,17 @@
-"""How near this process is to its limit of open files, and what is done about it before it is reached.
+"""Guards against two aborts of libzmq 4.3.5, which ends the process at an assertion.
 
-libzmq 4.3.5 ends the whole process when an ipc listener cannot accept a connection for want of a descriptor
-(`ipc_listener_t::accept` takes ENFILE, and asserts on EMFILE; `tcp_listener_t::accept` takes both, and the connection
-waits). So the server takes no more clients than fit, and a socket hides its ipc path while only a few descriptors are
-left: connections go on, new ones find no file, and try again by themselves.
+An ipc listener that cannot accept a connection for want of a descriptor aborts (`ipc_listener_t::accept` takes ENFILE,
+and asserts on EMFILE; `tcp_listener_t::accept` takes both, and the connection waits). So the server admits no more
+clients than fit, and a socket hides its ipc path while few descriptors are left. Existing connections go on; new ones
+find no file, and libzmq tries again.
+
+A peer that guesses the next routing id, and connects under it, makes the next ordinary connection abort.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import time
@@ -17,26 +20,32 @@ from collections.abc import Callable
 import structlog
 import trio
 
-__all__ = ["Doorkeeper", "connections_that_fit", "free_descriptors", "raise_descriptor_limit"]
+__all__ = [
+    "Doorkeeper",
+    "connections_that_fit",
+    "free_descriptors",
+    "raise_descriptor_limit",
+    "seed_routing_ids",
+]
 
 log = structlog.get_logger()
 
-# Descriptors that are not left to connections: what may come between two looks, and files that the process itself opens.
+# Descriptors withheld from connections: for arrivals between two looks, and for files that the process opens.
 RESERVE = 64
-# Of a small limit no more than this part is kept back.
+# The reserve is at most this part of a small limit.
 SMALL_PART = 4
-# What the server itself opens after its start: listeners, libzmq's own descriptors, the loop's.
+# Descriptors that the server opens after its start: listeners, libzmq's own, the loop's.
 OWN = 32
-# Of each worker process: its connection, its process and its pipe; one more while it is replaced.
+# Descriptors per worker process: its connection, its process, its pipe, and one while it is replaced.
 PER_WORKER = 4
-# Between two looks, at least, and how many times as long as the last look took: it costs 20 us with 50 descriptors open,
-# and 3 ms with 10,000.
+# Pause between two looks: at least LOOK_S, and LOOK_REST times the duration of the last look. A look takes 20 us with
+# 50 open descriptors, and 3 ms with 10,000.
 LOOK_S = 0.02
 LOOK_REST = 100
 
 
 def raise_descriptor_limit() -> None:
-    """As many as the system allows this process: each connection takes one, and a shell's usual limit is 1024."""
+    """Raise the limit of open files to the hard limit: each connection takes one, and a shell's usual limit is 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Some systems report a hard limit that they then refuse: it stays as it is there.
     with contextlib.suppress(ValueError, OSError):
@@ -44,7 +53,7 @@ def raise_descriptor_limit() -> None:
 
 
 def free_descriptors() -> tuple[int, int] | None:
-    """How many files may still be opened, and the limit; None where that cannot be told, or there is none."""
+    """Number of descriptors left, and the limit; None without a limit, or where the number is unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -55,7 +64,7 @@ def free_descriptors() -> tuple[int, int] | None:
 
 
 def connections_that_fit(workers: int) -> int | None:
-    """How many clients fit beside so many worker processes, the reserve included; None where that cannot be told."""
+    """Number of clients that fit beside these worker processes and the reserve; None where it is unknown."""
     found = free_descriptors()
     if found is None:
         return None
@@ -68,7 +77,7 @@ def _reserve(limit: int) -> int:
 
 
 class Doorkeeper:
-    """Closes a door while few descriptors are left; `close` and `open_again` move it."""
+    """Hide listeners while few descriptors are left, by `close` and `open_again`."""
 
     def __init__(self, close: Callable[[], None], open_again: Callable[[], None]) -> None:
         self._close = close
@@ -76,7 +85,7 @@ class Doorkeeper:
         self.closed = False
 
     def look(self, free: int, limit: int) -> None:
-        """Decides, and acts. It opens again when half as many more are free, so that it does not flap."""
+        """Close or open for this number of free descriptors; opening takes 1.5 times the reserve, against flapping."""
         reserve = _reserve(limit)
         if not self.closed and free < reserve:
             self.closed = True
@@ -93,7 +102,7 @@ class Doorkeeper:
             log.info("new connections over ipc again", free_descriptors=free)
 
     async def run(self) -> None:
-        """Looks now and then, until cancelled."""
+        """Look in intervals, until cancelled."""
         took = 0.0
         while True:
             await trio.sleep(max(LOOK_S, LOOK_REST * took))
@@ -102,3 +111,15 @@ class Doorkeeper:
             took = time.perf_counter() - began
             if found is not None:
                 self.look(*found)
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+def seed_routing_ids() -> None:
+    """Seed C's rand(), from which libzmq takes the first routing id and which it never seeds.
+
+    Unseeded, the ids are the same in each process. A peer may choose its own routing id, and one that connects under the
+    next id aborts the process with the next ordinary connection (assertion "ok", socket_base.cpp).
+    """
+    _LIBC.srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
