@@ -105,7 +105,7 @@ def _guess(task: Task) -> ProbeReport:
             break
         skip |= {heard.phase}
     if heard.error is not None:
-        raise SignatureError(heard.error)
+        raise heard.error
     found = {
         name: OutputPort.from_dict(port) for name, port in (heard.outcome or {}).get("ports", {}).items()
     }
@@ -130,7 +130,7 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
             break
         heard = run_child(replace(task, skip=skip), task.options.hang_s)
         if heard.error is not None:
-            raise SignatureError(heard.error)
+            raise heard.error
         findings += heard.findings
         skip |= {str(finding.treatment) for finding in heard.findings}
         if heard.end is None:

@@ -83,7 +83,7 @@ def _work(task: Task, channel: IO[str]) -> None:
             served = compile_model(task.spec, slots=1, threads=task.threads)
         outcome = examine(model, task.options, emit, served=served, announce=announce, skip=task.skip)
     except EngineError as error:
-        say(error=str(error))
+        say(error=str(error), key=error.key)
         return
     say(outcome=asdict(outcome))
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, Any
 
-from shapestream_engine.errors import EngineError
+from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.probing.child import LENGTH, Task
 from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict
 
@@ -37,7 +37,7 @@ class Heard:
 
     findings: list[Finding] = field(default_factory=list)
     outcome: dict[str, Any] | None = None
-    error: str | None = None
+    error: EngineError | None = None
     """The engine's complaint, if the model could not even be compiled."""
     phase: str = ""
     case: str = ""
@@ -117,8 +117,8 @@ def _take(heard: Heard, message: dict[str, Any]) -> None:
             heard.findings += [finding_from_dict(finding) for finding in findings]
         case {"outcome": dict(outcome)}:
             heard.outcome = outcome
-        case {"error": str(error)}:
-            heard.error = error
+        case {"error": str(error), "key": [*key]}:
+            heard.error = SignatureError(error, key=tuple(key))
 
 
 def _ending(status: int, errors: IO[bytes]) -> str:

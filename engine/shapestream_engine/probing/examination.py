@@ -286,7 +286,9 @@ def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Val
         for port in signature.inputs
     }
     if unknown := sorted((options.values.keys() | options.samples.keys()) - axes.keys() - {EVERY_INPUT}):
-        raise SignatureError(f"probe: no input {', '.join(unknown)}; the model has {', '.join(axes)}")
+        raise SignatureError(
+            f"no input {', '.join(unknown)}; the model has {', '.join(axes)}", key=("probe",)
+        )
     known: dict[str, Values] = {}
     if EVERY_INPUT in options.samples:
         known |= read_samples(options.samples[EVERY_INPUT], axes)

@@ -28,19 +28,20 @@ def read_samples(
             first = next(iter(batch_axes), "x")
             known = ", ".join(batch_axes)
             raise SignatureError(
-                f"probe: {path}: {name!r} is no input (name arrays {known}; several {first}.0, {first}.1)"
+                f"{path}: {name!r} is no input (name arrays {known}; several {first}.0, {first}.1)",
+                key=("probe",),
             )
         if only not in (None, port):
             continue
         axis = batch_axes[port]
         if array.size == 0 or (axis is not None and axis >= array.ndim):
             raise SignatureError(
-                f"probe: {path}: {name!r} has the shape {list(array.shape)}, which has no rows"
+                f"{path}: {name!r} has the shape {list(array.shape)}, which has no rows", key=("probe",)
             )
         own = [array] if axis is None else np.split(array, array.shape[axis], axis)
         rows.setdefault(port, []).extend(own)
     if only is not None and only not in rows:
-        raise SignatureError(f"probe: {path}: there is no array {only!r}, nor {only}.0 and so on")
+        raise SignatureError(f"{path}: there is no array {only!r}, nor {only}.0 and so on", key=("probe",))
     return {port: Samples(tuple(own), batch_axes[port]) for port, own in rows.items()}
 
 
@@ -49,7 +50,7 @@ def _arrays(path: Path) -> list[tuple[str, Array]]:
         with np.load(path, allow_pickle=False) as archive:
             return [(name, archive[name]) for name in sorted(archive.files, key=_in_order)]
     except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
-        raise SignatureError(f"probe: cannot read samples from {path}: {error}") from error
+        raise SignatureError(f"cannot read samples from {path}: {error}", key=("probe",)) from error
 
 
 def _in_order(name: str) -> tuple[str, int]:

@@ -15,8 +15,8 @@ import structlog
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.fingerprint import same_tensors
 from shapestream.serving.inbox import DEAR, QUANTUM, Inbox
+from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.links import Outgoing
 from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
@@ -127,8 +127,8 @@ class Ingress:
         Whether it takes some of the credit from now on; if not, it is answered.
         """
         sequence = entry.sequence
-        may_be_known = sequence in session.running or sequence <= session.answered.highest
-        if may_be_known and self._was_here(session, entry):
+        if sequence in session.running or session.answered.knows(sequence):
+            self._again(session, entry)
             return False
         self._statistics.requests += 1
         try:
@@ -167,29 +167,26 @@ class Ingress:
         self._arrived.append(record)
         return True
 
-    def _was_here(self, session: Session, entry: Request) -> bool:
-        """Whether a request with this number came before. If so, it shares that one's reply, or is refused.
+    def _again(self, session: Session, entry: Request) -> None:
+        """Take a request whose number came before: it shares that one's reply, or is refused.
 
-        What was refused before, and so did not run, has left no trace: it is a new request.
+        A number that was refused before, and so did not run, has left no trace and does not come here.
         """
         sequence, answered = entry.sequence, session.answered
-        record, kept = session.running.get(sequence), answered.find(sequence)
-        if record is not None:
+        if (record := session.running.get(sequence)) is not None:
             if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
                 self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
-        elif kept is not None:
-            if kept.answers(entry.model, entry.tensors):
-                self._egress.repeat(session, kept.reply)
+        elif sequence in answered.replies:
+            reply = answered.reply_to(sequence, entry.model, entry.tensors)
+            if reply is not None:
+                self._egress.repeat(session, reply)
             else:
                 self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
-        elif sequence in answered.gone:
+        else:
             text = f"number {sequence} was answered before, and the reply is no longer kept"
             self._fail_again(session, sequence, AlreadyAnswered.code, text)
-        else:
-            return False
-        return True
 
     def _submit(self, now: float) -> None:
         """Hands on what was read so far; a control entry that follows may be about it."""
