@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 import trio
 
-from shapestream.scheduling.hang_watch import HangLimits
+from shapestream.scheduling.recovery import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import give_back_what_is_too_much
 from shapestream.serving.availability import Availability
