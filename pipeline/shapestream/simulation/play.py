@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from shapestream.scheduling.actions import Action
-from shapestream.scheduling.events import Event
+from shapestream.scheduling.events import Action, Event
 from shapestream.simulation.records import Requests, SlotTime
 from shapestream.simulation.trace import TraceRequest
 

@@ -10,8 +10,7 @@ from math import prod
 
 import numpy as np
 
-from shapestream.scheduling.actions import StartBatch
-from shapestream.scheduling.events import BatchFailed, BatchFinished, ModelProfile
+from shapestream.scheduling.events import BatchFailed, BatchFinished, ModelProfile, StartBatch
 from shapestream.simulation.records import Requests, SlotTime
 from shapestream.simulation.true_cost import TrueCost
 from shapestream_engine.batch import ErrorCode

@@ -14,24 +14,22 @@ from math import inf, prod
 from time import thread_time
 from typing import Any, assert_never
 
-from shapestream.scheduling.actions import (
+from shapestream.scheduling.events import (
     Action,
+    Arrival,
     CancelBatch,
     DeliverResults,
+    Event,
     FailRequest,
     ForgetRequest,
     KillSlot,
-    RecallBatch,
-    ReportFault,
-    StartBatch,
-)
-from shapestream.scheduling.events import (
-    Arrival,
-    Event,
     ModelAdded,
     ModelProfile,
+    RecallBatch,
+    ReportFault,
     RequestsArrived,
     SlotJoined,
+    StartBatch,
     TimePassed,
 )
 from shapestream.simulation.play import Policy, Simulated, Workload

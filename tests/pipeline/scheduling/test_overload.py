@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import FailRequest
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import FailRequest, ModelProfile
 from shapestream.simulation.records import DONE
 from shapestream.simulation.simulated_slots import SlotPlan, Truth
 from shapestream.simulation.simulator import Workload, simulate

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.simulation.worlds import play, profile, scheduler
 
-from shapestream.scheduling.actions import Action, StartBatch
-from shapestream.scheduling.events import BatchFinished, Event, RequestsArrived
+from shapestream.scheduling.events import Action, BatchFinished, Event, RequestsArrived, StartBatch
 from shapestream.simulation.generator import Arrivals, SizedModel, Traffic, generate, parse_sizes
 from shapestream.simulation.oracle import oracle_rate
 from shapestream.simulation.plain_server import PlainServer
