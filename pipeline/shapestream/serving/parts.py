@@ -27,8 +27,8 @@ from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.reception import Reception
 from shapestream.serving.worker_ends import WorkerEnds
 from shapestream.serving.worker_port import WorkerPort
-from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.codec import Role, decode
 from shapestream.wire.limits import WORKER_LIMITS
