@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.lane_plan import BATCH_S
-from shapestream.scheduling.planner import DELAYED
+from shapestream.scheduling.planner import BATCH_S, DELAYED
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.telemetry.trace import TraceRequest

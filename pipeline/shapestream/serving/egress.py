@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, error_from_code
-from shapestream.scheduling.actions import FailRequest
+from shapestream.scheduling.events import FailRequest
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.links import Outgoing
 from shapestream.serving.running import RunningBatch

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from shapestream.scheduling.actions import DeliverResults, FailRequest, ReportFault
+from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord
 from shapestream.telemetry.logging import RateLimit, debug_enabled

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from shapestream.scheduling.hang_watch import HangLimits
+from shapestream.scheduling.recovery import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.availability import Availability
 from shapestream.serving.cost_keeper import CostKeeper

@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
 from shapestream.client.ledger import Ledger
-from shapestream.scheduling.actions import Action
+from shapestream.scheduling.events import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving.egress import Egress
 from shapestream.serving.links import Link, Outgoing

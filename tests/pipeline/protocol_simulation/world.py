@@ -29,8 +29,7 @@ import shapestream.client.core
 import shapestream.serving.parts
 import shapestream_workers.worker
 from shapestream.client.session import Session, Turn
-from shapestream.scheduling.actions import Action
-from shapestream.scheduling.events import Event
+from shapestream.scheduling.events import Action, Event
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions

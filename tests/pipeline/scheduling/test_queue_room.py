@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import FailRequest
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import FailRequest, ModelProfile
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, SlotPlan, Truth, Workload, simulate
 from shapestream_workers.lab.true_cost import FormulaCost

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed
 
-from shapestream.scheduling.actions import StartBatch
+from shapestream.scheduling.events import StartBatch
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.models import ModelOptions, ServedModel
 from shapestream.serving.remote_executor import RemoteExecutor

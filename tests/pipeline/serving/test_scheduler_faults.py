@@ -12,7 +12,7 @@ from tests.pipeline.serving.harness import memory_serving, request
 
 import shapestream.serving.parts
 from shapestream.scheduling import Scheduler, events
-from shapestream.scheduling.actions import Action, FailRequest, ReportFault
+from shapestream.scheduling.events import Action, FailRequest, ReportFault
 from shapestream.wire.messages import Failure, Result
 
 UNLUCKY = (1, 13)

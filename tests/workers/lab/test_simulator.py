@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.workers.lab.worlds import play, profile, scheduler
 
-from shapestream.scheduling.actions import Action, StartBatch
-from shapestream.scheduling.events import BatchFinished, Event, RequestsArrived
+from shapestream.scheduling.events import Action, BatchFinished, Event, RequestsArrived, StartBatch
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.simulator import LEFT, Policy, SimulationError, SlotPlan

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, StartBatch
 from shapestream.scheduling.events import (
+    Action,
     Arrival,
     BatchFinished,
+    DeliverResults,
     Event,
+    FailRequest,
     ModelAdded,
     ModelProfile,
     RequestsArrived,
     SlotJoined,
+    StartBatch,
 )
 
 __all__ = ["PlainServer"]

@@ -18,26 +18,24 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.actions import (
-    Action,
-    CancelBatch,
-    DeliverResults,
-    FailRequest,
-    ForgetRequest,
-    KillSlot,
-    RecallBatch,
-    ReportFault,
-    StartBatch,
-)
 from shapestream.scheduling.events import (
+    Action,
     Arrival,
     BatchFailed,
     BatchFinished,
+    CancelBatch,
+    DeliverResults,
     Event,
+    FailRequest,
+    ForgetRequest,
+    KillSlot,
     ModelAdded,
     ModelProfile,
+    RecallBatch,
+    ReportFault,
     RequestsArrived,
     SlotJoined,
+    StartBatch,
     TimePassed,
 )
 from shapestream.telemetry.trace import TraceRequest
