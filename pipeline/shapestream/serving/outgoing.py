@@ -47,14 +47,14 @@ class Outgoing:
         self, socket: PeerSocket, port: str, statistics: ServerStatistics, limits: Limits = CLIENT_LIMITS
     ) -> None:
         """`port` is what logs and counters call it; `limits` are those that the peers' decoders keep."""
-        self._socket = socket
+        self.socket = socket
+        self.statistics = statistics
         self._limits = limits
         self._port = port
-        self._statistics = statistics
         self._ready: list[Link] = []
         self._limit = RateLimit()
         self.lost: list[tuple[Link, str]] = []
-        """Links that could not be sent to, with the reason; whoever owns the links takes them from here."""
+        """Links that could not be sent to, with the reason, until the next `flush` returns them."""
 
     def say(self, link: Link, entry: Entry) -> None:
         """Queues an entry until the end of this turn."""
@@ -67,14 +67,14 @@ class Outgoing:
     def say_once(self, peer: bytes, entry: Entry) -> None:
         """Sends one entry to a peer that has no link, at once, if it can be reached."""
         try:
-            self._socket.send_nowait(peer, encode([entry], limits=self._limits))
+            self.socket.send_nowait(peer, encode([entry], limits=self._limits))
         except (PeerGone, OutboxFull):
-            self._socket.forget(peer)
+            self.socket.forget(peer)
 
-    def flush(self) -> None:
-        """Sends what was queued. A peer that is gone, or does not read, ends up in `lost`, it alone."""
-        if not self._ready:
-            return
+    def flush(self) -> list[tuple[Link, str]]:
+        """Send what was queued. Returns the links that are lost, with the reason: gone, or their peers do not read."""
+        if not self._ready and not self.lost:
+            return []
         ready, self._ready = self._ready, []
         for link in ready:
             entries, link.outgoing = link.outgoing, []
@@ -83,11 +83,13 @@ class Outgoing:
             link.spoken = True
             try:
                 for frames in self._pack(link, entries):
-                    self._socket.send_nowait(link.peer, frames)
+                    self.socket.send_nowait(link.peer, frames)
             except PeerGone:
                 self.lost.append((link, GONE))
             except OutboxFull:
                 self.lost.append((link, "does not read"))
+        lost, self.lost = self.lost, []
+        return lost
 
     def _pack(self, link: Link, entries: list[Entry]) -> list[list[Buffer]]:
         try:
@@ -115,7 +117,7 @@ class Outgoing:
 
     def tell_stranger(self, peer: bytes, now: float) -> None:
         """Answers a peer that has not greeted, or greeted another server; counted and logged, at a limited rate."""
-        self._statistics.strangers[self._port] += 1
+        self.statistics.strangers[self._port] += 1
         skipped = self._limit.admit("stranger", now)
         if skipped is not None:
             log.warning("stranger", port=self._port, peer=peer.hex(), like_it_before=skipped)
@@ -123,17 +125,17 @@ class Outgoing:
 
     def count_handshakes(self, now: float) -> None:
         """Counts and logs, at a limited rate, who was turned away before he could say anything."""
-        failed = self._socket.failed_handshakes()
+        failed = self.socket.failed_handshakes()
         if not failed:
             return
-        self._statistics.failed_handshakes[self._port] += failed
+        self.statistics.failed_handshakes[self._port] += failed
         skipped = self._limit.admit("handshake", now)
         if skipped is not None:
             log.warning("handshakes failed", port=self._port, count=failed, like_it_before=skipped)
 
     def refuse(self, peer: bytes, why: str, now: float) -> None:
         """Counts and logs, at a limited rate, what a peer sent that could not be accepted."""
-        self._statistics.bad_messages[self._port] += 1
+        self.statistics.bad_messages[self._port] += 1
         skipped = self._limit.admit(self._port, now)
         if skipped is not None:
             log.warning("message refused", port=self._port, peer=peer.hex(), why=why, like_it_before=skipped)
