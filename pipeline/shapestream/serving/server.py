@@ -38,8 +38,8 @@ from shapestream.serving.options import ServerOptions
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
-from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.zeromq import OutboxRoom
