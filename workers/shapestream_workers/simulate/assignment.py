@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_engine.errors import EngineError
 from shapestream_workers.simulate.plots import check_plot, draw

@@ -9,7 +9,7 @@ from typing import Any
 
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings import LoadedSettings
 from shapestream.simulation.distributions import BadText
 from shapestream.simulation.true_cost import TableCost, TrueCost, parse_formula
 from shapestream_engine.cost_table import CostTable

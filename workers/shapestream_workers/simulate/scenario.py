@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings import LoadedSettings
 from shapestream.simulation.distributions import BadText
 from shapestream.simulation.experiment import Recorded, Scenario
 from shapestream.simulation.generator import Arrivals, SizedModel, Traffic, parse_arrivals, parse_sizes

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream.simulation.trace import TraceReader
 from shapestream.telemetry.logging import configure
 from shapestream_workers.models import available_cpus, read_signatures
