@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shapestream.scheduling.actions import (
+from shapestream.scheduling.events import (
     Action,
     CancelBatch,
     DeliverResults,
