@@ -12,16 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.errors import ConfigurationError
-<<<<<<< HEAD:tests/workers/test_tune_files.py
 from shapestream.settings import load_settings
-from shapestream_workers.tune.bench_file import subject_of
-from shapestream_workers.tune.candidates import Candidate, Placement, ShapeChoice, edits_of
-from shapestream_workers.tune.edited_file import apply_edits, edited_text, relocated, write_tuned
-=======
 from shapestream_workers.lab.tune_bench_file import subject_of
 from shapestream_workers.lab.tune_candidates import Candidate, Placement, ShapeChoice, edits_of
 from shapestream_workers.lab.tune_edited_file import apply_edits, edited_text, relocated, write_tuned
->>>>>>> trunk:tests/workers/lab/test_tune_files.py
 
 DIMENSIONS = ("batch", "seq")
 FILE = """\

@@ -13,16 +13,8 @@ from typing import Literal, TypeAlias, assert_never
 
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
-<<<<<<< HEAD:workers/shapestream_workers/simulate/scenario.py
-from shapestream.settings import LoadedSettings
-from shapestream.simulation.distributions import BadText
-from shapestream.simulation.experiment import Recorded, Scenario
-from shapestream.simulation.generator import Arrivals, SizedModel, Traffic, parse_arrivals, parse_sizes
-from shapestream.simulation.trace import TraceReader
-from shapestream_engine.cost_table import MAX_ELEMENTS
-from shapestream_workers.simulate.cost_sources import true_costs
-=======
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.settings import LoadedSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.cost_table import MAX_ELEMENTS, CostTable
 from shapestream_workers.lab.plain_server import PlainServer
@@ -180,7 +172,6 @@ def _calibration(scenario: Scenario) -> dict[str, CostTable]:
         )
         for profile in scenario.profiles
     }
->>>>>>> trunk:workers/shapestream_workers/lab/scenario.py
 
 
 DEFAULT_REQUESTS = 20_000

@@ -10,11 +10,7 @@ import typer
 from rich.console import Console
 
 from shapestream.errors import ConfigurationError
-<<<<<<< HEAD:workers/shapestream_workers/tune/assignment.py
 from shapestream.settings import LoadedSettings, load_settings
-from shapestream.simulation.trace import TraceReader
-=======
->>>>>>> trunk:workers/shapestream_workers/lab/tune_assignment.py
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_workers.lab.tune_bench_file import subject_of
