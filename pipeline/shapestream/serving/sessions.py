@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import count
 
 from shapestream.serving.kept_replies import Answered, ClientId, KeptReplies
-from shapestream.serving.links import Link
 from shapestream.serving.models import ServedModel
 from shapestream.serving.options import ServerOptions
+from shapestream.serving.outgoing import Link
 from shapestream.serving.peer_clock import PeerClock
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import RequestShape

@@ -12,7 +12,7 @@ from shapestream.client.ledger import Ledger
 from shapestream.scheduling.events import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving.egress import Egress
-from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
 from shapestream_engine.signature import ModelSignature
