@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import openvino as ov
 
-from shapestream_engine.backends.openvino.engine_words import engine_words
+from shapestream_engine.backends.openvino.runtime import engine_words
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, ShapeError
 from shapestream_engine.ports import InputPort

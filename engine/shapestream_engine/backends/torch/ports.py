@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from shapestream_engine.backends.file_ports import FilePort
-from shapestream_engine.backends.torch.conversion import ELEMENT_TYPES
+from shapestream_engine.backends.torch.request import ELEMENT_TYPES
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.shapes import MAX_SIZE, Dimension
 
