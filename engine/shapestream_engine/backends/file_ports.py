@@ -35,9 +35,9 @@ class FilePort:
     """The file's own name of it, or `input0`, `output1`, … where it has none."""
     element_type: str
     symbols: tuple[str | None, ...]
-    """Per axis the name that the file gives to its size; None where it gives none."""
+    """The name that the file gives to the size of each axis; None where it gives none."""
     dimensions: tuple[Dimension, ...] | None
-    """Per axis the sizes that the file admits; None where it admits any number of axes."""
+    """The sizes that the file admits for each axis; None where it admits any number of axes."""
     aliases: frozenset[str] = frozenset()
     """Further names that a spec may use. Its position, `input0`, is always one."""
     batch_axis: int | None = None
@@ -165,7 +165,7 @@ class _Names:
 def _input_shapes(
     spec: ModelSpec, ports: Sequence[FilePort], names: Sequence[str], *, reshapes: bool
 ) -> tuple[list[NamedShape], dict[str, str]]:
-    """Per input its shape, and for each of the file's symbols the name that its size has from here on."""
+    """The shape of each input, and the name that the size of each of the file's symbols has from here on."""
     stated = [
         _stated_shape(port, name, spec.inputs.get(name)) for port, name in zip(ports, names, strict=True)
     ]
@@ -195,7 +195,7 @@ def _input_shapes(
 
 
 def no_tensors(outputs: Sequence[str]) -> str:
-    """What to say of outputs that are sequences or maps, which no request can be answered with."""
+    """The message about outputs that are sequences or maps, which no request can be answered with."""
     names = ", ".join(map(repr, outputs))
     return (
         f"output{'s' if len(outputs) > 1 else ''} {names}: a sequence or a map, which is no tensor "
@@ -228,7 +228,7 @@ def _symbols(port: FilePort, stated: NamedShape | None) -> tuple[str | None, ...
 def _names_of_symbols(
     ports: Sequence[FilePort], names: Sequence[str], stated: Sequence[NamedShape | None]
 ) -> dict[str, str]:
-    """For each of the file's symbols the name of its size: the configuration's, else the file's."""
+    """The name of the size of each of the file's symbols: the configuration's, else the file's."""
     own: dict[str, str] = {}
     calls: dict[str, str] = {}
     for port, name, shape in zip(ports, names, stated, strict=True):
@@ -250,7 +250,7 @@ def _names_of_symbols(
 def _stated_bounds(
     names: Sequence[str], shapes: Sequence[NamedShape | None], named: Sequence[Sequence[str | None]]
 ) -> dict[str, Dimension]:
-    """Per dimension the sizes that all inputs state together; a name alone states nothing."""
+    """The sizes of each dimension that all inputs state together; a name alone states nothing."""
     bounds: dict[str, Dimension] = {}
     for port, shape, axis_names in zip(names, shapes, named, strict=True):
         for name, dimension in zip(axis_names, () if shape is None else shape.dimensions, strict=False):

@@ -118,7 +118,7 @@ class FunctionRequest(HostTensors):
         """Does nothing: a Python callable cannot be interrupted."""
 
     def outputs(self) -> list[_Array]:
-        """What the last call returned, which may be views of the inputs: copy before the next call."""
+        """The outputs of the last call, which may be views of the inputs: copy before the next call."""
         return self._outputs
 
     def _check(self, returned: Any) -> list[_Array]:

@@ -40,7 +40,7 @@ class BackgroundCall:
         self._call = self._executor.submit(function)
 
     def wait(self) -> None:
-        """Until the call is over; raises what it raised. Without a call it returns at once."""
+        """Wait until the call is over; raises its error. Without a call it returns at once."""
         call, self._call = self._call, None
         if call is not None:
             call.result()
@@ -112,7 +112,7 @@ def input_tensors(
 
 
 def empty_outputs(signature: ModelSignature) -> list[_Array]:
-    """What the outputs are before the first call: 0 in each dynamic dimension."""
+    """The outputs before the first call: 0 in each dynamic dimension."""
     return [
         np.empty(
             [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
@@ -123,7 +123,7 @@ def empty_outputs(signature: ModelSignature) -> list[_Array]:
 
 
 class HostTensors(InferRequest):
-    """What requests over host memory share: their tensors, and those from outside that are set in place of them."""
+    """A request's tensors in host memory, and those from outside that are set in place of them."""
 
     def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
         super().__init__(signature)
@@ -189,7 +189,7 @@ class HostRequest(HostTensors):
         self._background.start(self._finish)
 
     def wait(self) -> None:
-        """Until the call that `start_async` began is over; raises what it raised."""
+        """Wait until the call that `start_async` began is over; raises its error."""
         self._background.wait()
 
     def cancel(self) -> None:

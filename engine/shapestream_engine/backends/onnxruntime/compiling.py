@@ -1,4 +1,4 @@
-"""From a `ModelSpec` to a session of ONNX Runtime, its options and providers, and the signature of its model."""
+"""A session of ONNX Runtime from a `ModelSpec`: its options and providers, and the signature of its model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRun
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """What the model would be if it were compiled, without the time that its optimization takes: for `read_model`."""
+    """The signature of the model, read without the time that its optimization takes: for `read_model`."""
     provider, provider_options = provider_of(spec)
     options, _ = session_options(spec, 1, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -95,7 +95,7 @@ class OnnxRuntimeModel(CompiledModel):
 
 
 def _source(spec: ModelSpec) -> str | bytes:
-    """What a session is made of: a path, or an ONNX model in memory, as bytes or as an `onnx.ModelProto`."""
+    """The source of a session: a path, or an ONNX model in memory, as bytes or as an `onnx.ModelProto`."""
     if spec.path is not None:
         if not spec.path.is_file():
             reason = "is a directory" if spec.path.is_dir() else "no such file"

@@ -1,4 +1,4 @@
-"""From a `ModelSpec` to a model compiled by OpenVINO, and the properties that it runs with in the end."""
+"""A model compiled by OpenVINO from a `ModelSpec`, read from its file, and the properties that it runs with in the end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _advice(path: Path) -> str:
 
 
 def _unreadable(format_name: str, path: Path) -> str | None:
-    """Why the reader of this format does not take the file; None if it does.
+    """The reason why the reader of this format does not take the file; None if it does.
 
     `Core.read_model` asks the readers of all formats in turn; of a damaged file they write each their own complaint to
     stderr, and the error then holds none of the reasons.
@@ -104,7 +104,7 @@ def _static_shapes(signature: ModelSignature) -> tuple[tuple[int, ...], ...]:
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """What the model would be if it were compiled: for `read_model`."""
+    """The signature of the model, without compiling it: for `read_model`."""
     return signature_of_model(_model(spec), spec)
 
 

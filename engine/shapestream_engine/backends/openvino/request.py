@@ -175,7 +175,7 @@ class OpenVinoRequest(InferRequest):
             raise InferenceError(engine_words(error)) from error
 
     def wait(self) -> None:
-        """Until the call is over; raises `InferenceError` with OpenVINO's words. Other threads run meanwhile."""
+        """Wait until the call is over; raises `InferenceError` with OpenVINO's words. Other threads run meanwhile."""
         try:
             self.engine_request.wait()
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""From a `ModelSpec` to an exported program on its device."""
+"""An exported program on its device, read and placed as a `ModelSpec` says."""
 
 from __future__ import annotations
 
