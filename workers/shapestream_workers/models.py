@@ -11,13 +11,10 @@ from pathlib import Path
 import structlog
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings
-from shapestream.settings_models import ModelSettings, ShapesSettings
-from shapestream.yaml_source import Location
+from shapestream.settings import LoadedSettings, Location, ModelSettings, ShapesSettings
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.batching.native import Native
 from shapestream_engine.batching.padded import Padded
-from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
@@ -76,11 +73,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
 
 def _strategy(model: ModelSettings) -> Strategy:
     """The strategy; rows of different requests meet, and are filled up, only where the proof tries that."""
-    shapes = model.shapes
-    if shapes.strategy == "native":
-        strategy = parse_strategy({"max_prepared": shapes.max_prepared, "static": shapes.static})
-    else:
-        strategy = parse_strategy({"strategy": shapes.strategy, **shapes.sizes})
+    strategy = model.shapes.to_strategy()
     if BATCH in strategy.sizes:
         return strategy
     most = rows_together(model)
