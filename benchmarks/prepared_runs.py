@@ -20,7 +20,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine import InputSpec, ModelSpec, Report, RequestPool, Slot, Tensors, Work, compile_model
+from shapestream_engine import (
+    Batch,
+    BatchReport,
+    InputSpec,
+    ModelSpec,
+    RequestPool,
+    Slot,
+    Tensors,
+    compile_model,
+)
 from shapestream_engine.batching.native import Native
 from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.batching.strategy import Strategy
@@ -46,19 +55,19 @@ class Runner:
 
     def __init__(self, model: CompiledModel) -> None:
         self.model = model
-        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         self._slot = Slot("0", {"m": RequestPool(model, 1)}, self._reports.put)
 
     def run(self, x: _Array) -> _Array:
         """One request; its output, or the error that it met."""
         member = Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),))
-        sizes = self.model.signature.resolve(member.layout).sizes
-        self._slot.start(Work(batch=0, model="m", sizes=sizes, members=(member,)))
+        shape = self.model.signature.resolve(member.layout)
+        self._slot.start(Batch(batch=0, model="m", sizes=shape.sizes, members=(member,), shapes=(shape,)))
         report = self._reports.get()
         if report.outputs is None or report.outputs[0] is None:
             raise RuntimeError(report.message)
-        (_, _, shape), buffer = report.outputs[0].layout[0], report.outputs[0].buffers[0]
-        return np.frombuffer(buffer, np.float32).reshape(shape)
+        (_, _, sizes), buffer = report.outputs[0].layout[0], report.outputs[0].buffers[0]
+        return np.frombuffer(buffer, np.float32).reshape(sizes)
 
     def close(self) -> None:
         """End the slot's thread."""

@@ -20,28 +20,27 @@ import typer
 from rich.console import Console
 
 from benchmarks.report import Figure, Report
-from shapestream.scheduling.actions import (
-    Action,
-    CancelBatch,
-    DeliverResults,
-    FailRequest,
-    ForgetRequest,
-    KillSlot,
-    RecallBatch,
-    ReportFault,
-    StartBatch,
-)
 from shapestream.scheduling.events import (
+    Action,
     Arrival,
     BatchFailed,
     BatchFinished,
+    CancelBatch,
+    DeliverResults,
     Event,
+    FailRequest,
+    ForgetRequest,
+    KillSlot,
     ModelAdded,
     ModelProfile,
+    RecallBatch,
+    ReportFault,
     RequestsArrived,
     SlotJoined,
+    StartBatch,
 )
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 MODEL = "m"
@@ -176,7 +175,7 @@ class World:
                 if taken_back is not None and taken_back.batch == action.batch:
                     del self._behind[action.slot]
                     self._waiting += len(taken_back.requests)
-                    self._handle(BatchFailed(batch=action.batch, code="recalled", message=""))
+                    self._handle(BatchFailed(batch=action.batch, code=ErrorCode.RECALLED, message=""))
             case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot() | ReportFault():
                 raise AssertionError(f"nothing here asks for {action}")
             case _:

@@ -4,6 +4,7 @@ It knows no event loop, no socket and no wire format; those are the pipeline's.
 """
 
 from shapestream_engine.array_tensor import ArrayTensor
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.batching.bucketed import Bucketed
 from shapestream_engine.batching.native import Native
 from shapestream_engine.batching.padded import Padded
@@ -51,12 +52,14 @@ from shapestream_engine.rules import (
 )
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
-from shapestream_engine.slot import Report, Slot, Work
+from shapestream_engine.slot import Slot
 from shapestream_engine.tensor import Tensor, TensorLike
 
 __all__ = [
     "ELEMENT_TYPES",
     "ArrayTensor",
+    "Batch",
+    "BatchReport",
     "Bucketed",
     "Buffer",
     "CompiledModel",
@@ -65,6 +68,7 @@ __all__ = [
     "ElementTypeError",
     "EngineError",
     "EngineMissing",
+    "ErrorCode",
     "IndexColumn",
     "InferRequest",
     "InferResults",
@@ -88,7 +92,6 @@ __all__ = [
     "PreparedLimits",
     "ReadModel",
     "Recount",
-    "Report",
     "RequestPool",
     "RequestShape",
     "Rows",
@@ -105,7 +108,6 @@ __all__ = [
     "Tensors",
     "Whole",
     "With",
-    "Work",
     "compile_model",
     "dtype_of",
     "element_type_of",

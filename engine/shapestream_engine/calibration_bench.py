@@ -11,16 +11,15 @@ from queue import Empty, SimpleQueue
 from statistics import median
 from time import monotonic
 
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.cost_table import CostPoint
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
-from shapestream_engine.probing.pool import make_request
-from shapestream_engine.probing.values import Values, default_values
+from shapestream_engine.probing.inputs import Values, default_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Slot
-from shapestream_engine.work import Report, Work
 
 __all__ = ["MOST_FAILURES", "CalibrationBench"]
 
@@ -58,7 +57,7 @@ class CalibrationBench:
         """Per call shape: every slot's seconds, and those of its first call."""
         self._refused: set[tuple[int, ...]] = set()
         self._resident = resident_nbytes()
-        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         pool = RequestPool(model, slots)
         self._slots = [
             Slot(f"calibration/{number}", {model.signature.name: pool}, self._reports.put)
@@ -137,7 +136,7 @@ class CalibrationBench:
             raise _CallFailed(f"it takes more calls than one: {calls}")
         self._keep(calls[0][1], times, first)
 
-    def _keep(self, ran: tuple[int, ...], times: list[float], first: list[Report] | None) -> None:
+    def _keep(self, ran: tuple[int, ...], times: list[float], first: list[BatchReport] | None) -> None:
         own = self._times.get(ran)
         if own is None:
             met = not self._times  # it was the first of all, and has run before
@@ -149,7 +148,7 @@ class CalibrationBench:
         self._smallest = self._smallest or (prod(ran), seconds)
         self._largest = max(self._largest, (prod(ran), seconds))
 
-    def _round(self, work: Work) -> list[Report]:
+    def _round(self, work: Batch) -> list[BatchReport]:
         """The same work on all slots at the same time."""
         batches = set()
         for slot in self._slots:
@@ -168,7 +167,7 @@ class CalibrationBench:
             raise _CallFailed(failed.message)
         return reports
 
-    def _work(self, sizes: tuple[int, ...]) -> Work:
+    def _work(self, sizes: tuple[int, ...]) -> Batch:
         """A batch of that size, of requests with one row each if the model takes such."""
         signature = self._signature
         alone = not signature.has_batch or signature.strategy.alone or signature.bounds[0].minimum > 1
@@ -184,7 +183,7 @@ class CalibrationBench:
             shapes = tuple([signature.resolve(member.layout) for member in members])
         except EngineError as error:
             raise _CallFailed(str(error)) from error
-        return Work(batch=0, model=signature.name, sizes=sizes, members=tuple(members), shapes=shapes)
+        return Batch(batch=0, model=signature.name, sizes=sizes, members=tuple(members), shapes=shapes)
 
 
 def resident_nbytes() -> int:

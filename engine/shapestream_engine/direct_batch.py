@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.pieces import Piece
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.batching.strategy import PlannedCall
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InferRequest
+from shapestream_engine.planned_batch import in_time
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.work import Report, Work, in_time
 
 __all__ = ["DirectBatch"]
 
@@ -21,7 +22,7 @@ class DirectBatch:
 
     def __init__(
         self,
-        work: Work,
+        work: Batch,
         pool: RequestPool,
         request: InferRequest,
         infer: Callable[[InferRequest], tuple[float, float]],
@@ -32,10 +33,9 @@ class DirectBatch:
         self._request = request
         self._infer = infer
         self._is_new = is_new
-        resolve = pool.signature.resolve
-        self._shapes = work.shapes or tuple([resolve(member.layout) for member in work.members])
+        self._shapes = work.shapes
 
-    def run(self) -> Report:
+    def run(self) -> BatchReport:
         """Runs the call, without the members whose time to start has passed; these get nothing.
 
         Members whose answer is known without a call take no part in it either.
@@ -57,15 +57,14 @@ class DirectBatch:
         else:
             spent_s = perf_counter() - began
             outputs = self._outputs((), (), answered)
-            return Report(batch=work.batch, outputs=outputs, gather_s=spent_s, busy_s=spent_s)
+            return BatchReport(batch=work.batch, outputs=outputs, busy_s=spent_s)
         started, ended = self._infer(request)
         shapes = self._shapes if len(places) == members else [self._shapes[place] for place in places]
         results = assembly.split(sizes, shapes, request.outputs())
-        return Report(
+        return BatchReport(
             batch=work.batch,
             outputs=self._outputs(results, places, answered),
             run_s=ended - started,
-            gather_s=started - began,
             busy_s=perf_counter() - began,
             reallocations=request.reallocations - reallocations,
             preparations=int(self._is_new(work.model, sizes)),

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import perf_counter
+from time import monotonic, perf_counter
 
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.pieces import Piece, divide
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.batching.strategy import PlannedCall
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InferRequest
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.work import Report, Work, in_time
 
-__all__ = ["PlannedBatch"]
+__all__ = ["PlannedBatch", "in_time"]
 
 
 class PlannedBatch:
@@ -27,7 +27,7 @@ class PlannedBatch:
 
     def __init__(
         self,
-        work: Work,
+        work: Batch,
         pool: RequestPool,
         request: InferRequest | None,
         infer: Callable[[InferRequest], tuple[float, float]],
@@ -41,16 +41,15 @@ class PlannedBatch:
         self._request = request
         self._infer = infer
         self._is_new = is_new
-        resolve = pool.signature.resolve
-        self._shapes = work.shapes or tuple([resolve(member.layout) for member in work.members])
+        self._shapes = work.shapes
         self._parts: list[list[Tensors]] = [[] for _ in work.members]
         """Of each member, the results so far."""
         self._part_rows: list[list[int]] = [[] for _ in work.members]
         self._calls: Counter[tuple[int, ...]] = Counter()
-        self._run_s = self._gather_s = 0.0
+        self._run_s = 0.0
         self._reallocations = self._preparations = 0
 
-    def run(self) -> Report:
+    def run(self) -> BatchReport:
         """Runs all calls; members whose time to start passes in between are left out of the rest, and get nothing."""
         began = perf_counter()
         places: Sequence[int] = range(len(self._work.members))
@@ -62,11 +61,10 @@ class PlannedBatch:
         while places := in_time(self._work.start_before, self._unfinished(places)):
             self._run_calls(places)
         outputs = tuple([self._result(place) for place in range(len(self._parts))])
-        return Report(
+        return BatchReport(
             batch=self._work.batch,
             outputs=outputs,
             run_s=self._run_s,
-            gather_s=self._gather_s,
             busy_s=perf_counter() - began,
             reallocations=self._reallocations,
             preparations=self._preparations,
@@ -142,7 +140,6 @@ class PlannedBatch:
         if in_time(work.start_before, members) is not members:  # waiting and gathering take time
             return False
         started, ended = self._infer(request)
-        self._gather_s += started - began
         self._run_s += ended - started
         self._calls[call.sizes] += 1
         results = assembly.split(call.sizes, [shape for _, shape in own], request.outputs())
@@ -165,3 +162,17 @@ def _covering(rows: int, calls: Sequence[PlannedCall]) -> Sequence[PlannedCall]:
     """The first of these calls, as far as there are rows; one at least."""
     covering = [replace(call, stop=min(call.stop, rows)) for call in calls if call.start < rows]
     return covering or [replace(calls[0], stop=0)]
+
+
+def in_time(start_before: tuple[float | None, ...] | None, places: Sequence[int]) -> Sequence[int]:
+    """The places of `places` whose members may still start; the same object where none is late."""
+    if start_before is None:
+        return places
+    deadlines = [time for time in start_before if time is not None]
+    if not deadlines:
+        return places
+    now = monotonic()
+    if min(deadlines) > now:
+        return places
+    left = [place for place in places if (time := start_before[place]) is None or time > now]
+    return places if len(left) == len(places) else left

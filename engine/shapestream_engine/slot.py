@@ -22,14 +22,14 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from time import perf_counter
 
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.direct_batch import DirectBatch
 from shapestream_engine.errors import EngineError, InferenceError
 from shapestream_engine.model import InferRequest
 from shapestream_engine.planned_batch import PlannedBatch
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.work import ErrorCode, Report, Work
 
-__all__ = ["MAX_WAITING", "ErrorCode", "Report", "Slot", "Work"]
+__all__ = ["MAX_WAITING", "Slot"]
 
 MAX_WAITING = 1
 """Batches that may wait behind the one that runs. One hides the way to the slot; more would only be decided too early."""
@@ -45,7 +45,9 @@ class Slot:
     batch leaves the slot as good as new.
     """
 
-    def __init__(self, name: str, pools: Mapping[str, RequestPool], report: Callable[[Report], None]) -> None:
+    def __init__(
+        self, name: str, pools: Mapping[str, RequestPool], report: Callable[[BatchReport], None]
+    ) -> None:
         self.name = name
         self._pools = dict(pools)
         self._report = report
@@ -53,7 +55,7 @@ class Slot:
         # Ties what other threads ask for to what this one does: a batch is taken back or begun, never both, and
         # `cancel` hits the call of its batch or none.
         self._lock = threading.Lock()
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[Batch] = deque()
         """Not begun yet. Bounded by `start`, which refuses what exceeds `MAX_WAITING`."""
         self._begun: int | None = None
         """The batch that the thread works on, until just before its report."""
@@ -74,7 +76,7 @@ class Slot:
         """Whether the thread runs no further batch, although nothing has closed the slot."""
         return self._ended
 
-    def start(self, work: Work) -> None:
+    def start(self, work: Batch) -> None:
         """Hand over a batch, to run when those before it are done.
 
         Raises `RuntimeError` while one waits behind another already, after `close`, and once the slot `has_ended`.
@@ -89,14 +91,14 @@ class Slot:
 
     def recall(self, batch: int) -> bool:
         """Take a batch back that has not begun: it is reported as `recalled`. False: it is too late, or unknown."""
-        return self._take_back(batch, "recalled", "taken back before it began")
+        return self._take_back(batch, ErrorCode.RECALLED, "taken back before it began")
 
     def cancel(self, batch: int) -> None:
         """Ask for the end of a batch. It is reported all the same: as done if it came too late.
 
         Unknown batches, and those that were reported, are ignored.
         """
-        if self._take_back(batch, "cancelled", "cancelled before it began"):
+        if self._take_back(batch, ErrorCode.CANCELLED, "cancelled before it began"):
             return
         with self._lock:
             if self._begun == batch:
@@ -123,7 +125,7 @@ class Slot:
             if found is None:
                 return False
             self._waiting.remove(found)
-        self._report(Report(batch=batch, outputs=None, error_code=code, message=why))
+        self._report(BatchReport(batch=batch, outputs=None, code=code, message=why))
         return True
 
     # ---------------------------------------------------------------- on the slot's thread
@@ -143,11 +145,11 @@ class Slot:
             waiting = list(self._waiting)
             self._waiting.clear()
         why = f"the thread of slot {self.name!r} has ended"
-        failed: list[tuple[int, ErrorCode]] = [(work.batch, "unavailable") for work in waiting]
+        failed: list[tuple[int, ErrorCode]] = [(work.batch, ErrorCode.UNAVAILABLE) for work in waiting]
         if begun is not None:
-            failed.insert(0, (begun, "internal"))
+            failed.insert(0, (begun, ErrorCode.INTERNAL))
         for batch, code in failed:
-            self._report(Report(batch=batch, outputs=None, error_code=code, message=why, slot_ended=True))
+            self._report(BatchReport(batch=batch, outputs=None, code=code, message=why, slot_ended=True))
 
     def _work_off(self) -> None:
         while True:
@@ -170,14 +172,14 @@ class Slot:
             self._report(report)
             del report
 
-    def _process(self, work: Work) -> Report:
+    def _process(self, work: Batch) -> BatchReport:
         began = perf_counter()
         pool = self._pools.get(work.model)
         request = None if pool is None else pool.try_lease()
         if pool is None or (request is None and pool.prepared is None):
             reason = "is not served here" if pool is None else f"has no free request: {pool!r}"
             message = f"model {work.model!r} {reason}"
-            return Report(batch=work.batch, outputs=None, error_code="unavailable", message=message)
+            return BatchReport(batch=work.batch, outputs=None, code=ErrorCode.UNAVAILABLE, message=message)
         try:
             if pool.planner is not None:
                 return PlannedBatch(work, pool, request, self._infer, self._is_new).run()
@@ -215,25 +217,27 @@ class Slot:
         seen.add(sizes)
         return True
 
-    def _failure(self, work: Work, error: BaseException, began: float) -> Report:
-        code: ErrorCode
+    def _failure(self, work: Batch, error: BaseException, began: float) -> BatchReport:
         words = _words(error)
         if self._cancelled:
-            code, message = "cancelled", words
+            code, message = ErrorCode.CANCELLED, words
         elif isinstance(error, MemoryError):
             # Of the device, not of the data: elsewhere, or later, the batch may run.
-            code, message = "unavailable", f"out of memory: {words}"
+            code, message = ErrorCode.UNAVAILABLE, f"out of memory: {words}"
         elif isinstance(error, EngineError | RuntimeError):
-            code, message = "model_error", words
+            code, message = ErrorCode.MODEL_ERROR, words
         elif isinstance(error, Exception):
-            code, message = "internal", f"{type(error).__name__}: {words}"
+            code, message = ErrorCode.INTERNAL, f"{type(error).__name__}: {words}"
         else:
-            code, message = "model_error", f"{type(error).__name__}: {words}"  # none of ours raises such
-        return Report(
+            code, message = (
+                ErrorCode.MODEL_ERROR,
+                f"{type(error).__name__}: {words}",
+            )  # none of ours raises such
+        return BatchReport(
             batch=work.batch,
             outputs=None,
             busy_s=perf_counter() - began,
-            error_code=code,
+            code=code,
             message=message,
         )
 

@@ -1,4 +1,4 @@
-"""docs/seeds.md and the tests of its claims say the same of each other."""
+"""tests/engine/seeds.md and the tests of its claims say the same of each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "seeds.md"
+DOCUMENT = ROOT / "tests" / "engine" / "seeds.md"
 SEEDS = ("S000", "S001", "S002", "S003", "S004")
 
 _ROW = re.compile(
@@ -22,7 +22,7 @@ def rows() -> list[dict[str, str]]:
     """The document's claims."""
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     matches = [_ROW.match(line) for line in lines if line.startswith("| S")]
-    assert None not in matches, "a row of docs/seeds.md has not five columns"
+    assert None not in matches, "a row of tests/engine/seeds.md has not five columns"
     return [match.groupdict() for match in matches if match is not None]
 
 
@@ -43,8 +43,8 @@ def marked() -> set[tuple[str, str]]:
 def test_the_list_and_the_tests_agree_both_ways() -> None:
     """Every test that a claim names checks it, and every test that checks a claim is named there."""
     listed = {(row["claim"], test) for row in rows() for test in _TEST.findall(row["tests"])}
-    assert set() == listed - marked(), "named in docs/seeds.md, and not marked, or not there"
-    assert set() == marked() - listed, "marked, and not named in docs/seeds.md"
+    assert set() == listed - marked(), "named in tests/engine/seeds.md, and not marked, or not there"
+    assert set() == marked() - listed, "marked, and not named in tests/engine/seeds.md"
 
 
 def test_every_claim_has_a_verdict_with_what_it_needs() -> None:

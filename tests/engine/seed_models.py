@@ -10,14 +10,14 @@ import openvino as ov
 from openvino import opset13 as op
 
 from shapestream_engine import (
+    Batch,
+    BatchReport,
     InferRequest,
     ModelSpec,
     ReadModel,
-    Report,
     RequestPool,
     Slot,
     Tensors,
-    Work,
     dtype_of,
     element_type_of,
     read_model,
@@ -77,9 +77,9 @@ def one_request(model: ReadModel) -> InferRequest:
     return model.compile().create_infer_request()
 
 
-def serve(model: ReadModel, *requests: dict[str, _Array]) -> tuple[list[_Array], Report]:
+def serve(model: ReadModel, *requests: dict[str, _Array]) -> tuple[list[_Array], BatchReport]:
     """The requests as one batch in a slot: the first output of each, and the report."""
-    reports: SimpleQueue[Report] = SimpleQueue()
+    reports: SimpleQueue[BatchReport] = SimpleQueue()
     compiled = model.compile()
     slot = Slot("s", {"m": RequestPool(compiled, 1)}, reports.put)
     numbers = {port.name: number for number, port in enumerate(compiled.signature.inputs)}
@@ -95,12 +95,12 @@ def serve(model: ReadModel, *requests: dict[str, _Array]) -> tuple[list[_Array],
     shapes = tuple(compiled.signature.resolve(member.layout) for member in members)
     sizes = merge_sizes(compiled.signature, [shape.sizes for shape in shapes])
     try:
-        slot.start(Work(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
+        slot.start(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
         report = reports.get(timeout=TIMEOUT_S)
     finally:
         slot.close()
         compiled.close()
-    assert (None, "") == (report.error_code, report.message)
+    assert (None, "") == (report.code, report.message)
     return [_first(tensors) for tensors in report.outputs or ()], report
 
 

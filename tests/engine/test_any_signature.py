@@ -14,6 +14,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from shapestream_engine import (
+    Batch,
+    BatchReport,
     Bucketed,
     InputSpec,
     ModelSpec,
@@ -21,13 +23,11 @@ from shapestream_engine import (
     OutputSpec,
     Padded,
     Partitioned,
-    Report,
     RequestPool,
     ShapeError,
     Slot,
     Strategy,
     Tensors,
-    Work,
     compile_model,
     dtype_of,
     parse_strategy,
@@ -241,7 +241,7 @@ def test_every_request_gets_what_the_model_gives_it_alone(scenario: Scenario) ->
     """To the bit, in shape and type, whoever shares the call, however it is padded, filled up and divided."""
     event(scenario.strategy.NAME)
     model = compile_model(spec_of(scenario))
-    reports: SimpleQueue[Report] = SimpleQueue()
+    reports: SimpleQueue[BatchReport] = SimpleQueue()
     slot = Slot("s", {"m": RequestPool(model, 1)}, reports.put)
     try:
         for number, batch in enumerate(scenario.batches):
@@ -260,9 +260,11 @@ def test_every_request_gets_what_the_model_gives_it_alone(scenario: Scenario) ->
             if not members:
                 continue
             sizes = merge_sizes(model.signature, [shape.rounded for shape in shapes])
-            slot.start(Work(batch=number, model="m", sizes=sizes, members=tuple(members)))
+            slot.start(
+                Batch(batch=number, model="m", sizes=sizes, members=tuple(members), shapes=tuple(shapes))
+            )
             report = reports.get(timeout=PATIENCE_S)
-            assert (None, "") == (report.error_code, report.message)
+            assert (None, "") == (report.code, report.message)
             assert report.outputs is not None
             for x, result in zip(taken, report.outputs, strict=True):
                 assert result is not None

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from shapestream_engine import (
+    Batch,
+    BatchReport,
     Bucketed,
     InputSpec,
     ModelSpec,
@@ -19,13 +21,11 @@ from shapestream_engine import (
     OutputSpec,
     Padded,
     Partitioned,
-    Report,
     RequestPool,
     ShapeError,
     Slot,
     Strategy,
     Tensors,
-    Work,
     compile_model,
     dtype_of,
 )
@@ -88,23 +88,26 @@ class Bench:
                 outputs=outputs,
             )
         )
-        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.reports: SimpleQueue[BatchReport] = SimpleQueue()
         self.slot = Slot("s", {"m": RequestPool(self.model, 1)}, self.reports.put)
 
-    def run(self, *arrays: Array, **more: Any) -> Report:
+    def run(self, *arrays: Array, **more: Any) -> BatchReport:
         """One batch of a request per array."""
         members = tuple(
             Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),)) for array in arrays
         )
         signature = self.model.signature
-        sizes = merge_sizes(signature, [signature.resolve(member.layout).rounded for member in members])
-        self.slot.start(Work(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, **more}))
+        shapes = tuple(signature.resolve(member.layout) for member in members)
+        sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
+        self.slot.start(
+            Batch(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, "shapes": shapes, **more})
+        )
         return self.reports.get(timeout=PATIENCE_S)
 
     def results(self, *arrays: Array, **more: Any) -> list[dict[str, Array]]:
         """The outputs of each member, by name."""
         report = self.run(*arrays, **more)
-        assert (None, "") == (report.error_code, report.message)
+        assert (None, "") == (report.code, report.message)
         assert report.outputs is not None
         names = [port.name for port in self.model.signature.outputs]
         return [

@@ -14,15 +14,15 @@ from openvino import opset13 as op
 from tests.engine.detectors import PORTS, ROOM, multiclass, padded, pictures, selection_by_hand, ssd
 
 from shapestream_engine import (
+    Batch,
+    BatchReport,
     InputSpec,
     ModelSpec,
     OutputSpec,
-    Report,
     RequestPool,
     SignatureError,
     Slot,
     Tensors,
-    Work,
     compile_model,
     dtype_of,
 )
@@ -48,10 +48,10 @@ PADDED: Rules = {
 class Detector:
     """A model in a slot, and a way to run pictures."""
 
-    def __init__(self, pool: RequestPool, slot: Slot, reports: SimpleQueue[Report]) -> None:
+    def __init__(self, pool: RequestPool, slot: Slot, reports: SimpleQueue[BatchReport]) -> None:
         self._pool, self._slot, self._reports = pool, slot, reports
 
-    def report(self, images: Sequence[Array]) -> Report:
+    def report(self, images: Sequence[Array]) -> BatchReport:
         """One call for all of these requests."""
         signature = self._pool.signature
         members = tuple(
@@ -59,13 +59,13 @@ class Detector:
         )
         shapes = tuple(signature.resolve(member.layout) for member in members)
         sizes = merge_sizes(signature, [shape.sizes for shape in shapes])
-        self._slot.start(Work(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
+        self._slot.start(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
         return self._reports.get(timeout=60)
 
     def together(self, images: Sequence[Array]) -> list[dict[str, Array]]:
         """Each request's outputs by name, from one call."""
         report = self.report(images)
-        assert (None, "") == (report.error_code, report.message)
+        assert (None, "") == (report.code, report.message)
         results = []
         for outputs in report.outputs or ():
             assert outputs is not None
@@ -97,7 +97,7 @@ def running(model: ov.Model, rules: Rules) -> Iterator[Detector]:
     )
     compiled = compile_model(spec, threads=1)
     pool = RequestPool(compiled, 1)
-    reports: SimpleQueue[Report] = SimpleQueue()
+    reports: SimpleQueue[BatchReport] = SimpleQueue()
     slot = Slot("s", {"m": pool}, reports.put)
     try:
         yield Detector(pool, slot, reports)
@@ -209,7 +209,7 @@ def test_a_batch_that_breaks_a_rule_fails_alone() -> None:
     with running(model, MULTICLASS) as detector:
         assert [1] == [len(result["found"]) for result in detector.together([good])]
         report = detector.report([good, bad])
-        assert ("model_error", None) == (report.error_code, report.outputs)
+        assert ("model_error", None) == (report.code, report.outputs)
         assert "'found' has 2 rows, and 'count', which counts them, sums up to 3" in report.message
         assert [1, 1] == [len(result["found"]) for result in detector.together([good, good])]
 

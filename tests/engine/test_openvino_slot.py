@@ -13,15 +13,15 @@ import pytest
 from openvino import opset13 as op
 
 from shapestream_engine import (
+    Batch,
+    BatchReport,
     CompiledModel,
     InputSpec,
     ModelSpec,
     OutputSpec,
-    Report,
     RequestPool,
     Slot,
     Tensors,
-    Work,
     compile_model,
     dtype_of,
     element_type_of,
@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, model: CompiledModel, slots: int = 1) -> None:
         self.signature = model.signature
         self.pool = RequestPool(model, slots)
-        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.reports: SimpleQueue[BatchReport] = SimpleQueue()
         self.slots = [Slot(str(number), {"m": self.pool}, self.reports.put) for number in range(slots)]
 
     def start(self, *requests: Mapping[str, Any], slot: int = 0, batch: int = 1) -> None:
@@ -55,10 +55,10 @@ class Bench:
         shapes = tuple(self.signature.resolve(member.layout) for member in members)
         sizes = merge_sizes(self.signature, [shape.sizes for shape in shapes])
         self.slots[slot].start(
-            Work(batch=batch, model="m", sizes=sizes, members=tuple(members), shapes=shapes)
+            Batch(batch=batch, model="m", sizes=sizes, members=tuple(members), shapes=shapes)
         )
 
-    def run(self, *requests: Mapping[str, Any]) -> Report:
+    def run(self, *requests: Mapping[str, Any]) -> BatchReport:
         """One batch, and its report."""
         self.start(*requests)
         return self.reports.get(timeout=TIMEOUT_S)
@@ -66,10 +66,10 @@ class Bench:
     def results(self, *requests: Mapping[str, Any]) -> list[dict[str, np.ndarray[Any, Any]]]:
         """One batch that runs: each request's outputs by name."""
         report = self.run(*requests)
-        assert (None, "") == (report.error_code, report.message)
+        assert (None, "") == (report.code, report.message)
         return self.arrays(report)
 
-    def arrays(self, report: Report) -> list[dict[str, np.ndarray[Any, Any]]]:
+    def arrays(self, report: BatchReport) -> list[dict[str, np.ndarray[Any, Any]]]:
         """Each member's outputs by name."""
         assert report.outputs is not None
         found = []
@@ -167,7 +167,7 @@ def test_a_real_inference_fails_and_the_slot_answers_and_is_used_again(served: A
         if shape[0] * shape[1] == 6:
             np.testing.assert_array_equal(array.reshape(shape), bench.arrays(report)[0]["y"], strict=True)
         else:
-            assert "model_error" == report.error_code
+            assert "model_error" == report.code
             assert "conflicts with the reshape pattern" in report.message
             assert report.outputs is None
         assert "0 leased, 1 free" == repr(bench.pool)

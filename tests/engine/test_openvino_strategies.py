@@ -14,6 +14,8 @@ from openvino import opset13 as op
 from tests.engine.detectors import PORTS, pictures, ssd
 
 from shapestream_engine import (
+    Batch,
+    BatchReport,
     Bucketed,
     CompiledModel,
     InputSpec,
@@ -23,12 +25,10 @@ from shapestream_engine import (
     Padded,
     Partitioned,
     PreparedLimits,
-    Report,
     RequestPool,
     Slot,
     Strategy,
     Tensors,
-    Work,
     compile_model,
     dtype_of,
 )
@@ -61,10 +61,10 @@ class Bench:
     def __init__(self, spec: ModelSpec) -> None:
         self.model: CompiledModel = compile_model(spec, threads=1)
         self._pool = RequestPool(self.model, 1)
-        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         self._slot = Slot("s", {"m": self._pool}, self._reports.put)
 
-    def report(self, requests: Sequence[Array]) -> Report:
+    def report(self, requests: Sequence[Array]) -> BatchReport:
         """One batch of requests with only their first input; a mask is made."""
         signature = self.model.signature
         kind = signature.inputs[0].element_type
@@ -73,13 +73,13 @@ class Bench:
         )
         shapes = tuple(signature.resolve(member.layout) for member in members)
         sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
-        self._slot.start(Work(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
+        self._slot.start(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
         return self._reports.get(timeout=TIMEOUT_S)
 
     def results(self, requests: Sequence[Array]) -> list[dict[str, Array]]:
         """Each request's outputs by name."""
         report = self.report(requests)
-        assert (None, "") == (report.error_code, report.message)
+        assert (None, "") == (report.code, report.message)
         outputs = self.model.signature.outputs
         return [
             {

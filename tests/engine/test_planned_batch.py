@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from shapestream_engine import (
+    Batch,
+    BatchReport,
     Bucketed,
     InputSpec,
     ModelSpec,
@@ -19,12 +21,10 @@ from shapestream_engine import (
     OutputSpec,
     Padded,
     Partitioned,
-    Report,
     RequestPool,
     Slot,
     Strategy,
     Tensors,
-    Work,
     compile_model,
 )
 from shapestream_engine.batching.plan import merge_sizes
@@ -55,10 +55,10 @@ class Bench:
                 outputs={"y": OutputSpec(shape="batch, seq", element_type="f32")},
             )
         )
-        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.reports: SimpleQueue[BatchReport] = SimpleQueue()
         self.slot = Slot("s", {"m": RequestPool(self.model, 1)}, self.reports.put)
 
-    def run(self, *arrays: Array, **more: Any) -> Report:
+    def run(self, *arrays: Array, **more: Any) -> BatchReport:
         """One batch of a request per array."""
         members = tuple(
             Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),)) for array in arrays
@@ -66,7 +66,9 @@ class Bench:
         signature = self.model.signature
         shapes = tuple(signature.resolve(member.layout) for member in members)
         sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
-        self.slot.start(Work(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, **more}))
+        self.slot.start(
+            Batch(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, "shapes": shapes, **more})
+        )
         return self.reports.get(timeout=TIMEOUT_S)
 
 
@@ -82,9 +84,9 @@ def bench(
         made.slot.close()
 
 
-def results(report: Report) -> list[Array | None]:
+def results(report: BatchReport) -> list[Array | None]:
     """The only output of each member."""
-    assert (None, "") == (report.error_code, report.message)
+    assert (None, "") == (report.code, report.message)
     assert report.outputs is not None
     return [
         None
@@ -269,7 +271,7 @@ def test_a_call_that_fails_fails_the_batch() -> None:
 
     with bench(Partitioned({"batch": (1, 2)}), fails_second) as made:
         report = made.run(numbers(3, 2))
-        assert ("model_error", "ValueError: no", None) == (report.error_code, report.message, report.outputs)
+        assert ("model_error", "ValueError: no", None) == (report.code, report.message, report.outputs)
         check(results(made.run(numbers(3, 2))), numbers(3, 2))
 
 
@@ -283,5 +285,5 @@ def test_a_cancelled_batch_starts_no_further_call() -> None:
 
     with bench(Partitioned({"batch": (1, 2)}), cancels) as own:
         made.append(own)
-        assert "cancelled" == own.run(numbers(3, 2)).error_code
+        assert "cancelled" == own.run(numbers(3, 2)).code
         assert 1 == len(own.seen)

@@ -1,6 +1,6 @@
 """The seeds' claims about input tensors, got and resized or set from outside, on the real OpenVINO.
 
-The numbers are those of docs/seeds.md, which says what each claim is and how it fares.
+The numbers are those of tests/engine/seeds.md, which says what each claim is and how it fares.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from openvino import opset13 as op
 
 from shapestream_engine import (
+    Batch,
+    BatchReport,
     CompiledModel,
     InputPort,
     InputSpec,
@@ -24,13 +26,11 @@ from shapestream_engine import (
     Native,
     OutputPort,
     OutputSpec,
-    Report,
     RequestPool,
     Rows,
     Slot,
     Strategy,
     Tensors,
-    Work,
     compile_model,
 )
 from shapestream_engine.batching.native import RoundingPlanner, StaticPlanner
@@ -139,17 +139,17 @@ class Bench:
         )
         self.model: CompiledModel = compile_model(spec, threads=1)
         self.pool = RequestPool(self.model, 1)
-        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         self._slot = Slot("s", {"m": self.pool}, self._reports.put)
 
-    def run(self, requests: Sequence[Array], sizes: tuple[int, ...] | None = None) -> Report:
+    def run(self, requests: Sequence[Array], sizes: tuple[int, ...] | None = None) -> BatchReport:
         """One batch; `sizes` as the scheduler chose them."""
         members = tuple(
             Tensors(layout=((0, "f32", one.shape),), buffers=(one.tobytes(),)) for one in requests
         )
         shapes = tuple(self.model.signature.resolve(member.layout) for member in members)
         merged = merge_sizes(self.model.signature, [shape.sizes for shape in shapes])
-        self._slot.start(Work(batch=1, model="m", sizes=sizes or merged, members=members, shapes=shapes))
+        self._slot.start(Batch(batch=1, model="m", sizes=sizes or merged, members=members, shapes=shapes))
         report = self._reports.get(timeout=TIMEOUT_S)
         assert report.outputs is not None, report.message
         for request, result in zip(requests, report.outputs, strict=True):

@@ -8,7 +8,7 @@ from typing import TypeVar
 import trio
 import trio.testing
 
-from shapestream.serving.batches import Batch, BatchReport, Reports
+from shapestream.serving.executor import Reports
 from shapestream.transport.interface import Connection
 from shapestream.transport.memory import MemoryEndpoint, MemoryServer
 from shapestream.wire.codec import Role, decode, encode
@@ -26,6 +26,7 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer, Tensors
 from shapestream_engine.rules import Rows

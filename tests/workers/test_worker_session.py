@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from shapestream.serving.batches import Batch, BatchReport
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
@@ -22,6 +21,7 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows

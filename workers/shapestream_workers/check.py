@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings, load_models
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import LoadedSettings, ModelSettings, load_models
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.batching.plan import merge_sizes
 from shapestream_engine.dimension_table import BATCH
@@ -26,12 +26,11 @@ from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probe import ProbeReport
 from shapestream_engine.probing.examination import values_of
-from shapestream_engine.probing.pool import make_request
-from shapestream_engine.probing.values import Values, default_values
+from shapestream_engine.probing.inputs import Values, default_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Report, Slot, Work
+from shapestream_engine.slot import Slot
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, problem_of
 from shapestream_workers.proof import probe_options
@@ -277,7 +276,7 @@ class _Runner:
         self.signature = compiled.signature
         self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
         self._values = _values(settings, compiled.signature)
-        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
         self._slot = Slot("check", {settings.name: RequestPool(compiled, 1)}, self._reports.put)
         self._model = settings.name
         self._numbers = count()
@@ -288,7 +287,7 @@ class _Runner:
         shapes = [self.signature.resolve(member.layout) for member in members]
         call = f"{_spell(self.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
         self._slot.start(
-            Work(
+            Batch(
                 batch=next(self._numbers),
                 model=self._model,
                 sizes=merge_sizes(self.signature, [shape.sizes for shape in shapes]),
@@ -301,7 +300,7 @@ class _Runner:
             report = self._reports.get(timeout=RUN_TIMEOUT_S)
         except queue.Empty:
             raise _Hangs(f"no answer within {RUN_TIMEOUT_S:g} s for {call}") from None
-        if report.error_code is not None:
+        if report.code is not None:
             return report.message
         assert report.outputs is not None  # it ran
         calls.append(f"{call}: {_spell_outputs(self.signature, report.outputs[0])}")

@@ -15,14 +15,13 @@ import typer
 
 from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
-from shapestream_workers.simulate.command import simulate
+from shapestream_workers.lab.commands import simulate, tune
 from shapestream_workers.standard_streams import open_standard_streams
 from shapestream_workers.target import address_of
-from shapestream_workers.tune.command import tune
 
 __all__ = ["app", "main"]
 
@@ -285,7 +284,7 @@ app.add_typer(keys_app, name="keys")
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of CONFIG, for editors."""
-    from shapestream.settings_messages import json_schema
+    from shapestream.settings import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
 

@@ -20,12 +20,13 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError, RequestError
-from shapestream.serving.batches import BatchReport, SlotSource
+from shapestream.serving.executor import SlotSource
 from shapestream.telemetry.logging import debug_enabled
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Buffer
 from shapestream_workers.worker_session import WorkerSession
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 
-from shapestream.serving.batches import Batch, BatchReport, Executor
+from shapestream.serving.batch_entries import entry_of_report, read_batch
+from shapestream.serving.executor import Executor
 from shapestream.serving.peer_clock import PeerClock
 from shapestream.wire.messages import (
-    BatchDone,
     BatchFailed,
     CancelBatch,
     Clock,
@@ -37,6 +37,7 @@ from shapestream.wire.messages import (
     WorkerRefused,
     WorkerWelcome,
 )
+from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.errors import EngineError
 from shapestream_engine.slot import MAX_WAITING
 
@@ -132,9 +133,9 @@ class WorkerSession:
             case Execute():
                 self._execute(entry, now)
             case CancelBatch():
-                self._take_back(entry.batch, "cancelled", self._executor.cancel_nowait)
+                self._take_back(entry.batch, ErrorCode.CANCELLED, self._executor.cancel_nowait)
             case RecallBatch():
-                self._take_back(entry.batch, "recalled", self._executor.recall_nowait)
+                self._take_back(entry.batch, ErrorCode.RECALLED, self._executor.recall_nowait)
             case Clock():
                 self._clock.heard(entry.sent_us, now)
             case WorkerWelcome():
@@ -163,7 +164,7 @@ class WorkerSession:
             running = self._running.pop(report.batch)
             self._at_slot[running.slot] -= 1
             if running.batch is not None:
-                self.outgoing.append(_answer(running.batch, report))
+                self.outgoing.append(entry_of_report(report, number=running.batch))
             self._fill(running.slot, now)
         self._greet_when_free(now)
 
@@ -192,7 +193,12 @@ class WorkerSession:
         while waiting and self._at_slot[slot] < _MOST_AT_SLOT:
             held = waiting.popleft()
             try:
-                batch = self._batch(held.execute, held.sent_at - self._transit_s)
+                batch = read_batch(
+                    held.execute,
+                    self._executor.models[held.execute.model],
+                    number=next(self._numbers),
+                    sent_at=held.sent_at - self._transit_s,
+                )
             except (EngineError, LookupError) as error:
                 self._refuse(held.execute, str(error))
                 continue
@@ -202,28 +208,9 @@ class WorkerSession:
 
     def _refuse(self, execute: Execute, why: str) -> None:
         message = f"the server asked for what this worker cannot do: {why}"
-        self.outgoing.append(BatchFailed(batch=execute.batch, code="internal", message=message))
+        self.outgoing.append(BatchFailed(batch=execute.batch, code=ErrorCode.INTERNAL, message=message))
 
-    def _batch(self, execute: Execute, sent_at: float) -> Batch:
-        """The batch as slots take it; deadlines count from when the server sent it."""
-        signature = self._executor.models[execute.model]
-        start_before = tuple(
-            [
-                None if member.remaining_ms is None else sent_at + member.remaining_ms / 1000
-                for member in execute.members
-            ]
-        )
-        return Batch(
-            batch=next(self._numbers),
-            slot=execute.slot,
-            model=execute.model,
-            sizes=execute.sizes,
-            members=tuple([member.tensors for member in execute.members]),
-            shapes=tuple([signature.resolve(member.tensors.layout) for member in execute.members]),
-            start_before=None if start_before.count(None) == len(start_before) else start_before,
-        )
-
-    def _take_back(self, batch: int, code: str, ask: Callable[[int], None]) -> None:
+    def _take_back(self, batch: int, code: ErrorCode, ask: Callable[[int], None]) -> None:
         """Asks the slot that has this batch; what has no place at a slot yet is answered here."""
         for number, running in list(self._running.items()):
             if running.batch == batch:
@@ -254,17 +241,3 @@ class WorkerSession:
         """For a server that does not know us, and so waits for nothing, as far as we know."""
         self.outgoing.append(Goodbye())
         self.ended = "drained"
-
-
-def _answer(batch: int, report: BatchReport) -> BatchDone | BatchFailed:
-    if report.code is not None or report.outputs is None:
-        return BatchFailed(batch=batch, code=report.code or "internal", message=report.message)
-    return BatchDone(
-        batch=batch,
-        run_us=round(report.run_s * 1e6),
-        busy_us=round(report.busy_s * 1e6),
-        reallocations=report.reallocations,
-        preparations=report.preparations,
-        calls=report.calls,
-        outputs=report.outputs,
-    )

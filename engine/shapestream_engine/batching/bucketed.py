@@ -25,7 +25,8 @@ class Bucketed(Strategy):
     def _check_own(self) -> None:
         if not self.sizes:
             raise SignatureError(
-                f"strategy {self.NAME}: name the dimensions and their sizes: seq: [32, 64, 128]"
+                f"strategy {self.NAME}: name the dimensions and their sizes: seq: [32, 64, 128]",
+                key=("strategy",),
             )
 
     def bind(self, table: DimensionTable) -> SizesPlanner:

@@ -49,13 +49,17 @@ class Native(Strategy):
     def _check_own(self) -> None:
         for dimension in self.sizes:
             raise SignatureError(
-                f"{self.about(dimension)}: any size is run as it comes; sizes are for the others"
+                f"{self.about(dimension)}: any size is run as it comes; sizes are for the others",
+                key=("strategy", dimension),
             )
         if self.max_prepared is not None and (type(self.max_prepared) is not int or self.max_prepared < 2):
-            raise SignatureError(f"strategy {self.NAME}: max_prepared is an integer from 2")
+            raise SignatureError(
+                f"strategy {self.NAME}: max_prepared is an integer from 2", key=("strategy", "max_prepared")
+            )
         if self.most_rows is not None and self.fill_rows:
             raise SignatureError(
-                f"strategy {self.NAME}: fill_rows fills calls up to the bound of the rows, so there is no most_rows"
+                f"strategy {self.NAME}: fill_rows fills calls up to the bound of the rows, so there is no most_rows",
+                key=("strategy",),
             )
         check_static(self.static_shapes)
 
@@ -72,7 +76,8 @@ class Native(Strategy):
             if (paddable or (name == BATCH and self.fill_rows)) and bounds.maximum is None:
                 raise SignatureError(
                     f"{self.about(name)} has no upper bound, and max_prepared needs one to round up to; "
-                    f'state it in the shape of an input: "{name}:1..64"'
+                    f'state it in the shape of an input: "{name}:1..64"',
+                    key=("strategy", name),
                 )
         return RoundingPlanner(table, self.max_prepared, static, fill_rows=self.fill_rows)
 

@@ -25,12 +25,14 @@ class Padded(Strategy):
     def _check_own(self) -> None:
         if not self.sizes:
             raise SignatureError(
-                f"strategy {self.NAME}: name the dimensions to pad, each with its size: seq: 512"
+                f"strategy {self.NAME}: name the dimensions to pad, each with its size: seq: 512",
+                key=("strategy",),
             )
         for dimension, sizes in self.sizes.items():
             if len(sizes) > 1:
                 raise SignatureError(
-                    f"{self.about(dimension)} takes one size; several are the strategy bucketed"
+                    f"{self.about(dimension)} takes one size; several are the strategy bucketed",
+                    key=("strategy", dimension),
                 )
 
     def bind(self, table: DimensionTable) -> SizesPlanner:

@@ -24,7 +24,9 @@ class Partitioned(Strategy):
 
     def _check_own(self) -> None:
         if BATCH not in self.sizes:
-            raise SignatureError(f"strategy {self.NAME}: name the sizes of batch: batch: [1, 2, 4, 8]")
+            raise SignatureError(
+                f"strategy {self.NAME}: name the sizes of batch: batch: [1, 2, 4, 8]", key=("strategy",)
+            )
 
     def bind(self, table: DimensionTable) -> SizesPlanner:
         """Raises `SignatureError` where the model cannot be run at these sizes."""

@@ -28,18 +28,20 @@ MAX_STATIC = 256
 def parse_static(value: object) -> tuple[StaticShape, ...]:
     """The shapes that a list of mappings means. Raises `SignatureError`."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise SignatureError(_complaint(value))
+        raise SignatureError(_complaint(value), key=("strategy", "static"))
     shapes: list[StaticShape] = []
     for entry in value:
         if not isinstance(entry, Mapping) or not entry or not all(isinstance(name, str) for name in entry):
-            raise SignatureError(_complaint(entry))
+            raise SignatureError(_complaint(entry), key=("strategy", "static"))
         columns = [
             sizes if isinstance(sizes, list | tuple) else (sizes,)
             for _, sizes in sorted(entry.items(), key=lambda item: str(item[0]))
         ]
         # Counted before they are made: a few long lists are already more than anybody has memory for.
         if len(shapes) + prod(map(len, columns)) > MAX_STATIC:
-            raise SignatureError(f"strategy native: static: no more than {MAX_STATIC} shapes")
+            raise SignatureError(
+                f"strategy native: static: no more than {MAX_STATIC} shapes", key=("strategy", "static")
+            )
         shapes += [tuple(zip(sorted(entry), sizes, strict=True)) for sizes in product(*columns)]
     return tuple(shapes)
 
@@ -52,20 +54,26 @@ def plain_static(shapes: Sequence[StaticShape]) -> list[dict[str, int]]:
 def check_static(shapes: Sequence[StaticShape]) -> None:
     """Raises `SignatureError` for sizes that cannot be meant, and for a shape that is listed twice."""
     if len(shapes) > MAX_STATIC:
-        raise SignatureError(f"strategy native: static: no more than {MAX_STATIC} shapes")
+        raise SignatureError(
+            f"strategy native: static: no more than {MAX_STATIC} shapes", key=("strategy", "static")
+        )
     for shape in shapes:
         if [name for name, _ in shape] != sorted({name for name, _ in shape}):
             raise SignatureError(
-                f"strategy native: static: {_spelled(shape)}: names stand once, in their order"
+                f"strategy native: static: {_spelled(shape)}: names stand once, in their order",
+                key=("strategy", "static"),
             )
         for name, size in shape:
             if type(size) is not int or not 1 <= size < 1 << 31:
                 raise SignatureError(
-                    f"strategy native: static: {name!r}: {size!r} is no size; write an integer from 1"
+                    f"strategy native: static: {name!r}: {size!r} is no size; write an integer from 1",
+                    key=("strategy", "static"),
                 )
     twice = next((shape for shape in shapes if shapes.count(shape) > 1), None)
     if twice is not None:
-        raise SignatureError(f"strategy native: static: {_spelled(twice)} is listed twice")
+        raise SignatureError(
+            f"strategy native: static: {_spelled(twice)} is listed twice", key=("strategy", "static")
+        )
 
 
 def bind_static(shapes: Sequence[StaticShape], table: DimensionTable) -> tuple[tuple[int, ...], ...]:
@@ -82,15 +90,19 @@ def _bound(shape: StaticShape, table: DimensionTable) -> tuple[int, ...]:
     has = f"it has {', '.join(table.names)}" if table.names else "all of its dimensions are fixed"
     for name in sizes:
         if name not in table.names:
-            raise SignatureError(f"{about}: {name!r} is no dynamic dimension of the model; {has}")
+            raise SignatureError(
+                f"{about}: {name!r} is no dynamic dimension of the model; {has}", key=("strategy", "static")
+            )
     for name, bounds in zip(table.names, table.bounds, strict=True):
         if name not in sizes:
             raise SignatureError(
-                f"{about}: it says nothing of {name!r}; a static shape has a size for each dimension: {has}"
+                f"{about}: it says nothing of {name!r}; a static shape has a size for each dimension: {has}",
+                key=("strategy", "static"),
             )
         if sizes[name] not in bounds:
             raise SignatureError(
-                f"{about}: {name!r}: {sizes[name]} is not within {bounds}, which the model takes"
+                f"{about}: {name!r}: {sizes[name]} is not within {bounds}, which the model takes",
+                key=("strategy", "static"),
             )
     return tuple(sizes[name] for name in table.names)
 

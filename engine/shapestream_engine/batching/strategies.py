@@ -49,5 +49,5 @@ def parse_strategy(value: Mapping[str, Any]) -> Strategy:
     if kind is Native:
         return Native(sizes, cap, static, fills_rows, most_rows=most_rows)
     if fills_rows:
-        raise SignatureError(f"strategy {name}: fill_rows is for the strategy native")
+        raise SignatureError(f"strategy {name}: fill_rows is for the strategy native", key=("strategy",))
     return kind(sizes, most_rows=most_rows)

@@ -83,7 +83,7 @@ class Strategy(ABC):
             self._check_most_rows(self.most_rows)
         for dimension, sizes in self.sizes.items():
             if (complaint := complaint_about(sizes)) is not None:
-                raise SignatureError(f"{self.about(dimension)}: {complaint}")
+                raise SignatureError(f"{self.about(dimension)}: {complaint}", key=("strategy", dimension))
         self._check_own()
 
     @property
@@ -93,11 +93,14 @@ class Strategy(ABC):
 
     def _check_most_rows(self, most: object) -> None:
         if type(most) is not int or most < 1:
-            raise SignatureError(f"strategy {self.NAME}: most_rows is an integer from 1, not {most!r}")
+            raise SignatureError(
+                f"strategy {self.NAME}: most_rows is an integer from 1, not {most!r}", key=("strategy",)
+            )
         if BATCH in self.sizes:
             raise SignatureError(
                 f"{self.about(BATCH)}: calls of set numbers of rows fill requests up and divide them, "
-                f"so this model has no most_rows"
+                f"so this model has no most_rows",
+                key=("strategy", BATCH),
             )
 
     @abstractmethod
@@ -147,21 +150,26 @@ class Strategy(ABC):
             about = self.about(dimension)
             if dimension not in table.names:
                 has = f"it has {', '.join(table.names)}" if table.names else "all of its dimensions are fixed"
-                raise SignatureError(f"{about} is no dynamic dimension of the model; {has}")
+                raise SignatureError(
+                    f"{about} is no dynamic dimension of the model; {has}", key=("strategy", dimension)
+                )
             number = table.names.index(dimension)
             if dimension != BATCH and not table.paddable[number]:
                 raise SignatureError(
                     f"{about} may not be padded, which its sizes need; allow it by pad: {{{dimension}: VALUE}} "
-                    f"at each input that has it"
+                    f"at each input that has it",
+                    key=("strategy", dimension),
                 )
             if dimension == BATCH and not table.has_batch:
                 raise SignatureError(
-                    f"{about} is not the batch axis of every input, so it cannot be filled up"
+                    f"{about} is not the batch axis of every input, so it cannot be filled up",
+                    key=("strategy", dimension),
                 )
             outside = [size for size in sizes if size not in table.bounds[number]]
             if outside:
                 raise SignatureError(
-                    f"{about}: {listed(outside)} is not within {table.bounds[number]}, which the model takes"
+                    f"{about}: {listed(outside)} is not within {table.bounds[number]}, which the model takes",
+                    key=("strategy", dimension),
                 )
 
 

@@ -1,4 +1,4 @@
-"""How far two results may lie apart and still be called equal: per element type, written down.
+"""Tolerances: the distance at which two results still count as equal, per element type, and the comparison itself.
 
 The same sum in another order comes out a little differently, and how many rows a call has decides the order. A result
 that saw a neighbour or the padding is off by a part of what makes results differ at all, so that is the yardstick:
@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.probing.values import Array
+from shapestream_engine.probing.inputs import Array
 
-__all__ = ["ENOUGH_ROWS", "TOLERANCES", "OutputTolerance", "Tolerance", "coarser"]
+__all__ = ["ENOUGH_ROWS", "TOLERANCES", "Difference", "OutputTolerance", "Tolerance", "coarser", "compare"]
 
 ENOUGH_ROWS = 8
 """Numbers from which a standard deviation is worth anything."""
@@ -64,14 +64,14 @@ class OutputTolerance:
 
     tolerance: Tolerance | None
     spreads: tuple[tuple[int, Array], ...] = ()
-    """Per axis: the spread at each index of it; infinite where too few results have that index."""
+    """The spread at each index of each axis; infinite where too few results have that index."""
     overall: float = 0.0
     mark: float = math.inf
     """Absolute values from here up are marks: they stand for something, and are no result of arithmetic."""
 
     @classmethod
     def of(cls, tolerance: Tolerance | None, references: Sequence[Array]) -> OutputTolerance:
-        """From the results that the probe's inputs gave, each alone."""
+        """The tolerance from the results that the probe's inputs gave, each alone."""
         if tolerance is None:
             return cls(None)
         results = [reference.astype(np.float64) for reference in references if reference.size]
@@ -87,7 +87,7 @@ class OutputTolerance:
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
 
     def allowed(self, reference: Array) -> Array | float:
-        """How far each element of a result may be off; `reference` is as 64-bit floats."""
+        """The distance that each element of a result may be off; `reference` is as 64-bit floats."""
         if self.tolerance is None or not reference.size:
             return 0.0
         return self.tolerance.of_spread * self._spread(
@@ -112,7 +112,7 @@ class OutputTolerance:
         return spread
 
     def _largest(self, reference: Array) -> Array:
-        """Per element the largest value that it may have been computed with, itself included."""
+        """The largest value that each element may have been computed with, itself included."""
         own = np.abs(reference)
         with np.errstate(invalid="ignore"):
             ordinary = np.where(own < self.mark, own, 0.0)
@@ -165,9 +165,71 @@ def _along(per_index: Array, axis: int, rank: int) -> Array:
 
 
 def _std(columns: Array, mark: float) -> Array:
-    """Per column, of what is finite in it and no mark; 0 where there is nothing."""
+    """The deviation of each column's finite values that are no marks; 0 where there are none."""
     with np.errstate(invalid="ignore"):
         kept: Any = np.ma.masked_where(~(np.abs(columns) < mark), columns)
     # The mean of equal numbers may differ from them in its last bit.
     differ = np.ma.filled(kept.max(axis=0) != kept.min(axis=0), False)
     return np.where(differ, np.ma.filled(kept.std(axis=0), 0.0), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The difference of one output. `amount` is infinite where the two cannot be subtracted."""
+
+    amount: float
+    allowed: float
+    """The bound at the element that is worst in proportion."""
+    words: str = ""
+    """The difference in words, where it is not just a number."""
+
+    @property
+    def within(self) -> bool:
+        """Whether they count as equal."""
+        return self.amount <= self.allowed
+
+    @property
+    def excess(self) -> float:
+        """Amount / allowed, by which differences are ranked."""
+        if self.amount == 0:
+            return 0.0
+        return math.inf if self.allowed == 0 or math.isinf(self.amount) else self.amount / self.allowed
+
+
+def compare(alone: Array, together: Array, tolerance: OutputTolerance) -> Difference:
+    """The worst element, in proportion to what it may be off. NaN equals NaN, and an infinity itself."""
+    if alone.shape != together.shape:
+        words = f"its shape is {list(together.shape)}, alone it was {list(alone.shape)}"
+        return Difference(amount=math.inf, allowed=0.0, words=words)
+    if alone.size == 0:
+        return Difference(amount=0.0, allowed=0.0)
+    if tolerance.tolerance is None:
+        return _exact(alone, together)
+    first, second = alone.astype(np.float64), together.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(first - second)
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    off = np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+    allowed = np.broadcast_to(tolerance.allowed(first), off.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ranked = np.where(off == 0, 0.0, off / allowed)
+    worst = np.unravel_index(int(ranked.argmax()), ranked.shape)
+    amount, limit = float(off[worst]), float(allowed[worst])
+    words = f"{second[worst]:g} where it was {first[worst]:g} alone" if math.isinf(amount) else ""
+    return Difference(amount=amount, allowed=limit, words=words)
+
+
+def _exact(alone: Array, together: Array) -> Difference:
+    if alone.tobytes() == together.tobytes():
+        return Difference(amount=0.0, allowed=0.0)
+    if alone.dtype.kind not in "biu":
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = np.abs(together.astype(np.float64) - alone.astype(np.float64))
+        same = np.isnan(apart) & ((alone == together) | (np.isnan(alone) & np.isnan(together)))
+        largest = float(np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart)).max())
+        # Zeros of either sign, or NaNs of other bits: no number says how far apart they are, and they are.
+        words = "" if 0 < largest < math.inf else "other bits"
+        return Difference(amount=largest or math.inf, allowed=0.0, words=words)
+    # Python's integers: the difference of two u64 fits no type of NumPy.
+    off = np.abs(together.astype(object) - alone.astype(object))
+    return Difference(amount=float(off.max()), allowed=0.0)

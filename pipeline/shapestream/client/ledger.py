@@ -1,8 +1,8 @@
 """The tickets of one session: which wait for credit, which are out, which deadline comes next, which have ended. Pure.
 
-A request is `waiting` (here, in order), `outstanding` (sent, holding its share of the window), or gone. What a server
-refuses because it is leaving waits again, and everything waits with it until there is another server.
-The queue needs no bound of its own: each ticket stands for a caller that waits, and streams bound theirs.
+A request is `waiting` (here, in order), `outstanding` (sent, holding its share of the window), or gone. A request that a
+server refuses because it is leaving waits again, and all others wait with it until there is another server.
+The queue needs no bound: each ticket stands for a caller that waits, and streams bound their tickets.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from shapestream.client.tickets import AnyTicket, ModelHandle, Outcome, Question, RequestTicket, Ticket
-from shapestream.client.transit import Transit
 from shapestream.errors import DeadlineExceeded, RequestError, TooLarge
 from shapestream.wire.messages import Request
 
-__all__ = ["NEVER_SENT", "Ledger"]
+__all__ = ["NEVER_SENT", "Ledger", "remaining_ms_on_arrival"]
 
 Kind = TypeVar("Kind", bound=Ticket)
 
@@ -28,15 +27,15 @@ class Ledger:
 
     def __init__(self) -> None:
         self.tickets: dict[int, Question] = {}
-        """Everything not answered yet, in order of submission; abandoned requests too."""
+        """All tickets not answered yet, in order of submission; abandoned requests too."""
         self.window_requests = 0
         self.window_bytes = 0
         self.largest_bytes = 0
-        """Of one request, which may go when no other bytes are out, however small the window is meanwhile."""
+        """Bound on one request. Such a request may go when no other bytes are out, however small the window is then."""
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
         self.held_at: float | None = None
-        """Since when the server has taken nothing new: what waits is not sent before `recall`."""
+        """The time since which the server has taken nothing new: no request is sent before `recall`."""
         self._waiting: OrderedDict[int, RequestTicket] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
         self._with_deadline = 0
@@ -58,22 +57,22 @@ class Ledger:
             self._with_deadline += 1
             heapq.heappush(self._deadlines, (ticket.deadline, ticket.id))
 
-    def remove(self, id: int) -> Question | None:  # noqa: A002 - the protocol's word
-        """Strike a ticket off, wherever it is; its share of the window is free again."""
-        ticket = self.tickets.pop(id, None)
+    def remove(self, ticket_id: int) -> Question | None:
+        """Remove a ticket, sent or not; its share of the window is free again."""
+        ticket = self.tickets.pop(ticket_id, None)
         if ticket is None:
             return None
         if ticket.deadline is not None:
             self._with_deadline -= 1
             if len(self._deadlines) > 2 * self._with_deadline + 64:
                 self._forget_met_deadlines()
-        if type(ticket) is RequestTicket and self._waiting.pop(id, None) is None:
+        if type(ticket) is RequestTicket and self._waiting.pop(ticket_id, None) is None:
             self.outstanding_requests -= 1
             self.outstanding_bytes -= ticket.nbytes
         return ticket
 
     def abandon(self, ticket: Question) -> bool:
-        """Nobody waits for it any more. True where the server has it, and still owes the terminal reply."""
+        """Give up a ticket that no caller waits for. True where the server has it, and owes the terminal reply."""
         if type(ticket) is not RequestTicket or ticket.id in self._waiting:
             self.remove(ticket.id)
             return False
@@ -81,36 +80,36 @@ class Ledger:
         return True
 
     def answered(self, sequence: int) -> RequestTicket | None:
-        """A terminal reply has come: the request it ends, where somebody still waits for that."""
+        """A terminal reply has come: the request that it ends, where a caller still waits for that."""
         ticket = self.remove(sequence) if sequence > 0 else None
         return ticket if type(ticket) is RequestTicket and not ticket.abandoned else None
 
     def finish(self, ticket: AnyTicket, outcome: Outcome) -> None:
-        """Hand back a ticket that nobody will answer any more; off the books, or abandoned there."""
+        """Hand back a ticket that is no longer in `tickets`, or abandoned there."""
         ticket.outcome = outcome
         self._finished.append(ticket)
 
     def end(self, ticket: Question, outcome: Outcome) -> None:
-        """Strike a ticket off, and hand it back."""
+        """Remove a ticket, and hand it back."""
         self.remove(ticket.id)
         self.finish(ticket, outcome)
 
     def fail_requests_of(self, model: ModelHandle, error: Callable[[], RequestError]) -> None:
-        """This model is void: whoever waits for a request of it gets an error, one each."""
+        """End the requests of a model that is void, each with an error of its own."""
         for ticket in self.of_kind(RequestTicket):
             if ticket.model is model and not ticket.abandoned:
                 self.abandon(ticket)
                 self.finish(ticket, error())
 
     def fail_all(self, error: Callable[[], RequestError]) -> None:
-        """Strike everything off; whoever still waits gets an error, one each."""
+        """Remove all tickets; those that a caller waits for end with an error each."""
         for ticket in list(self.tickets.values()):
             self.remove(ticket.id)
             if not (isinstance(ticket, RequestTicket) and ticket.abandoned):
                 self.finish(ticket, error())
 
     def take_finished(self) -> list[AnyTicket]:
-        """What has ended since the last call, in that order."""
+        """The tickets that have ended since the last call, in that order."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -123,7 +122,7 @@ class Ledger:
         return ticket.id in self._waiting
 
     def expired(self, now: float) -> Iterator[Question]:
-        """Tickets whose deadline has come and that somebody waits for."""
+        """Tickets whose deadline has come and that a caller waits for."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, ticket_id = heapq.heappop(self._deadlines)
             ticket = self.tickets.get(ticket_id)
@@ -135,7 +134,7 @@ class Ledger:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def hold(self, sequence: int, now: float) -> bool:
-        """The server takes nothing new. True where the request waits for the next one; False where nobody wants it."""
+        """The server takes nothing new. True where the request waits for the next server; False where it is withdrawn."""
         ticket = self.tickets.get(sequence)
         if type(ticket) is not RequestTicket or ticket.abandoned:
             return False
@@ -148,20 +147,26 @@ class Ledger:
             self.held_at = now
         return True
 
-    def waiting(self) -> list[RequestTicket]:
-        """The requests that are not at the server."""
-        return list(self._waiting.values())
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request is here that is not at the server."""
+        return bool(self._waiting)
+
+    def fail_waiting(self, error: Callable[[], RequestError]) -> None:
+        """End the requests that are not at the server with an error, one each."""
+        for ticket in list(self._waiting.values()):
+            self.end(ticket, error())
 
     def may_have_run(self) -> list[RequestTicket]:
-        """The requests that the server had, as far as is known, and that somebody waits for."""
+        """The requests that a server may have run, and that a caller waits for."""
         return [
             ticket for ticket in self.of_kind(RequestTicket) if ticket.may_have_run and not ticket.abandoned
         ]
 
-    def take_sendable(self, now: float, transit: Transit) -> list[Request]:
-        """What fits into the window now. `transit` tells what of a deadline will be left at the server.
+    def take_sendable(self, now: float, one_way_s: float) -> list[Request]:
+        """The requests that fit into the window now; `one_way_s` is the way to the server, taken off their deadlines.
 
-        What fits into no window that the server grants ends here, and what would be late on arrival.
+        A request that fits into no window that the server grants ends here, as does one that would be late on arrival.
         """
         sendable: list[Request] = []
         for ticket in self._in_line():
@@ -176,7 +181,7 @@ class Ledger:
             if self.outstanding_bytes and self.outstanding_bytes + ticket.nbytes > self.window_bytes:
                 break
             deadline = ticket.deadline
-            remaining_ms = None if deadline is None else transit.remaining_ms(deadline - now)
+            remaining_ms = None if deadline is None else remaining_ms_on_arrival(deadline - now, one_way_s)
             if remaining_ms == 0:
                 self.end(ticket, DeadlineExceeded(NEVER_SENT))
                 continue
@@ -199,8 +204,8 @@ class Ledger:
     def _in_line(self) -> Iterator[RequestTicket]:
         """The requests that may be sent, in order; each is to be taken out before the next is asked for.
 
-        One whose model is being opened again lets those of other models pass: a server that has just started answers
-        when the model is loaded, which may take minutes.
+        A request whose model is being opened again lets those of other models pass: a server that has just started
+        answers when the model is loaded, which may take minutes.
         """
         waiting = self._waiting
         while waiting and self.held_at is None:
@@ -211,7 +216,7 @@ class Ledger:
             yield ticket
 
     def recall(self) -> list[int]:
-        """The server forgot everything: what was sent waits again, in order. Returns ids nobody wants."""
+        """The server forgot everything: sent requests wait again, in order. Returns the ids of those withdrawn."""
         unwanted = [ticket.id for ticket in self.of_kind(RequestTicket) if ticket.abandoned]
         for ticket_id in unwanted:
             self.remove(ticket_id)
@@ -226,7 +231,7 @@ class Ledger:
         heapq.heapify(self._deadlines)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the books do not balance; for tests."""
+        """Raise AssertionError where the state contradicts itself; for tests."""
         requests = self.of_kind(RequestTicket)
         out = [ticket for ticket in requests if ticket.id not in self._waiting]
         assert self.outstanding_requests == len(out)
@@ -242,6 +247,15 @@ class Ledger:
         filed = {ticket_id for _, ticket_id in self._deadlines}
         overdue = {ticket.id for ticket in requests if ticket.abandoned}
         assert {ticket.id for ticket in timed} <= filed | overdue
+
+
+def remaining_ms_on_arrival(left_s: float, one_way_s: float) -> int:
+    """The part of `left_s` that is left on arrival, rounded down to ms; 0: the request cannot be in time.
+
+    The result is never less than half of `left_s`: a wrong estimate must not end requests that would be in time, since
+    their replies would then never correct it.
+    """
+    return int(max(left_s - one_way_s, left_s / 2) * 1000)
 
 
 NEVER_SENT = (

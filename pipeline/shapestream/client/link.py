@@ -9,6 +9,10 @@
 Entering DOWN asks the shell for a new connection: whatever is still queued in the old one would only
 arrive late. A connection that is merely interrupted heals inside ZeroMQ; a server that was restarted
 answers the next heartbeat with `Unknown`, so that the session is usually back within one heartbeat.
+
+The link also knows the way to the server, which deadlines are shortened by. The server counts a request's time from its
+arrival, or from when the fastest message sent at the same time would have arrived (`PeerClock`). The way of the fastest is
+half of the shortest round trip: the time from sending to reply, less the time that the server had the request.
 """
 
 from __future__ import annotations
@@ -23,23 +27,25 @@ __all__ = ["Link", "LinkSettings", "LinkState"]
 STALL_S = 0.5
 # A server that wants heartbeats more often gets no more of them: at 0 a client would do nothing else.
 MIN_HEARTBEAT_S = 0.01
+# At most so much of a greeting's time counts as the way: the rest was the server's start, or the connection being made.
+MAX_GREETING_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How patient a client is."""
+    """The timeouts of a client, in seconds."""
 
     greeting_s: float = 1.0
-    """How long a `Hello` may go unanswered before a new connection is tried; doubles up to `silence_s`."""
+    """Time that a `Hello` may go unanswered before a new connection is tried; doubles up to `silence_s`."""
     silence_s: float = 10.0
     """A server that has said nothing for so long counts as gone."""
     rest_s: float = 0.5
-    """How long to wait before looking for a server that said goodbye."""
+    """Wait before looking for a server that said goodbye."""
     unavailable_after_s: float = 60.0
-    """With no server for so long, what waits fails with `unavailable` instead of waiting on."""
+    """With no server for so long, waiting requests fail with `unavailable`."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no client could work with."""
+        """Raises ValueError for a time that is not above 0."""
         for name in ("greeting_s", "silence_s", "rest_s", "unavailable_after_s"):
             seconds = getattr(self, name)
             if not seconds > 0:
@@ -62,13 +68,17 @@ class Link:
         self._settings = settings
         self.state = LinkState.DOWN
         self.lost_at: float | None = now
-        """Since when there has been no server; None while there is one."""
+        """The time since which there has been no server; None while there is one."""
         self._hello_due = False
         self._attempts = 0
         self._act_at = math.inf
         self._heard_at = now
         self._sent_at = now
         self._heartbeat_s = math.inf
+        self.one_way_s = 0.0
+        """The way to the server, at its fastest on this connection."""
+        self._greeted_at = 0.0
+        self._one_way_measured = False
 
     @property
     def is_open(self) -> bool:
@@ -109,12 +119,14 @@ class Link:
         self._act_at = now + self._settings.rest_s
 
     def broken(self, now: float) -> None:
-        """What arrived cannot be read: this connection is of no use; greet the next one after a rest."""
+        """A message cannot be read: give this connection up, and greet the next one after a rest."""
         self.left(now)
 
-    def take_hello(self) -> bool:
-        """Whether `Hello` must be sent now; it is asked for once."""
+    def take_hello(self, now: float) -> bool:
+        """Whether `Hello` must be sent now; True once per greeting."""
         due, self._hello_due = self._hello_due, False
+        if due:
+            self._greeted_at = now
         return due
 
     def heartbeat_due(self, now: float) -> bool:
@@ -138,8 +150,31 @@ class Link:
         self._act_at = math.inf
         return True
 
+    def guess_one_way(self, now: float) -> None:
+        """A session begins with a `Welcome`: half of its time is the first guess, until a reply tells better."""
+        self.one_way_s = min(max(0.0, (now - self._greeted_at) / 2), MAX_GREETING_S)
+        self._one_way_measured = False
+
+    def answered(self, elapsed_s: float, served_us: int) -> None:
+        """A result has come so long after its request was sent; the server had the request for `served_us`.
+
+        A reply that was given again was served in another connection's time, and tells nothing.
+        """
+        one_way_s = (elapsed_s - served_us * 1e-6) / 2
+        if one_way_s >= 0.0 and not (self._one_way_measured and one_way_s >= self.one_way_s):
+            self.one_way_s = one_way_s
+            self._one_way_measured = True
+
+    def refused(self, elapsed_s: float) -> None:
+        """An error has come so long after its request was sent. The way is no longer than half of that.
+
+        An error does not say how long the server had the request. But a guess that is too high has more requests refused,
+        whose replies would never correct it.
+        """
+        self.one_way_s = min(self.one_way_s, max(0.0, elapsed_s / 2))
+
     def next_wakeup(self) -> float:
-        """When something may become due."""
+        """The time at which something may become due."""
         if self.state is not LinkState.OPEN:
             return self._act_at
         return min(self._heard_at + self._settings.silence_s, self._sent_at + self._heartbeat_s)

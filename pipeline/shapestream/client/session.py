@@ -1,15 +1,17 @@
-"""One client's half of protocol version 1, as a plain object: entries and tickets in and out.
+"""One client's half of protocol version 1, as a plain object: entries and tickets in and out. Pure.
 
-It stands between the core, which moves bytes, and the faces, which wait. No socket, no clock, no await:
-the time is an argument. `turn()` says what is to be done now, `next_wakeup()` when to ask again. What it knows lies
-beside it: who waits (`ledger`), whether there is a server (`link`), what was asked of it besides requests
-(`inquiries`), for how long to wait (`patience`), how long the way is (`transit`).
+The session stands between the core, which moves bytes, and the faces, which wait. It has no socket, no clock and no await:
+the time is an argument. `turn()` says what is to be done now, `next_wakeup()` when to ask again. The tickets are on the
+`Ledger`; the state of the connection is a `Link`.
 
-What it promises: every submitted ticket is handed back exactly once, or withdrawn by its owner; the requests
-of a model are sent in order of submission, within the server's window; when the server forgets the session, or another
-server takes its place, models are opened again and unfinished requests are sent again under the same numbers. A server
-that is leaving (`draining`) ends no request either: it waits for the next one. Only a request of a model that is not
-idempotent, which a server had when another took its place, ends as `worker_lost`, since it may have run.
+The session hands every submitted ticket back exactly once, unless its owner withdrew it. It sends the requests of a model
+in order of submission, within the server's window. When the server forgets the session, or another server takes its place,
+the session opens its models again and sends unfinished requests again, under the same numbers. A server that is leaving
+(`draining`) ends no request either: the request waits for the next server. One kind of request ends as `worker_lost` then:
+one that an earlier server had, of a model that is not idempotent, since it may have run.
+
+Every question besides requests is asked once per connection, however many tickets wait for the answer. A model that no
+ticket asked for is not listened to, or a server could fill this client's memory.
 """
 
 from __future__ import annotations
@@ -17,15 +19,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shapestream.client.inquiries import CHANGED, Inquiries
-from shapestream.client.ledger import Ledger
+from shapestream.client.ledger import NEVER_SENT, Ledger
 from shapestream.client.link import Link, LinkSettings
-from shapestream.client.patience import Patience
-from shapestream.client.tickets import AnyTicket, Owner, Question, RequestTicket
-from shapestream.client.transit import Transit
+from shapestream.client.tickets import (
+    AnyTicket,
+    ModelHandle,
+    OpenTicket,
+    Owner,
+    Question,
+    RequestTicket,
+    StatisticsTicket,
+    WelcomeTicket,
+)
 from shapestream.errors import (
     AlreadyAnswered,
     Cancelled,
+    DeadlineExceeded,
     Draining,
     InternalError,
     RequestError,
@@ -44,8 +53,10 @@ from shapestream.wire.messages import (
     Hello,
     ModelOpened,
     ModelRefused,
+    OpenModel,
     Result,
     Statistics,
+    StatisticsRequest,
     Unknown,
     Welcome,
 )
@@ -55,7 +66,7 @@ __all__ = ["Session", "Turn"]
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """What is to be done now: hand these back, send these, and then perhaps start a new connection."""
+    """The actions that are due: hand these tickets back, send these entries, then perhaps start a new connection."""
 
     finished: list[AnyTicket]
     entries: list[Entry]
@@ -63,92 +74,101 @@ class Turn:
 
 
 class Session:
-    """See the top of this module."""
+    """The protocol's state on the client's side: the ledger, the link, and the models opened so far."""
 
     def __init__(
         self, *, client: bytes, software: str, server: str, settings: LinkSettings, now: float
     ) -> None:
         self._client = client
         self._software = software
+        self._server = server
+        self._unavailable_after_s = settings.unavailable_after_s
         self._link = Link(settings, now)
         self._ledger = Ledger()
-        self._inquiries = Inquiries(self._ledger)
-        self._patience = Patience(
-            server=server,
-            link=self._link,
-            ledger=self._ledger,
-            unavailable_after_s=settings.unavailable_after_s,
-        )
-        self._transit = Transit()
         self._epoch: bytes | None = None
+        self._trouble = ""
+        """The last connection's trouble, as the end of a sentence; empty after a welcome."""
+        self._models: dict[str, ModelHandle] = {}
+        """Handles by name. A handle lives for as long as the server keeps the model's signature."""
+        self._models_asked: set[str] = set()
+        self._statistics_asked = False
         self._control: list[Entry] = []
         self._credit: Credit | None = None
-        """The server's last word on credit, to be repeated ahead of what is sent by it."""
+        """The server's last word on credit, to be repeated ahead of the requests that it admits."""
 
     # ------------------------------------------------------------ callers
 
     def submit(self, ticket: Question) -> None:
-        """Take a question."""
-        if not isinstance(ticket, RequestTicket):
-            self._control += self._inquiries.take(ticket, is_open=self._link.is_open)
-        elif ticket.model.stale:
-            self._ledger.finish(ticket, Unavailable(CHANGED))
+        """Take a question. One whose answer is known is finished at once."""
+        if type(ticket) is RequestTicket:
+            if ticket.model.stale:
+                self._ledger.finish(ticket, Unavailable(_CHANGED))
+            else:
+                self._ledger.add(ticket)
+            return
+        is_open = self._link.is_open
+        model = self._models.get(ticket.name) if isinstance(ticket, OpenTicket) else None
+        if model is not None and model.number is not None:
+            self._ledger.finish(ticket, model)
+        elif is_open and isinstance(ticket, WelcomeTicket):
+            self._ledger.finish(ticket, True)
         else:
             self._ledger.add(ticket)
+            if is_open:
+                self._ask(ticket)
 
     def cancel(self, ticket: Question) -> None:
-        """Withdraw a question: it is not handed back, and the server is told where it has it."""
+        """Withdraw a question: it is not handed back. A server that has it is told."""
         if ticket.id in self._ledger.tickets and self._ledger.abandon(ticket) and self._link.is_open:
             self._control.append(Cancel(sequence=ticket.id))
 
     def cancel_owner(self, owner: Owner) -> None:
-        """Withdraw everything of this owner that is unfinished."""
+        """Withdraw all unfinished questions of this owner."""
         for ticket in [ticket for ticket in self._ledger.tickets.values() if ticket.owner is owner]:
             self.cancel(ticket)
 
     # ------------------------------------------------------------ the connection
 
     def connected(self, now: float) -> None:
-        """There is a new connection; nobody has answered on it yet."""
+        """There is a new connection; no server has answered on it yet."""
         self._link.connected(now)
 
     def receive(self, entries: Iterable[Entry], now: float) -> None:
-        """Take what one or several messages held."""
+        """Take the entries of one or several messages."""
         self._link.heard(now)
-        ledger, transit = self._ledger, self._transit
         for entry in entries:
             if type(entry) is Result:
-                ticket = ledger.answered(entry.sequence)
+                ticket = self._ledger.answered(entry.sequence)
                 if ticket is not None:
-                    transit.answered(now - ticket.sent_at, entry.timings.total_us)
-                    ledger.finish(ticket, entry)
+                    self._link.answered(now - ticket.sent_at, entry.timings.total_us)
+                    self._ledger.finish(ticket, entry)
             else:
                 self._receive_other(entry, now)
 
     def unreadable(self, reason: str, now: float) -> None:
-        """A message made no sense at all: this connection is given up."""
-        self._patience.trouble = f"; last problem: {reason}"
+        """A whole message could not be read: give this connection up."""
+        self._trouble = f"; last problem: {reason}"
         self._link.broken(now)
 
     def refused(self, reason: str | None) -> None:
-        """The last connection was not let in; None: it was, or nobody is there."""
+        """The last connection was not let in; None: it was, or no server is there."""
         if reason is not None:
-            self._patience.trouble = f"; {reason}"
+            self._trouble = f"; {reason}"
 
-    def unreadable_entry(self, id: int | None, reason: str) -> None:  # noqa: A002 - the protocol's word
-        """One entry made no sense; where it names a request, that one fails."""
-        if id is not None:
-            self._fail(id, InternalError(f"the server's answer could not be read: {reason}"))
+    def unreadable_entry(self, sequence: int | None, reason: str) -> None:
+        """One entry could not be read; the request that it names, if any, fails."""
+        if sequence is not None:
+            self._fail(sequence, InternalError(f"the server's answer could not be read: {reason}"))
 
     def unsendable(self, sequence: int, error: RequestError) -> None:
-        """A request that was to be sent cannot be written down; it fails, unheard of by the server."""
+        """A request that was to be sent cannot be encoded: it fails, and the server never hears of it."""
         self._fail(sequence, error)
 
     # ------------------------------------------------------------ time
 
     def turn(self, now: float, *, may_send: bool = True) -> Turn:
-        """What has become due. With `may_send=False` the unsent stays here, where it can be withdrawn."""
-        self._patience.end_waits(now)
+        """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
+        self._end_waits(now)
         reconnect = self._link.must_reconnect(now)
         if reconnect:
             self._control.clear()
@@ -158,8 +178,13 @@ class Session:
         return Turn(finished=self._ledger.take_finished(), entries=entries, reconnect=reconnect)
 
     def next_wakeup(self) -> float:
-        """When `turn` must be called again, if nothing happens before; infinity for never."""
-        return min(self._link.next_wakeup(), self._patience.next_wakeup())
+        """The time at which `turn` must be called again, if nothing happens before; infinity for never."""
+        due = min(self._link.next_wakeup(), self._ledger.next_deadline())
+        if self._link.lost_at is not None and self._ledger.tickets:
+            due = min(due, self._link.lost_at + self._unavailable_after_s)
+        if self._ledger.held_at is not None and self._ledger.has_waiting:
+            due = min(due, self._ledger.held_at + self._unavailable_after_s)
+        return due
 
     def close(self) -> Turn:
         """Leave: every ticket ends with `Cancelled`, and the server hears `Goodbye`."""
@@ -168,7 +193,35 @@ class Session:
         self._control = []
         return Turn(finished=self._ledger.take_finished(), entries=entries, reconnect=False)
 
-    # ------------------------------------------------------------ inside
+    def _end_waits(self, now: float) -> None:
+        """End the tickets that have waited for long enough, each with its own reason.
+
+        Three things end a wait without an answer: the ticket's own deadline; no server for `unavailable_after_s`; and a
+        server that takes nothing new for as long, while no other comes.
+        """
+        for ticket in self._ledger.expired(now):
+            error = self._too_late(ticket)
+            self._ledger.abandon(ticket)
+            self._ledger.finish(ticket, error)
+        lost_at, held_at = self._link.lost_at, self._ledger.held_at
+        if lost_at is not None and now >= lost_at + self._unavailable_after_s:
+            text = f"no server has answered at {self._server} for {now - lost_at:.0f} s{self._trouble}"
+            self._ledger.fail_all(lambda: Unavailable(text))
+        if held_at is not None and now >= held_at + self._unavailable_after_s:
+            text = f"the server at {self._server} has taken nothing new for {now - held_at:.0f} s, and no other has come"
+            self._ledger.fail_waiting(lambda: Draining(text))
+
+    def _too_late(self, ticket: Question) -> RequestError:
+        """The error of a ticket whose deadline has come: it names what the ticket was waiting for."""
+        if isinstance(ticket, WelcomeTicket):
+            return Unavailable(f"no server answered at {self._server}{self._trouble}")
+        if not self._link.is_open:
+            return DeadlineExceeded(f"no server answers at {self._server}{self._trouble}")
+        if not self._ledger.is_waiting(ticket):
+            return DeadlineExceeded("the server's answer did not come in time")
+        return DeadlineExceeded(NEVER_SENT if self._ledger.held_at is None else _DRAINED)
+
+    # ------------------------------------------------------------ what arrives
 
     def _receive_other(self, entry: Entry, now: float) -> None:
         match entry:
@@ -178,17 +231,19 @@ class Session:
                 self._welcome(entry, now)
             case Unknown():
                 self._link.forgotten(now)
-            case ModelOpened():
-                self._inquiries.model_opened(entry)
-            case ModelRefused():
-                self._inquiries.model_refused(entry)
+            case ModelOpened() if entry.name in self._models_asked:
+                self._model_opened(entry)
+            case ModelRefused() if entry.name in self._models_asked:
+                self._model_refused(entry)
             case Credit():
                 self._ledger.window_requests = entry.window_requests
                 self._ledger.window_bytes = entry.window_bytes
                 self._ledger.largest_bytes = max(self._ledger.largest_bytes, entry.window_bytes)
                 self._credit = entry
             case Statistics():
-                self._inquiries.statistics(entry)
+                self._statistics_asked = False
+                for ticket in self._ledger.of_kind(StatisticsTicket):
+                    self._ledger.end(ticket, entry.values)
             case Goodbye():
                 self._link.left(now)
             case _:
@@ -201,7 +256,7 @@ class Session:
         ticket = self._ledger.answered(entry.sequence)
         if ticket is None:
             return
-        self._transit.refused(now - ticket.sent_at)
+        self._link.refused(now - ticket.sent_at)
         lost = entry.code == AlreadyAnswered.code  # on its way, and the server keeps the reply no longer
         if lost and ticket.model.idempotent and ticket.renewals < _MAX_RENEWALS:
             ticket.renewals += 1
@@ -211,31 +266,91 @@ class Session:
             self._ledger.finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))
 
     def _welcome(self, entry: Welcome, now: float) -> None:
-        again = not self._link.is_open or entry.epoch != self._epoch
+        anew = not self._link.is_open or entry.epoch != self._epoch
         self._ledger.window_requests = entry.window_requests
         self._ledger.window_bytes = self._ledger.largest_bytes = entry.window_bytes
         self._link.welcomed(entry.heartbeat_ms / 1000)
-        self._patience.trouble = ""
+        self._trouble = ""
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
             self._epoch = entry.epoch
-        if again:
-            self._transit.welcomed(now)
+        if anew:
+            self._link.guess_one_way(now)
             self._credit = None
-            unwanted = self._ledger.recall()
-            self._control = [Cancel(sequence=sequence) for sequence in unwanted]
-            self._control += self._inquiries.ask_again()
+            self._control = [Cancel(sequence=sequence) for sequence in self._ledger.recall()]
+            self._ask_again()
 
     def _give_up_what_may_have_run(self) -> None:
-        """Another server took the place of one that had these, and knows nothing of them."""
+        """Another server took the place of one that had these requests; it knows nothing of them."""
         for ticket in self._ledger.may_have_run():
             if not ticket.model.idempotent:
                 self._ledger.abandon(ticket)
                 self._ledger.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
 
+    # ------------------------------------------------------------ models, counters and the welcome
+
+    def _ask(self, ticket: Question) -> None:
+        """Ask the server, unless it was asked on this connection. The greeting itself asks for a welcome."""
+        if isinstance(ticket, OpenTicket):
+            self._ask_for_model(ticket.name)
+        elif isinstance(ticket, StatisticsTicket) and not self._statistics_asked:
+            self._statistics_asked = True
+            self._control.append(StatisticsRequest())
+
+    def _ask_for_model(self, name: str) -> None:
+        if name not in self._models_asked:
+            self._models_asked.add(name)
+            self._control.append(OpenModel(name=name))
+
+    def _ask_again(self) -> None:
+        """Repeat the questions of an earlier connection. Its answers will not come, and its models' numbers are void.
+
+        Every model opened so far is asked for, since requests that wait for credit need its number.
+        """
+        self._models_asked.clear()
+        self._statistics_asked = False
+        for model in self._models.values():
+            model.number = None
+        for welcomed in self._ledger.of_kind(WelcomeTicket):
+            self._ledger.end(welcomed, True)
+        for name in self._models:
+            self._ask_for_model(name)
+        for opening in self._ledger.of_kind(OpenTicket):
+            self._ask(opening)
+        for counting in self._ledger.of_kind(StatisticsTicket):
+            self._ask(counting)
+
+    def _model_opened(self, entry: ModelOpened) -> None:
+        """Give the model to all tickets that wait for it; requests checked against another signature of it fail."""
+        self._models_asked.discard(entry.name)
+        model = self._models.get(entry.name)
+        if model is not None and model.signature == entry.signature:
+            model.number = entry.number
+        else:
+            replaced = model
+            model = self._models[entry.name] = ModelHandle(entry.name, entry.signature, entry.number)
+            if replaced is not None:
+                replaced.stale = True
+                self._ledger.fail_requests_of(replaced, lambda: Unavailable(_CHANGED))
+        for ticket in self._ledger.of_kind(OpenTicket):
+            if ticket.name == entry.name:
+                self._ledger.end(ticket, model)
+
+    def _model_refused(self, entry: ModelRefused) -> None:
+        """Tell all tickets that wait for the model why there is none, and the requests of a model that was open."""
+        self._models_asked.discard(entry.name)
+        model = self._models.pop(entry.name, None)
+        if model is not None:
+            model.stale = True
+            self._ledger.fail_requests_of(model, lambda: error_from_code(entry.code, entry.message))
+        for ticket in self._ledger.of_kind(OpenTicket):
+            if ticket.name == entry.name:
+                self._ledger.end(ticket, error_from_code(entry.code, entry.message))
+
+    # ------------------------------------------------------------ what is sent
+
     def _due_entries(self, now: float) -> list[Entry]:
-        if self._link.take_hello():
-            self._transit.greeted(now)
+        if self._link.take_hello(now):
             return [Hello(client=self._client, software=self._software), _clock(now)]
         if not self._link.is_open:
             return []
@@ -244,7 +359,7 @@ class Session:
         if self._credit is not None:
             entries.append(self._credit)
             self._credit = None
-        requests = self._ledger.take_sendable(now, self._transit)
+        requests = self._ledger.take_sendable(now, self._link.one_way_s)
         if repeats_credit or any(request.remaining_ms is not None for request in requests):
             entries.append(_clock(now))
         entries.extend(requests)
@@ -260,15 +375,22 @@ class Session:
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself; for tests, after every step."""
         self._ledger.check_invariants()
-        self._inquiries.check_invariants(is_open=self._link.is_open)
+        assert not any(model.stale for model in self._models.values())
+        assert all(name == model.name for name, model in self._models.items())
+        if self._link.is_open:
+            assert all(ticket.name in self._models_asked for ticket in self._ledger.of_kind(OpenTicket))
+            assert self._statistics_asked or not self._ledger.of_kind(StatisticsTicket)
+            assert not self._ledger.of_kind(WelcomeTicket)
 
 
 def _clock(now: float) -> Clock:
     return Clock(sent_us=max(0, round(now * 1e6)))
 
 
-# Each takes a connection that broke right before a reply: who needs more has a server that always says so.
+# Each renewal takes a connection that broke right before a reply: a server that causes more always says so.
 _MAX_RENEWALS = 3
+_CHANGED = "the server restarted with another signature for this model, or without it; submit again"
+_DRAINED = "the server is leaving and takes nothing new, and no other has taken its place"
 _MAY_HAVE_RUN = (
     "the server was replaced while it had this request; whether it ran is not known, and this model's requests are never "
     "run twice"

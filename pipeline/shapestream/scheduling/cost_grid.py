@@ -239,19 +239,25 @@ def _filled(axes: list[Seconds], points: Mapping[Sizes, float]) -> Seconds:
     if np.isnan(factors).all():  # thinning left none of the points
         return trend
     while (missing := np.isnan(factors)).any():
-        # Each round fills the nodes on a line, along some axis, with known ones.
-        found = np.stack([_along(factors, number, axis) for number, axis in enumerate(axes)])
-        ways = (~np.isnan(found)).sum(axis=0)
-        factors = np.where(missing & (ways > 0), np.nansum(found, axis=0) / np.maximum(1, ways), factors)
+        # Each round fills nodes between two known ones of a line along some axis.
+        found = np.stack([_along(factors, number, axis, np.nan) for number, axis in enumerate(axes)])
+        filling = missing & ~np.isnan(found).all(axis=0)
+        if not filling.any():
+            # Where there are none, the smallest ones beyond known ones, which the next ones then follow.
+            found = np.stack([_along(factors, number, axis, None) for number, axis in enumerate(axes)])
+            filling = missing & ~np.isnan(found).all(axis=0)
+            filling &= elements <= 2.0 * elements[filling].min()
+        ways = np.maximum(1, (~np.isnan(found)).sum(axis=0))
+        factors = np.where(filling, np.nansum(found, axis=0) / ways, factors)
     return np.where(np.isnan(values), trend * np.exp(factors), values)
 
 
-def _along(factors: Seconds, number: int, axis: Seconds) -> Seconds:
-    """Interpolate every line of nodes along one axis; lines without a known node stay unknown."""
+def _along(factors: Seconds, number: int, axis: Seconds, beyond: float | None) -> Seconds:
+    """Interpolate along one axis; nodes beyond the known ones of their line are `beyond`, or as the nearest one."""
 
     def line(values: Seconds) -> Seconds:
         known = ~np.isnan(values)
-        return np.interp(axis, axis[known], values[known]) if known.any() else values
+        return np.interp(axis, axis[known], values[known], beyond, beyond) if known.any() else values
 
     return np.asarray(np.apply_along_axis(line, number, factors))
 

@@ -649,11 +649,19 @@ class CostModel:
         return 1.0 if known is None or slot not in known.slots else known.slots[slot].speed
 
     def expect(self, requests: Iterable[tuple[str, Sizes]]) -> None:
-        """Price requests, by model and sizes, in one prediction per model; `company_s` and `batch_s` then look it up."""
+        """Price requests, by model and sizes, in one prediction per model; `company_s` and `batch_s` then look it up.
+
+        What are no sizes of the model is left out: a request with such fails by itself.
+        """
         asked: dict[str, list[tuple[int, Sizes]]] = {}
         for name, sizes in requests:
-            if name in self._models:
-                asked.setdefault(name, []).append(self._models[name].parted(sizes))
+            known = self._models.get(name)
+            if (
+                known is not None
+                and len(sizes) == len(known.profile.dimensions)
+                and min(sizes, default=0) >= 0
+            ):
+                asked.setdefault(name, []).append(known.parted(sizes))
         for name, own in asked.items():
             self._surface(self._models[name]).expect(own)
 

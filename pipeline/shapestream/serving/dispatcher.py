@@ -16,17 +16,18 @@ import structlog
 import trio
 
 from shapestream.scheduling import events
-from shapestream.scheduling.actions import Action, FailRequest
+from shapestream.scheduling.events import Action, FailRequest
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.alarm import Alarm
-from shapestream.serving.batches import BatchReport, Executor
 from shapestream.serving.effects import Effects
 from shapestream.serving.egress import Egress
+from shapestream.serving.executor import Executor
 from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.running import RunningBatch, SlotRecord
 from shapestream.serving.sessions import RequestRecord, Session
+from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.layout import Tensors
 
 __all__ = ["Dispatcher"]
@@ -212,7 +213,7 @@ class Dispatcher:
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         self._journal.failed(running, report)
-        code = report.code or "internal"
+        code = report.code or ErrorCode.INTERNAL
         self._handle(events.BatchFailed(batch=report.batch, code=code, message=report.message), now)
 
     # ---------------------------------------------------------------- decisions

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from shapestream.scheduling.actions import DeliverResults, FailRequest, ReportFault
-from shapestream.serving.batches import BatchReport
+from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord
-from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.logging import RateLimit, debug_enabled
 from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.telemetry.trace import TraceRecorder
+from shapestream_engine.batch import BatchReport, ErrorCode
 
 __all__ = ["Journal"]
 
@@ -123,14 +123,14 @@ class Journal:
 
     def failed(self, running: RunningBatch, report: BatchReport) -> None:
         """A batch that came back without; which clients may cause at will, so the rate of lines is limited."""
-        if report.code == "recalled":
+        if report.code is ErrorCode.RECALLED:
             self.statistics.batches_recalled += 1
             if self._debug:
                 log.debug("batch given back", batch=report.batch, slot=running.slot.label)
             return
         self.statistics.batches_failed += 1
         action = running.action
-        if report.code == "cancelled":  # as asked for
+        if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
         skipped = self._limit.admit(f"{action.model} {report.code}", self._clock())

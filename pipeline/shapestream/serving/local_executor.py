@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import structlog
 import trio
 
-from shapestream.serving.batches import Batch, BatchReport, InProcessExecutor, Reports
+from shapestream.serving.executor import InProcessExecutor, Reports
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Report, Slot, Work
+from shapestream_engine.slot import Slot
 
 __all__ = ["LocalExecutor", "LocalSlots"]
 
@@ -72,7 +73,7 @@ class LocalExecutor:
         self._report = report
         self._token = trio.lowlevel.current_trio_token()
         # Bounded by what the slots take: each runs one batch, and one may wait behind it.
-        self._reports: deque[Report] = deque()
+        self._reports: deque[BatchReport] = deque()
         self._running: dict[int, Slot] = {}
         self._closing = False
         pools = {key: RequestPool(model, slots) for key, model in models.items()}
@@ -82,21 +83,14 @@ class LocalExecutor:
         """Hands the batch to its slot's thread, which may still run the one before."""
         slot = self._slots[batch.slot]
         self._running[batch.batch] = slot
-        start_before = batch.start_before
-        if start_before is not None:
-            # The slots' threads cannot ask trio for the time. In this order, who is stopped in between starts nothing late.
+        if batch.start_before is not None:
+            # The slots' threads cannot ask trio for the time. In this order, a process that is stopped in between starts
+            # nothing late.
             ahead_s = monotonic() - trio.current_time()
-            start_before = tuple([None if at is None else at + ahead_s for at in start_before])
-        work = Work(
-            batch=batch.batch,
-            model=batch.model,
-            sizes=batch.sizes,
-            members=batch.members,
-            shapes=batch.shapes,
-            start_before=start_before,
-        )
+            start_before = tuple([None if at is None else at + ahead_s for at in batch.start_before])
+            batch = replace(batch, start_before=start_before)
         try:
-            slot.start(work)
+            slot.start(batch)
         except RuntimeError as error:  # its thread has ended, or another batch waits there already
             self._take(_not_started(batch.batch, str(error), slot_ended=slot.has_ended))
 
@@ -135,7 +129,7 @@ class LocalExecutor:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
             await trio.to_thread.run_sync(self.close, abandon_on_cancel=True)
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: BatchReport) -> None:
         """Called by a slot's thread, or for a batch that was taken back: the one hand-over per batch."""
         self._reports.append(report)
         try:
@@ -147,27 +141,15 @@ class LocalExecutor:
         """Called in the event loop."""
         if self._closing:
             self._reports.clear()
-        reports = []
-        while self._reports:
-            report = self._reports.popleft()
+        reports = list(self._reports)
+        self._reports.clear()
+        for report in reports:
             self._running.pop(report.batch, None)
-            reports.append(
-                BatchReport(
-                    batch=report.batch,
-                    outputs=report.outputs,
-                    run_s=report.run_s,
-                    busy_s=report.busy_s,
-                    reallocations=report.reallocations,
-                    preparations=report.preparations,
-                    calls=report.calls,
-                    code=report.error_code,
-                    message=report.message,
-                    slot_ended=report.slot_ended,
-                )
-            )
         if reports:
             self._report(reports)
 
 
-def _not_started(batch: int, why: str, *, slot_ended: bool) -> Report:
-    return Report(batch=batch, outputs=None, error_code="unavailable", message=why, slot_ended=slot_ended)
+def _not_started(batch: int, why: str, *, slot_ended: bool) -> BatchReport:
+    return BatchReport(
+        batch=batch, outputs=None, code=ErrorCode.UNAVAILABLE, message=why, slot_ended=slot_ended
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from shapestream.serving.batches import Batch
-from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.batch_entries import entry_of_batch
+from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck
-from shapestream.wire.limits import MAX_INTEGER
-from shapestream.wire.messages import CancelBatch, Clock, Execute, ExecuteMember, RecallBatch
+from shapestream.wire.messages import CancelBatch, Clock, RecallBatch
+from shapestream_engine.batch import Batch
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.signature import ModelSignature
 
@@ -86,31 +86,14 @@ class RemoteExecutor(Link):
         """The first that it was sent; smaller numbers are of an earlier session."""
 
     def start_nowait(self, batch: Batch) -> None:
-        """Relays the members as they came; deadlines travel as the time that remains."""
+        """Send a batch on its way, with the time by which its deadlines count."""
         self.running[batch.batch] = batch
         now = self.sent_at[batch.batch] = self._clock()
         if self.first_batch is None:
             self.first_batch = batch.batch
         if batch.start_before is not None:
             self._outgoing.say(self, Clock(sent_us=round(now * 1e6)))
-        start_before = batch.start_before or (None,) * len(batch.members)
-        members = [
-            ExecuteMember(
-                remaining_ms=None if at is None else min(max(0, int((at - now) * 1000)), MAX_INTEGER),
-                tensors=tensors,
-            )
-            for tensors, at in zip(batch.members, start_before, strict=True)
-        ]
-        self._outgoing.say(
-            self,
-            Execute(
-                batch=batch.batch,
-                slot=batch.slot,
-                model=batch.model,
-                sizes=batch.sizes,
-                members=tuple(members),
-            ),
-        )
+        self._outgoing.say(self, entry_of_batch(batch, now))
 
     def recall_nowait(self, batch: int) -> None:
         """Asks the worker for a batch back; whether it had begun there is in its report."""

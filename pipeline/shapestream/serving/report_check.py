@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from shapestream.serving.batches import Batch
 from shapestream.wire.messages import BatchDone
+from shapestream_engine.batch import Batch
 from shapestream_engine.layout import Layout, Tensors
 from shapestream_engine.rules import With
 from shapestream_engine.signature import ModelSignature, OutputPort

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from shapestream.scheduling.actions import StartBatch
-from shapestream.serving.batches import BatchReport, Executor
+from shapestream.scheduling.events import StartBatch
+from shapestream.serving.executor import Executor
 from shapestream.serving.sessions import RequestRecord
 from shapestream.wire.messages import Timings
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 
 __all__ = ["RunningBatch", "SlotBook", "SlotRecord"]

@@ -1,116 +1,64 @@
-"""Messages of protocol version 1: frames from the socket -> entries, and entries -> frames for the socket.
+"""Messages of protocol version 1: frames of the socket to entries, and back.
 
 A message is a msgpack header frame, `[1, [entry, ...]]`, and raw frames. An entry is `[kind, frame count,
-field, ...]`; the entries own the raw frames in turn, and own them all. Nothing that arrives is trusted: what
-cannot be divided into entries raises `ProtocolError`, and its sender is cut off; an entry that is wrong in
-itself fails alone, by its id. Whether the tensors suit a model is not for this module to say
-(`ModelSignature.resolve`).
+field, ...]`; the entries own the raw frames in turn, and own them all. Nothing that arrives is trusted. A message
+that cannot be divided into entries raises `ProtocolError`, and its sender is cut off; a bad entry fails alone, by
+its id. `ModelSignature.resolve` checks whether tensors suit a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 import msgpack
 
 from shapestream.errors import ProtocolError, TooLarge
-from shapestream.wire.entry_reader import READERS, Reader, entry_id
-from shapestream.wire.entry_writer import WRITERS
-from shapestream.wire.fields import BadEntryError
-from shapestream.wire.limits import CLIENT_LIMITS, MAX_CLIENT_ITEMS, MAX_PLAIN_ITEMS, Limits
+from shapestream.wire import tensor_entries
+from shapestream.wire.fields import BadEntryError, Fields, Reader, Writer, columns_of, reader_of, writer_of
+from shapestream.wire.limits import CLIENT_LIMITS, MAX_CLIENT_ITEMS, MAX_INTEGER, MAX_PLAIN_ITEMS, Limits
 from shapestream.wire.messages import (
+    KINDS,
     PROTOCOL_VERSION,
     BatchDone,
     BatchFailed,
     Cancel,
     CancelBatch,
-    Clock,
-    Credit,
     Entry,
     Execute,
     Failure,
     Goodbye,
-    Heartbeat,
-    Hello,
-    ModelOpened,
-    ModelRefused,
-    OpenModel,
     RecallBatch,
     Request,
     Result,
-    Statistics,
-    StatisticsRequest,
-    Unknown,
-    Welcome,
-    WorkerDraining,
-    WorkerHello,
-    WorkerRefused,
-    WorkerWelcome,
+    Role,
 )
 from shapestream_engine.layout import Buffer
 
 __all__ = ["BadEntry", "Envelope", "Role", "decode", "encode", "entries_announced", "pack_messages"]
 
-
-class Role(Enum):
-    """Who reads a message, and from whom; it decides which kinds of entries are acceptable."""
-
-    SERVER_OF_CLIENTS = auto()
-    CLIENT = auto()
-    SERVER_OF_WORKERS = auto()
-    WORKER = auto()
-
-
-_ACCEPTED: dict[Role, tuple[type[Any], ...]] = {
-    Role.SERVER_OF_CLIENTS: (
-        Heartbeat,
-        Goodbye,
-        Clock,
-        Hello,
-        OpenModel,
-        Request,
-        Cancel,
-        StatisticsRequest,
-        Credit,
-    ),
-    Role.CLIENT: (
-        Heartbeat,
-        Goodbye,
-        Welcome,
-        Unknown,
-        ModelOpened,
-        ModelRefused,
-        Result,
-        Failure,
-        Credit,
-        Statistics,
-    ),
-    Role.SERVER_OF_WORKERS: (Heartbeat, Goodbye, WorkerHello, BatchDone, BatchFailed, WorkerDraining),
-    Role.WORKER: (
-        Heartbeat,
-        Goodbye,
-        Clock,
-        Unknown,
-        WorkerWelcome,
-        WorkerRefused,
-        Execute,
-        CancelBatch,
-        RecallBatch,
-    ),
-}
 _READERS: dict[Role, dict[int, Reader]] = {
-    role: {kind.KIND: READERS[kind] for kind in kinds} for role, kinds in _ACCEPTED.items()
+    role: {
+        number: tensor_entries.READERS.get(kind) or reader_of(kind)
+        for number, kind in KINDS.items()
+        if role in kind.ROLES
+    }
+    for role in Role
 }
+_WRITERS: dict[type[Entry], Writer] = {
+    kind: tensor_entries.WRITERS.get(kind) or writer_of(kind) for kind in KINDS.values()
+}
+_KINDS_WITH_ID = frozenset(
+    number for number, kind in KINDS.items() if columns_of(kind)[:1] in (["sequence"], ["batch"])
+)
 _BULK = frozenset({Request, Result, Failure, Execute, BatchDone, BatchFailed})
 _WITHDRAW = frozenset({CancelBatch, RecallBatch})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadEntry:
-    """An entry that cannot be used. `id` is its sequence or batch number, where that much could be read."""
+    """An unusable entry. `id` is its sequence or batch number, where that is readable."""
 
     kind: int
     id: int | None
@@ -119,7 +67,7 @@ class BadEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message, divided into entries, in their order."""
+    """A message divided into entries, in their order."""
 
     entries: list[Entry]
     bad: list[BadEntry]
@@ -129,7 +77,7 @@ class Envelope:
 
 
 def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMITS) -> Envelope:
-    """Reads a message for `role`; raises `ProtocolError` when it cannot be divided into entries.
+    """Read a message for `role`; raises `ProtocolError` when it cannot be divided into entries.
 
     Large tensors are not copied: the entries hold the frames that were given.
     """
@@ -152,22 +100,34 @@ def decode(frames: Sequence[Buffer], *, role: Role, limits: Limits = CLIENT_LIMI
             raise ProtocolError(f"the entries claim more than the {total - 1} raw frames of the message")
         reader = readers.get(kind)
         if reader is None:
-            bad.append(BadEntry(kind=kind, id=entry_id(fields), message=f"kind {kind} is not expected here"))
+            bad.append(BadEntry(kind=kind, id=_entry_id(fields), message=f"kind {kind} is not expected here"))
         else:
             try:
                 entries.append(reader(fields, frames, first, last, limits))
             except BadEntryError as error:
-                bad.append(BadEntry(kind=kind, id=entry_id(fields), message=str(error)))
+                bad.append(BadEntry(kind=kind, id=_entry_id(fields), message=str(error)))
         first = last
     if first != total:
         raise ProtocolError(f"the entries claim {first - 1} of the {total - 1} raw frames of the message")
     return Envelope(entries=entries, bad=bad)
 
 
-def entries_announced(header: Buffer) -> int:
-    """How many entries a header frame claims to hold, read from its first five bytes; 1 where these are not ours.
+def _entry_id(fields: Fields) -> int | None:
+    """The id of an entry that may be bad: its sequence or batch number, where that is readable."""
+    if (
+        len(fields) > 2
+        and fields[0] in _KINDS_WITH_ID
+        and type(fields[2]) is int
+        and 0 <= fields[2] <= MAX_INTEGER
+    ):
+        return fields[2]
+    return None
 
-    An empty message counts as one entry: to hold and to read it costs as much.
+
+def entries_announced(header: Buffer) -> int:
+    """Number of entries that a header frame claims, from its first five bytes; 1 where these are of another format.
+
+    An empty message counts as one entry: it costs as much to hold and to read.
     """
     head = bytes(memoryview(header)[:5])
     if len(head) > 2 and head[:2] == b"\x92\x01":
@@ -179,7 +139,7 @@ def entries_announced(header: Buffer) -> int:
 
 
 def _unpack(frames: Sequence[Buffer], limits: Limits, most_items: int) -> tuple[Any, ...]:
-    """The unpacked, unread entries."""
+    """The unpacked entries, unchecked."""
     if not 1 <= len(frames) <= limits.max_frames + 1:
         raise ProtocolError(f"{len(frames)} frames; a message has 1 to {limits.max_frames + 1}")
     header = frames[0]
@@ -229,7 +189,7 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[Buffer]:
     """The frames of one message; raises `TooLarge` when they do not fit one (see `pack_messages`)."""
     raw: list[Buffer] = []
-    packed = [WRITERS[type(entry)](entry, raw) for entry in entries]
+    packed = [_WRITERS[type(entry)](entry, raw) for entry in entries]
     frames = _message(packed, raw)
     if (
         len(packed) > limits.max_entries
@@ -246,8 +206,8 @@ def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[
 def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[list[Buffer]]:
     """The frames of as few messages as the limits allow, in the order in which they must be sent.
 
-    Control entries go first, the rest keeps its order. Two exceptions keep the meaning: what withdraws a
-    request or batch that is in `entries` too stays behind it, and a `Goodbye` comes last.
+    Control entries go first; the others keep their order. There are two exceptions: the withdrawal of a request
+    or batch that is in `entries` too stays behind it, and a `Goodbye` comes last.
     """
     messages: list[list[Buffer]] = []
     packed: list[bytes] = []
@@ -256,7 +216,7 @@ def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -
     room = limits.max_header_bytes - _MAX_PREFIX_BYTES
     for entry in _in_order(entries):
         own: list[Buffer] = []
-        data = WRITERS[type(entry)](entry, own)
+        data = _WRITERS[type(entry)](entry, own)
         own_bytes = sum(memoryview(frame).nbytes for frame in own) if own else 0
         if len(data) > room or len(own) > limits.max_frames:
             raise TooLarge(f"one {type(entry).__name__} takes {len(data)} bytes and {len(own)} frames")

@@ -1,40 +1,63 @@
-"""Checks of single fields, as msgpack gave them: exact types, bounded values; True is not an integer."""
+"""Fields of an entry: checks by type, and the reader and writer that follow from a kind's fields.
+
+A check takes a value as msgpack gave it. Types are exact (True is not an integer) and values bounded. A kind
+without tensors needs no reader or writer of its own: both are made once, from the fields of its class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import dataclasses
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar, get_type_hints
+
+import msgpack
 
 from shapestream.wire.limits import (
     MAX_INTEGER,
     MAX_MESSAGE_CHARACTERS,
     MAX_NAME_CHARACTERS,
     MAX_PLAIN_DEPTH,
+    Limits,
 )
+from shapestream.wire.messages import Entry
+from shapestream_engine.layout import Buffer
 
 __all__ = [
     "BadEntryError",
+    "Fields",
+    "Reader",
+    "Writer",
     "checked",
-    "flag",
+    "columns_of",
     "integer",
-    "map_of_maps",
-    "map_of_names",
     "name",
     "optional_integer",
-    "plain_map",
-    "uuid",
-    "words",
+    "pack",
+    "reader_of",
+    "writer_of",
 ]
 
 T = TypeVar("T")
+Fields: TypeAlias = tuple[Any, ...]
+"""An unpacked entry: its kind, its number of frames, its fields."""
+Reader: TypeAlias = Callable[[Fields, Sequence[Buffer], int, int, Limits], Entry]
+"""Fields, frames of the message, the entry's first frame and the one after its last, limits -> the entry.
+
+Raises `BadEntryError`."""
+Writer: TypeAlias = Callable[[Any, list[Buffer]], bytes]
+"""Entry, frames of the message so far (to append to) -> the packed entry."""
+# One packer for the process: making one costs more than packing an entry. `pack` is a single C call that runs
+# no Python code, so threads cannot interleave inside it.
+pack: Callable[[Any], bytes] = msgpack.Packer(autoreset=True).pack
 
 
 class BadEntryError(Exception):
-    """This entry, alone, cannot be used; the message says why."""
+    """One unusable entry; its neighbours are served."""
 
 
 def checked(where: str, check: Callable[[Any], T], value: Any) -> T:
-    """The checked value; what is wrong with it is said together with where it stands."""
+    """The value after its check; a `BadEntryError` names `where` the value stands."""
     try:
         return check(value)
     except BadEntryError as error:
@@ -42,14 +65,14 @@ def checked(where: str, check: Callable[[Any], T], value: Any) -> T:
 
 
 def integer(value: Any) -> int:
-    """A number that counts or names something."""
+    """A count or number of 63 bits."""
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
         raise BadEntryError("must be an integer from 0 to 2^63-1")
     return value
 
 
 def optional_integer(value: Any) -> int | None:
-    """The same, or nil."""
+    """An integer, or nil."""
     return None if value is None else integer(value)
 
 
@@ -61,28 +84,28 @@ def flag(value: Any) -> bool:
 
 
 def name(value: Any) -> str:
-    """A short string."""
+    """A name or code."""
     if type(value) is not str or len(value) > MAX_NAME_CHARACTERS:
         raise BadEntryError(f"must be a string of at most {MAX_NAME_CHARACTERS} characters")
     return value
 
 
 def words(value: Any) -> str:
-    """A longer string, for humans."""
+    """A message for humans."""
     if type(value) is not str or len(value) > MAX_MESSAGE_CHARACTERS:
         raise BadEntryError(f"must be a string of at most {MAX_MESSAGE_CHARACTERS} characters")
     return value
 
 
 def uuid(value: Any) -> bytes:
-    """16 bytes."""
+    """An id of 16 bytes."""
     if type(value) is not bytes or len(value) != 16:
         raise BadEntryError("must be 16 bytes")
     return value
 
 
 def plain_map(value: Any) -> dict[str, Any]:
-    """A map of plain data; `decode` has made sure that its keys are strings."""
+    """A map of plain data; `decode` has checked that its keys are strings."""
     if type(value) is not dict:
         raise BadEntryError("must be a map")
     if _is_deeper_than(MAX_PLAIN_DEPTH, value):
@@ -104,5 +127,68 @@ def map_of_maps(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def map_of_names(value: Any) -> dict[str, str]:
-    """A map of short strings."""
+    """A map of names."""
     return {name(key): name(item) for key, item in plain_map(value).items()}
+
+
+_CHECKS: dict[Any, Callable[[Any], Any]] = {
+    int: integer,
+    int | None: optional_integer,
+    bool: flag,
+    str: name,
+    bytes: uuid,
+    dict[str, Any]: plain_map,
+    dict[str, str]: map_of_names,
+    dict[str, dict[str, Any]]: map_of_maps,
+}
+"""The check of a field, by its annotation; a `str` called `message` is checked by `words`."""
+
+
+def reader_of(kind: type[Entry]) -> Reader:
+    """The reader of a kind without tensors; raises `KeyError` for an annotation that has no check."""
+    hints = get_type_hints(kind)
+    checks = {column: words if column == "message" else _CHECKS[hints[column]] for column in columns_of(kind)}
+    most, least = len(checks), len(checks) - kind.OPTIONAL
+
+    def read(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Entry:
+        if not least <= len(fields) - 2 <= most:
+            raise BadEntryError(f"{kind.__name__} has {len(fields)} elements instead of {most + 2}")
+        if first != last:
+            raise BadEntryError(f"{kind.__name__} owns no frames, but claims {last - first}")
+        values = {
+            column: checked(f"{kind.__name__}.{column}", check, value)
+            for (column, check), value in zip(checks.items(), fields[2:], strict=least == most)
+        }
+        return kind(**values)
+
+    return read
+
+
+def writer_of(kind: type[Entry]) -> Writer:
+    """The writer of a kind without tensors.
+
+    A `message` is cut to its limit, and its surrogates are replaced: engines write long ones, and ones that are no UTF-8.
+    """
+    columns = columns_of(kind)
+    if not columns:
+        whole = pack((kind.KIND, 0))
+        return lambda entry, frames: whole
+    if len(columns) == 1:
+        only = attrgetter(*columns)
+        return lambda entry, frames: pack((kind.KIND, 0, only(entry)))
+    values = attrgetter(*columns)
+    if "message" not in columns:
+        return lambda entry, frames: pack((kind.KIND, 0, *values(entry)))
+    at = columns.index("message")
+
+    def write(entry: Any, frames: list[Buffer]) -> bytes:
+        row = list(values(entry))
+        row[at] = row[at][:MAX_MESSAGE_CHARACTERS].encode(errors="replace").decode()
+        return pack((kind.KIND, 0, *row))
+
+    return write
+
+
+def columns_of(kind: type[Any]) -> list[str]:
+    """Names of the fields, in their order on the wire."""
+    return [column.name for column in dataclasses.fields(kind)]

@@ -1,9 +1,8 @@
-"""Layouts on the wire: a tensor description that was seen before is recognised by its bytes.
+"""Layouts on the wire: a repeated tensor description is recognised by its bytes.
 
 A layout travels as a msgpack `bin` that holds its own msgpack encoding. Requests repeat a few layouts, so the
-receiver looks the bytes up among those that it has unpacked and checked before: one dictionary access instead
-of a walk over names, types and dimensions. Since bytes are compared, not values, nothing that merely equals a
-checked layout in Python (`True == 1 == 1.0`) passes for it.
+receiver looks the bytes up among checked ones: one dictionary access instead of a walk over names, types and
+dimensions. Bytes are compared, not values, so that an equal layout of other types (`True == 1 == 1.0`) is no match.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _ITEM_BYTES = {name: dtype.itemsize for name, dtype in ELEMENT_TYPES.items()}
 
 
 class LayoutError(InvalidRequest):
-    """A layout that no model could take; the message says which tensor, and why."""
+    """A layout that no model can take; the message names the tensor and the reason."""
 
 
 class CheckedLayout(NamedTuple):
-    """A layout in which everything that needs no model has been checked."""
+    """A layout after all checks that need no model."""
 
     layout: Layout
     packed: bytes
@@ -118,7 +117,7 @@ class LayoutBook:
         return checked
 
     def _pack(self, layout: Layout) -> CheckedLayout:
-        # What is remembered by value was checked for exact types first, so that an equal layout of other
+        # A layout is remembered by value after a check for exact types, so that an equal layout of other
         # types (bool, float, NumPy integers) is refused here or written as the integers that it equals.
         nbytes = _check(layout)
         checked = CheckedLayout(layout, msgpack.packb(layout), nbytes)

@@ -1,4 +1,4 @@
-"""How much one message may hold. A receiver checks these before it believes anything; a sender keeps them."""
+"""Limits on one message. A receiver checks them before anything else; a sender keeps them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ __all__ = ["CLIENT_LIMITS", "MAX_INLINE_BYTES", "MAX_INTEGER", "WORKER_LIMITS", 
 
 MAX_INTEGER = 2**63 - 1
 """The largest id, count, dimension or byte length: what a signed 64-bit integer holds."""
+MAX_PRIORITY = 2**31 - 1
+"""The largest priority, and its least the negative."""
 MAX_INLINE_BYTES = 1024
-"""A tensor of at most so many bytes may travel inside the header."""
+"""The longest tensor that may travel inside the header."""
 MAX_FRAME_BYTES = 1 << 30
-"""Of one tensor: the receiver's libzmq drops the connection for a larger frame (`SocketOptions.max_frame_bytes`)."""
+"""The longest tensor: the receiver's libzmq drops the connection for a larger frame (`SocketOptions.max_frame_bytes`)."""
 MAX_TENSORS = 64
 """Tensors of one request or result."""
 MAX_RANK = 32
@@ -19,15 +21,15 @@ MAX_RANK = 32
 MAX_NAME_CHARACTERS = 512
 """Names of models, workers, software; codes."""
 MAX_MESSAGE_CHARACTERS = 8192
-"""Words for humans. Senders cut longer ones."""
+"""Messages for humans. Senders cut longer ones."""
 MAX_PLAIN_ITEMS = 4096
 """Elements of one array or map of plain data, such as a signature or statistics."""
 MAX_CLIENT_ITEMS = 1024
-"""The same from a client, who sends no plain data. msgpack makes room for an array as soon as it reads its head, in up
-to 1,024 levels: 1 KiB of heads could ask for 32 MiB otherwise."""
+"""Elements of one array or map from a client, which sends no plain data. msgpack allocates an array when it reads its
+head, in up to 1,024 levels: without this limit 1 KiB of heads asks for 32 MiB."""
 
 MAX_PLAIN_DEPTH = 32
-"""Nesting of plain data, so that whoever prints or compares it cannot run out of stack."""
+"""Nesting of plain data; printing or comparing deeper data could exhaust the stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Limits:
 
 
 CLIENT_LIMITS = Limits(preferred_message_bytes=1024 * 1024)
-"""Between clients and the server: nobody is trusted. Messages are smaller here, since libzmq counts what it holds for a
-client that does not read in messages, not in bytes."""
+"""Between clients, which are not trusted, and the server. Messages are smaller here: for a client that does not read,
+libzmq bounds its queue in messages, not in bytes."""
 WORKER_LIMITS = Limits(max_frames=65_536, max_header_bytes=64 * 1024 * 1024, max_members=16_384)
-"""Between the server and its workers, where one entry holds a whole batch."""
+"""Between the server and its workers; one entry holds a whole batch."""

@@ -1,19 +1,21 @@
-"""The entries of protocol version 1, as they are after decoding and before encoding.
+"""Entries of protocol version 1, after decoding and before encoding: each kind is written here, and only here.
 
-A message is one msgpack header frame, `[version, [entry, ...]]`, and raw frames for large tensors. An
-entry is a msgpack array: its `KIND`, the number of raw frames that it owns, then the fields in the order of
-the class. `Timings` and the members of a batch are arrays within it; `Tensors` are two elements.
-docs/protocol.md is the specification; `codec.py` turns bytes into these and back.
+A message is one msgpack header frame, `[version, [entry, ...]]`, and raw frames for large tensors. An entry is a
+msgpack array: its `KIND`, the number of raw frames that it owns, then the fields in the order of the class.
+`fields.py` derives reader and writer of a kind from the fields' types; `tensor_entries.py` holds those of the
+kinds that carry tensors. docs/protocol.md is the specification.
 
-A tensor's description is a `Layout` row `(port, element type, shape)`: plain tuples, because the server
-looks a whole layout up in a dictionary of those that it has validated before. Its bytes are either inline
-(`bytes` in `inline`) or the next of the entry's frames (`None` in `inline`).
+A tensor's description is a `Layout` row `(port, element type, shape)`. The server looks a whole layout up in a
+dictionary of validated layouts, hence the plain tuples. A tensor's bytes are inline (`bytes` in `inline`) or the
+next frame of the entry (`None` in `inline`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from enum import Enum, auto
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from shapestream_engine.layout import Tensors
 
@@ -22,7 +24,7 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where one request's time went, as the server saw it; microseconds on the wire."""
+    """Times of one request, measured by the server, in microseconds."""
 
     queue_us: int
     """From arrival at the server to the start of its batch."""
@@ -37,146 +39,167 @@ class Timings:
     worker: str
     """The slot that ran it, as `worker/slot`."""
     digest: str | None = None
-    """The sha256 of the model's files that ran, in hexadecimal; None for a function, and from servers that do not tell."""
+    """The sha256 of the model's files, in hexadecimal; None for a function, and from older servers."""
+
+
+class Role(Enum):
+    """Reader of a message, and the peer that wrote it; a role decides which kinds are accepted."""
+
+    SERVER_OF_CLIENTS = auto()
+    CLIENT = auto()
+    SERVER_OF_WORKERS = auto()
+    WORKER = auto()
+
+
+class Entry:
+    """Base of all kinds of entries. A kind is complete with its class here and its row in docs/protocol.md."""
+
+    __slots__ = ()
+    KIND: ClassVar[int]
+    """The kind's number on the wire."""
+    ROLES: ClassVar[frozenset[Role]]
+    """Roles that accept the kind."""
+    OPTIONAL: ClassVar[int]
+    """Number of last fields that older peers leave out; they have defaults."""
+
+
+KINDS: dict[int, type[Entry]] = {}
+"""All kinds of entries, by their numbers."""
+E = TypeVar("E", bound=Entry)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def entry(kind: int, *roles: Role, optional: int = 0) -> Callable[[type[E]], type[E]]:
+    """Make the class a kind of entry: a frozen, slotted, keyword-only dataclass that is known by its number."""
+
+    def register(cls: type[E]) -> type[E]:
+        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        made.KIND, made.ROLES, made.OPTIONAL = kind, frozenset(roles), optional
+        if KINDS.setdefault(kind, made) is not made:
+            raise ValueError(f"{made.__name__} and {KINDS[kind].__name__} have the number {kind}")
+        return made
+
+    return register
 
 
 # ---------------------------------------------------------------- both ways
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """The sender's loop is alive. Any other traffic counts as well; nobody answers a heartbeat."""
-
-    KIND: ClassVar[int] = 0
+@entry(0, *Role)
+class Heartbeat(Entry):
+    """The sender's loop is alive. Any other traffic says so too; a heartbeat has no answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goodbye:
-    """The sender leaves on purpose; what it still had outstanding may be dropped."""
-
-    KIND: ClassVar[int] = 1
+@entry(1, *Role)
+class Goodbye(Entry):
+    """The sender leaves on purpose; its unfinished requests or batches may be dropped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """What the sender's clock shows while it sends this: the deadlines of this message, and of those behind it up to the
-    next `Clock`, count from then, however long they were on their way.
+@entry(2, Role.SERVER_OF_CLIENTS, Role.WORKER)
+class Clock(Entry):
+    """The sender's clock at the time of sending, in microseconds from any beginning; the clock must never jump.
 
-    Microseconds from any beginning; the clock must never jump. Whoever sends it once sends it with all that has deadlines.
+    Deadlines of this message, and of later ones up to the next `Clock`, count from that time. A sender of one `Clock`
+    puts one into each message with deadlines.
     """
 
-    KIND: ClassVar[int] = 2
     sent_us: int
 
 
 # ---------------------------------------------------------------- client -> server
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+@entry(10, Role.SERVER_OF_CLIENTS)
+class Hello(Entry):
     """Opens a session, or moves it to this connection. `client` is 16 random bytes, kept for life."""
 
-    KIND: ClassVar[int] = 10
     client: bytes
     software: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenModel:
+@entry(11, Role.SERVER_OF_CLIENTS)
+class OpenModel(Entry):
     """Asks for a model by name; answered by `ModelOpened` or `ModelRefused`."""
 
-    KIND: ClassVar[int] = 11
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+@entry(12, Role.SERVER_OF_CLIENTS)
+class Request(Entry):
     """One inference request. `sequence` and the session's client id together are the request's id."""
 
-    KIND: ClassVar[int] = 12
     sequence: int
     model: int
     remaining_ms: int | None
-    """Time left until the deadline, in milliseconds, when the message was sent."""
+    """Milliseconds from sending to the deadline."""
     priority: int
     tensors: Tensors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+@entry(13, Role.SERVER_OF_CLIENTS)
+class Cancel(Entry):
     """Withdraws a request. Its terminal reply (`cancelled`, or a result that was faster) still comes."""
 
-    KIND: ClassVar[int] = 13
     sequence: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatisticsRequest:
+@entry(14, Role.SERVER_OF_CLIENTS)
+class StatisticsRequest(Entry):
     """Asks for the server's counters; answered by `Statistics`."""
-
-    KIND: ClassVar[int] = 14
 
 
 # ---------------------------------------------------------------- server -> client
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
-    """Answers `Hello`. A new `epoch` means a new server process, which knows nothing of old requests.
+@entry(20, Role.CLIENT)
+class Welcome(Entry):
+    """Answers `Hello`. A new `epoch` means a new server process, which knows no old requests.
 
-    The window is the session's credit: at most so many requests, and bytes of tensors, without a terminal
-    reply.
+    The window is the session's credit: the most requests, and bytes of tensors, without a terminal reply.
     """
 
-    KIND: ClassVar[int] = 20
     epoch: bytes
     window_requests: int
     window_bytes: int
     heartbeat_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unknown:
+@entry(21, Role.CLIENT, Role.WORKER)
+class Unknown(Entry):
     """The server does not know this connection; the client starts again with `Hello`."""
 
-    KIND: ClassVar[int] = 21
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOpened:
+@entry(22, Role.CLIENT)
+class ModelOpened(Entry):
     """A model's number within this epoch, and its signature as plain data (`ModelSignature.to_dict`)."""
 
-    KIND: ClassVar[int] = 22
     name: str
     number: int
     signature: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRefused:
-    """No such model, or it is not available."""
+@entry(23, Role.CLIENT)
+class ModelRefused(Entry):
+    """Answers `OpenModel`: the model does not exist, or is not available."""
 
-    KIND: ClassVar[int] = 23
     name: str
     code: str
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+@entry(24, Role.CLIENT)
+class Result(Entry):
     """A request's terminal reply: its outputs."""
 
-    KIND: ClassVar[int] = 24
     sequence: int
     timings: Timings
     tensors: Tensors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A request's terminal reply: why it has no result."""
+@entry(25, Role.CLIENT)
+class Failure(Entry):
+    """A request's terminal reply: the reason for having no result."""
 
-    KIND: ClassVar[int] = 25
     sequence: int
     code: str
     message: str
@@ -184,31 +207,28 @@ class Failure:
     retry_after_ms: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credit:
+@entry(26, Role.SERVER_OF_CLIENTS, Role.CLIENT)
+class Credit(Entry):
     """Replaces the window of `Welcome`. A client repeats it, and keeps to it from then on."""
 
-    KIND: ClassVar[int] = 26
     window_requests: int
     window_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+@entry(27, Role.CLIENT)
+class Statistics(Entry):
     """The server's counters, as plain data."""
 
-    KIND: ClassVar[int] = 27
     values: dict[str, Any]
 
 
 # ---------------------------------------------------------------- worker -> server
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerHello:
+@entry(40, Role.SERVER_OF_WORKERS, optional=1)
+class WorkerHello(Entry):
     """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1."""
 
-    KIND: ClassVar[int] = 40
     worker: str
     """A name unique to this process, such as `host-1234-0`."""
     pid: int
@@ -216,86 +236,80 @@ class WorkerHello:
     models: dict[str, dict[str, Any]]
     """Model name -> signature as plain data."""
     costs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Model name -> what its calls cost here (`CostTable`), as plain data. What was not measured is left out."""
+    """Model name -> measured costs of its calls (`CostTable`), as plain data. Unmeasured models are left out."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Model name -> sha256 of the files that it was read from, in hexadecimal. Models that are functions are left out."""
+    """Model name -> sha256 of its files, in hexadecimal. Models that are functions are left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDone:
-    """A batch ran. One `Tensors` per member of `Execute`, in its order, or None where its time was over."""
+@entry(41, Role.SERVER_OF_WORKERS)
+class BatchDone(Entry):
+    """A batch ran. `outputs` holds one `Tensors` per member of `Execute`, in its order, or None past a member's deadline."""
 
-    KIND: ClassVar[int] = 41
     batch: int
     run_us: int
-    """Of the inference calls alone."""
+    """Duration of the inference calls alone."""
     busy_us: int
-    """Of the slot: from the beginning of its work on this batch until the results were copied out."""
+    """Duration of the slot's work on the batch, until the results were copied out."""
     reallocations: int
     """Input tensors that had to grow for this batch."""
     preparations: int
-    """Calls whose shape was new, and had to be prepared for."""
+    """Calls with a new shape, which the device had to prepare."""
     calls: tuple[tuple[int, tuple[int, ...]], ...]
-    """How many calls of which sizes it took. Empty: one, of the sizes in `Execute`."""
+    """Number and sizes of the calls that the batch took. Empty: one call of the sizes in `Execute`."""
     outputs: tuple[Tensors | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFailed:
-    """A batch did not run: `model_error` blames the data, `unavailable` the device; `cancelled` and `recalled` were
-    asked for.
+@entry(42, Role.SERVER_OF_WORKERS)
+class BatchFailed(Entry):
+    """A batch did not run: `model_error` blames the data, `unavailable` the device.
+
+    `cancelled` and `recalled` answer `CancelBatch` and `RecallBatch`.
     """
 
-    KIND: ClassVar[int] = 42
     batch: int
     code: str
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDraining:
-    """The worker wants to leave: no new batches, please. It answers what it was sent, until the server's `Goodbye`."""
-
-    KIND: ClassVar[int] = 43
+@entry(43, Role.SERVER_OF_WORKERS)
+class WorkerDraining(Entry):
+    """The worker wants to leave and takes no new batches. It answers earlier ones, until the server's `Goodbye`."""
 
 
 # ---------------------------------------------------------------- server -> worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerWelcome:
+@entry(50, Role.WORKER)
+class WorkerWelcome(Entry):
     """Answers `WorkerHello`."""
 
-    KIND: ClassVar[int] = 50
     epoch: bytes
     heartbeat_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRefused:
-    """Answers `WorkerHello`: the worker has read other bytes of this model than those that are served. It must end."""
+@entry(54, Role.WORKER)
+class WorkerRefused(Entry):
+    """Answers `WorkerHello`: the worker has read other files of this model than the server serves. It must end."""
 
-    KIND: ClassVar[int] = 54
     model: str
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecuteMember:
-    """One request of a batch, relayed as it came."""
+    """One request of a batch; its tensors are relayed as they came."""
 
     remaining_ms: int | None
     tensors: Tensors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execute:
+@entry(51, Role.WORKER)
+class Execute(Entry):
     """Run these requests in one inference call of this shape, on this slot.
 
-    One may be sent while the slot runs another batch: it waits there.
+    A second one may be queued behind the batch that the slot runs.
     """
 
-    KIND: ClassVar[int] = 51
     batch: int
     slot: int
     model: str
@@ -304,46 +318,15 @@ class Execute:
     members: tuple[ExecuteMember, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelBatch:
-    """Nobody waits for this batch any more; it may stop early. It is still answered."""
+@entry(52, Role.WORKER)
+class CancelBatch(Entry):
+    """Stop this batch early, if possible: its results are not needed. It is answered all the same."""
 
-    KIND: ClassVar[int] = 52
     batch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecallBatch:
-    """Give this batch back if it has not begun: `BatchFailed` with `recalled`. If it has, it just goes on."""
+@entry(53, Role.WORKER)
+class RecallBatch(Entry):
+    """Return this batch by `BatchFailed` with `recalled`, if it has not begun; otherwise go on."""
 
-    KIND: ClassVar[int] = 53
     batch: int
-
-
-Entry: TypeAlias = (
-    Heartbeat
-    | Goodbye
-    | Clock
-    | Hello
-    | OpenModel
-    | Request
-    | Cancel
-    | StatisticsRequest
-    | Welcome
-    | Unknown
-    | ModelOpened
-    | ModelRefused
-    | Result
-    | Failure
-    | Credit
-    | Statistics
-    | WorkerHello
-    | BatchDone
-    | BatchFailed
-    | WorkerDraining
-    | WorkerWelcome
-    | WorkerRefused
-    | Execute
-    | CancelBatch
-    | RecallBatch
-)

@@ -1,4 +1,4 @@
-"""NumPy arrays <-> what travels: an element type, a shape and contiguous little-endian bytes."""
+"""NumPy arrays to and from the wire: an element type, a shape and contiguous little-endian bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def from_array(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], Buffer]:
     """The element type, the shape and the bytes of `array`.
 
     Big-endian and non-contiguous arrays are converted, which copies. A large contiguous array is *not*
-    copied: it must not change until its result is there. Raises `InvalidRequest` for other types.
+    copied: it must not change before its result arrives. Raises `InvalidRequest` for other types.
     """
     if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and not _NATIVE_IS_LITTLE):
         array = array.astype(array.dtype.newbyteorder("<"))

@@ -16,10 +16,10 @@ from pathlib import Path
 import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
-from shapestream.serving.batches import Batch
-from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import Entry, Result
+from shapestream_engine.batch import Batch
 from shapestream_workers import cli
 
 EVERY = 10

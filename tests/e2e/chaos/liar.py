@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from tests.e2e.chaos.witness import Witness
 
-from shapestream.serving.batches import BatchReport
 from shapestream.wire.messages import BatchDone, BatchFailed
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_workers import cli, worker_session
 
@@ -76,20 +76,20 @@ def _with_first(done: BatchDone, change: Callable[[_Array], _Array]) -> BatchDon
 
 def lie_now_and_then(witness: Witness, first: int) -> None:
     """From now on this process's reports are not to be trusted."""
-    honest = worker_session._answer
+    honest = worker_session.entry_of_report
     turns, lies = count(1), cycle(LIES)
     for _ in range(first % len(LIES)):
         next(lies)
 
-    def answer(batch: int, report: BatchReport) -> BatchDone | BatchFailed:
-        done = honest(batch, report)
+    def answer(report: BatchReport, *, number: int) -> BatchDone | BatchFailed:
+        done = honest(report, number=number)
         if isinstance(done, BatchFailed) or None in done.outputs or next(turns) % EVERY:
             return done
         lie = next(lies)
         witness.tell("lie", what=lie.__name__)
         return lie(done)
 
-    worker_session._answer = answer
+    worker_session.entry_of_report = answer
 
 
 if __name__ == "__main__":

@@ -26,16 +26,16 @@ from tests.engine.conformance.models import (
 
 from shapestream_engine import (
     ELEMENT_TYPES,
+    Batch,
+    BatchReport,
     InferenceError,
     ModelLoadError,
     ModelSpec,
-    Report,
     RequestPool,
     ShapeError,
     SignatureError,
     Slot,
     Tensors,
-    Work,
     compile_model,
 )
 from shapestream_engine.batching.assembly import Assembly
@@ -318,17 +318,18 @@ def test_a_batch_runs_at_the_sizes_that_its_strategy_allows(engine: Engine, tmp_
     strategy = parse_strategy({"strategy": "bucketed", "batch": [4]})
     model = compile_model(replace(engine.spec(PAIR, tmp_path), strategy=strategy))
     pool = RequestPool(model, 1)
-    reports: SimpleQueue[Report] = SimpleQueue()
+    reports: SimpleQueue[BatchReport] = SimpleQueue()
     slot = Slot("s", {"pair": pool}, reports.put)
     arrays = [counting(rows, 5) + rows for rows in (1, 3, 2)]
     members = tuple(
         Tensors(layout=((0, "f32", array.shape), (1, "f32", array.shape)), buffers=(array.tobytes(),) * 2)
         for array in arrays
     )
-    slot.start(Work(batch=1, model="pair", sizes=(6, 5), members=members))
+    shapes = tuple(model.signature.resolve(member.layout) for member in members)
+    slot.start(Batch(batch=1, model="pair", sizes=(6, 5), members=members, shapes=shapes))
     report = reports.get(timeout=60)
     slot.close()
-    assert (None, ((2, (4, 5)),)) == (report.error_code, report.calls)
+    assert (None, ((2, (4, 5)),)) == (report.code, report.calls)
     assert report.outputs is not None
     for array, result in zip(arrays, report.outputs, strict=True):
         assert result is not None

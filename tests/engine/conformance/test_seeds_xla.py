@@ -2,7 +2,7 @@
 
     make test-engines ENGINES="torch-xla"
 
-The numbers are those of docs/seeds.md, which says what each claim is and how it fares.
+The numbers are those of tests/engine/seeds.md, which says what each claim is and how it fares.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from trio.testing import MockClock
 
 import shapestream
 from shapestream.client.link import LinkSettings
-from shapestream.client.terms import MAX_PRIORITY, checked_deadline, checked_priority, deadline_at
+from shapestream.client.tickets import MAX_PRIORITY, checked_deadline, checked_priority, deadline_at
 from shapestream.errors import DeadlineExceeded
-from shapestream.wire.tensor_reader import MAX_PRIORITY as MAX_READ
+from shapestream.wire.limits import MAX_PRIORITY as MAX_READ
 
 NOW = 100.0
 

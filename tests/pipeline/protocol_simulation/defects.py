@@ -9,12 +9,14 @@ import pytest
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
 from shapestream.client.ledger import Ledger
-from shapestream.scheduling.actions import Action
+from shapestream.scheduling.events import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving.egress import Egress
-from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers import worker_session
 from shapestream_workers.worker_session import WorkerSession
 
 __all__ = ["DEFECTS", "PLAN", "Defect"]
@@ -74,16 +76,16 @@ def hands_back_twice(patch: pytest.MonkeyPatch) -> None:
 
 def starts_late(patch: pytest.MonkeyPatch) -> None:
     """The worker takes deadlines to be a second later, and does not hear that nobody waits any more."""
-    batch, accept = WorkerSession._batch, WorkerSession.accept
+    read_batch, accept = worker_session.read_batch, WorkerSession.accept
 
-    def patient(self: WorkerSession, execute: Execute, sent_at: float) -> Any:
-        return batch(self, execute, sent_at + 1.0)
+    def patient(execute: Execute, signature: ModelSignature, *, number: int, sent_at: float) -> Any:
+        return read_batch(execute, signature, number=number, sent_at=sent_at + 1.0)
 
     def deaf(self: WorkerSession, entry: Entry, now: float) -> None:
         if not isinstance(entry, CancelBatch):
             accept(self, entry, now)
 
-    patch.setattr(WorkerSession, "_batch", patient)
+    patch.setattr(worker_session, "read_batch", patient)
     patch.setattr(WorkerSession, "accept", deaf)
 
 

@@ -18,9 +18,10 @@ from tests.pipeline.protocol_simulation.journal import Journal, Run
 from tests.pipeline.protocol_simulation.plan import Kind
 from tests.pipeline.serving.batches import report_of
 
-from shapestream.serving.batches import Batch, BatchReport, Reports, SlotSource
+from shapestream.serving.executor import Reports, SlotSource
 from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
 from shapestream.wire.tensor_frames import from_array, to_array
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from shapestream.scheduling.events import InputBytes, ModelProfile
-from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.records import RUNNING, Request
+from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.state import Request
 
 
 class FormulaSurface:
@@ -129,7 +129,7 @@ class Waiting:
 
     def start(self, cut: Cut) -> None:
         """Takes a batch out."""
-        self.queue.take(cut.members, RUNNING)
+        self.queue.take(cut.members)
 
 
 def ids(cut: Cut) -> set[int]:

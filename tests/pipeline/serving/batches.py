@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shapestream.serving.batches import Batch, BatchReport
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
 

@@ -12,7 +12,7 @@ from tests.pipeline.serving.echo_model import SIGNATURE, done, echo_tensors, ech
 from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.batches import SlotSource
+from shapestream.serving.executor import SlotSource
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.transport.memory import MemoryServer, memory_server

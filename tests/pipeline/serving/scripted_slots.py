@@ -8,7 +8,8 @@ import trio
 from tests.pipeline.serving.batches import report_of
 from tests.pipeline.serving.echo_model import SIGNATURE, echoed
 
-from shapestream.serving.batches import Batch, BatchReport, Reports, SlotSource
+from shapestream.serving.executor import Reports, SlotSource
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature

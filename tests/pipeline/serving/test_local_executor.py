@@ -14,8 +14,8 @@ import trio
 from tests.pipeline.serving.batches import batch_of
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
-from shapestream.serving.batches import Batch, BatchReport
 from shapestream.serving.local_executor import LocalExecutor
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 

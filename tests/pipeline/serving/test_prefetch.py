@@ -18,7 +18,6 @@ from tests.pipeline.serving.harness import (
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events
-from shapestream.serving.batches import Batch
 from shapestream.serving.local_executor import LOCAL_PREFETCH_S
 from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
 from shapestream.wire.messages import (
@@ -31,6 +30,7 @@ from shapestream.wire.messages import (
     Result,
     WorkerDraining,
 )
+from shapestream_engine.batch import Batch
 
 
 async def one_behind_the_other(client: RawPeer, slots: ScriptedSlots) -> tuple[Batch, Batch]:

@@ -1,0 +1,816 @@
+"""The state of the scheduler: requests, batches, slots and workers, and every change of their states.
+
+Events and actions are frozen because they cross a border. These are mutable and slotted, because only the scheduler
+sees them and each request pays for every attribute that is written.
+
+The states of a request, a batch, a slot and a worker are enums with a table each: by the name of a change, which state
+follows which. A change that a table does not list raises KeyError. Only functions of this file write a state.
+
+A slot rests after it could not run its batch (`unavailable`), twice as long each time in a row: a broken slot fails
+quickly, and must not use up the attempts of all requests while sound slots are busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, IntEnum
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from shapestream.scheduling.events import ContractError
+
+if TYPE_CHECKING:
+    from shapestream.scheduling.queueing import Bucket, ModelQueue
+
+
+class RequestState(IntEnum):
+    """The place of a request. The order matters: `LazyHeap` asks whether a request is still before some state."""
+
+    QUEUED = 0
+    """In a bucket, free to be cut into any batch of its lane."""
+    RERUN = 1
+    """At the front, in a fixed group, because its batch failed or was lost."""
+    SUSPECT = 2
+    """At the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
+    RUNNING = 3
+    """In a batch that runs, or is queued behind another."""
+    DONE = 4
+    """It had its one ending."""
+
+    __hash__ = int.__hash__  # an enum's own is a call in Python, and these are looked up on the hot path
+
+
+# Looking a member up on an enum costs three times a global; these are compared on the hot path.
+QUEUED: Final = RequestState.QUEUED
+RERUN: Final = RequestState.RERUN
+SUSPECT: Final = RequestState.SUSPECT
+RUNNING: Final = RequestState.RUNNING
+DONE: Final = RequestState.DONE
+
+REQUEST_TABLE: Final[dict[str, dict[RequestState, RequestState]]] = {
+    "start": {QUEUED: RUNNING, RERUN: RUNNING, SUSPECT: RUNNING},
+    "run again": {RUNNING: RERUN},
+    "suspect": {RUNNING: SUSPECT},
+    "end": {QUEUED: DONE, RERUN: DONE, SUSPECT: DONE, RUNNING: DONE},
+}
+_START, _RUN_AGAIN, _SUSPECT, _END = REQUEST_TABLE.values()
+
+
+class BatchState(Enum):
+    """The progress of a batch. Once it is over it is forgotten, so it keeps its last state for what asks how it ended."""
+
+    CUT = "cut"
+    """Decided, not placed yet."""
+    BEHIND = "behind"
+    """Queued on its slot behind the batch that runs there."""
+    RECALLED = "recalled"
+    """The same, and its slot was asked to give it back."""
+    RUNNING = "running"
+    RETURNING = "returning"
+    """It is the one that its slot runs, and the slot was asked to give it back: it may have begun or not."""
+    CANCELLED = "cancelled"
+    """Its slot was asked to stop it, because no member is wanted any more."""
+    HANGING = "hanging"
+    """Its slot was asked to stop it, because it has run far longer than its like."""
+    CONDEMNED = "condemned"
+    """It hangs on, and its process is to be ended."""
+    ABANDONED = "abandoned"
+    """Not even that helped: its members were answered, and its slot is lost."""
+
+
+BATCH_TABLE: Final[dict[str, dict[BatchState, BatchState]]] = {
+    "begin": {
+        BatchState.CUT: BatchState.RUNNING,
+        BatchState.BEHIND: BatchState.RUNNING,
+        BatchState.RECALLED: BatchState.RETURNING,
+    },
+    "queue": {BatchState.CUT: BatchState.BEHIND},
+    "recall": {BatchState.BEHIND: BatchState.RECALLED, BatchState.RUNNING: BatchState.RETURNING},
+    "cancel": {BatchState.RUNNING: BatchState.CANCELLED, BatchState.RETURNING: BatchState.CANCELLED},
+    "escalate": {
+        BatchState.RUNNING: BatchState.HANGING,
+        BatchState.RETURNING: BatchState.HANGING,
+        BatchState.CANCELLED: BatchState.HANGING,
+        BatchState.HANGING: BatchState.CONDEMNED,
+        BatchState.CONDEMNED: BatchState.ABANDONED,
+    },
+}
+_QUEUED_BEHIND: Final = (BatchState.BEHIND, BatchState.RECALLED)
+_HUNG: Final = (BatchState.HANGING, BatchState.CONDEMNED, BatchState.ABANDONED)
+
+
+class SlotState(Enum):
+    """What a slot can be given. Whether it is, depends on its worker, too."""
+
+    IDLE = "idle"
+    """A batch."""
+    BUSY = "busy"
+    """A second batch, queued behind the one that it runs."""
+    FULL = "full"
+    """Nothing: it runs a batch, and holds another."""
+    REFUSED = "refused"
+    """Nothing: it was unavailable while it held another batch, and rests when that one is over and did not run."""
+    RESTING = "resting"
+    """Nothing until it has rested."""
+    CLOSING = "closing"
+    """Nothing any more: it leaves when what it has is over."""
+    GONE = "gone"
+
+
+SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
+    "start": {SlotState.IDLE: SlotState.BUSY},
+    "queue": {SlotState.BUSY: SlotState.FULL},
+    "unqueue": {SlotState.FULL: SlotState.BUSY, SlotState.CLOSING: SlotState.CLOSING},
+    "end": {
+        SlotState.BUSY: SlotState.IDLE,
+        SlotState.REFUSED: SlotState.IDLE,
+        SlotState.CLOSING: SlotState.CLOSING,
+    },
+    "refuse": {
+        SlotState.BUSY: SlotState.REFUSED,
+        SlotState.REFUSED: SlotState.REFUSED,
+        SlotState.CLOSING: SlotState.CLOSING,
+    },
+    "rest": {SlotState.IDLE: SlotState.RESTING},
+    "wake": {SlotState.RESTING: SlotState.IDLE},
+    "close": {
+        SlotState.IDLE: SlotState.CLOSING,
+        SlotState.BUSY: SlotState.CLOSING,
+        SlotState.FULL: SlotState.CLOSING,
+        SlotState.REFUSED: SlotState.CLOSING,
+        SlotState.RESTING: SlotState.CLOSING,
+    },
+    "leave": {SlotState.CLOSING: SlotState.GONE},
+}
+
+
+class WorkerState(Enum):
+    """What the slots of a worker may be given."""
+
+    OPEN = "open"
+    """Anything."""
+    RESERVED = "reserved"
+    """One suspect at a time."""
+    CONDEMNED = "condemned"
+    """Nothing: its process is to be ended, because a batch hangs there."""
+    RESERVED_AND_CONDEMNED = "reserved and condemned"
+
+
+WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
+    "reserve": {WorkerState.OPEN: WorkerState.RESERVED},
+    "release": {
+        WorkerState.RESERVED: WorkerState.OPEN,
+        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.CONDEMNED,
+    },
+    "condemn": {
+        WorkerState.OPEN: WorkerState.CONDEMNED,
+        WorkerState.RESERVED: WorkerState.RESERVED_AND_CONDEMNED,
+        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
+        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.RESERVED_AND_CONDEMNED,
+    },
+    "spare": {
+        WorkerState.CONDEMNED: WorkerState.OPEN,
+        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.RESERVED,
+    },
+}
+
+
+class Request:
+    """One admitted request, from admission to its ending."""
+
+    __slots__ = (
+        "arrived",
+        "batch",
+        "bucket",
+        "client",
+        "cost_s",
+        "deadline",
+        "failed_s",
+        "id",
+        "losses",
+        "nbytes",
+        "order",
+        "priority",
+        "promised",
+        "queue",
+        "rank",
+        "rows",
+        "shape",
+        "share_s",
+        "state",
+        "tag",
+        "turn",
+    )
+
+    batch: Batch | None
+    bucket: Bucket
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the name that events and actions use
+        client: int,
+        queue: ModelQueue,
+        rows: int,
+        shape: tuple[int, ...],
+        nbytes: int,
+        deadline: float | None,
+        priority: int,
+        arrived: float,
+        rank: float,
+        order: int,
+        tag: float = 0.0,
+        cost_s: float = 0.0,
+        share_s: float = 0.0,
+        promised: bool = False,
+    ) -> None:
+        self.id = id
+        self.client = client
+        self.queue = queue
+        self.rows = rows
+        self.shape = shape
+        self.nbytes = nbytes
+        self.deadline = deadline
+        self.priority = priority
+        self.arrived = arrived
+        self.rank = rank
+        """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
+        self.turn = rank
+        """When it is its turn, on the scale of the ranks: its rank, unless an urgent request of its client took that."""
+        self.order = order
+        self.tag = tag
+        """Its start tag: the rank without the priority."""
+        self.cost_s = cost_s
+        """Predicted seconds of one slot, in good company; 0.0 while nothing is measured."""
+        self.share_s = share_s
+        """The same of all slots of its model; nominal while nothing is measured."""
+        self.promised = promised
+        """Whether it was estimated to meet its deadline when it was admitted."""
+        self.losses = 0
+        self.failed_s = 0.0
+        """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
+        self.state: RequestState = QUEUED
+        self.batch = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no elements, whatever it claims to be along the other dimensions."""
+        return not self.rows or 0 in self.shape
+
+    def start(self) -> None:
+        """Leave the queue with a batch."""
+        self.state = _START[self.state]
+
+    def run_again(self) -> None:
+        """Wait in a fixed group at the front."""
+        self.state = _RUN_AGAIN[self.state]
+
+    def suspect(self) -> None:
+        """Wait to be run where nothing else runs."""
+        self.state = _SUSPECT[self.state]
+
+    def end(self) -> None:
+        """Have the one ending."""
+        self.state = _END[self.state]
+
+    def __repr__(self) -> str:
+        return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
+
+
+class Trial(Enum):
+    """How many requests a batch puts at risk, and what its loss would prove."""
+
+    NONE = "none"
+    """An ordinary batch, beside others in its worker."""
+    LAST = "last"
+    """One request that was lost too often, alone in its worker: whatever happens there, it is to blame."""
+    ACCUSED = "accused"
+    """The same of a request that a worker died, or hung, of before: if this one does, too, it is poisoned."""
+
+
+class Batch:
+    """Requests that run on a slot in one call, or are queued there behind such a batch."""
+
+    __slots__ = (
+        "commit_at",
+        "ends_at",
+        "guess_s",
+        "hang_at",
+        "id",
+        "ids",
+        "members",
+        "predicted_s",
+        "queue",
+        "sizes",
+        "slot",
+        "started",
+        "state",
+        "trial",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the name that events and actions use
+        slot: Slot,
+        queue: ModelQueue,
+        members: Sequence[Request],
+        sizes: tuple[int, ...],
+        predicted_s: float | None = None,
+        trial: Trial = Trial.NONE,
+    ) -> None:
+        self.id = id
+        self.slot = slot
+        self.queue = queue
+        self.members = members
+        self.ids = tuple([request.id for request in members])
+        self.sizes = sizes
+        self.trial = trial
+        self.state = BatchState.CUT
+        self.wanted = len(members)
+        """Members that have not ended yet."""
+        self.predicted_s = predicted_s
+        """Seconds of this slot; None while nothing is measured."""
+        self.guess_s = predicted_s or 0.0
+        """The same without the bound for sizes beyond all that was measured; for the hang watch alone."""
+        self.started = 0.0
+        """Since when it is the one that its slot runs. Set at the start."""
+        self.ends_at = 0.0
+        """When it is predicted to end; when it started, where nothing is measured. Set at the start."""
+        self.commit_at: float | None = None
+        """When the next batch should be sent to its slot; None: not before it has ended. Set at the start."""
+        self.hang_at = inf
+        """When it has run so long that the next step is taken against it; set at the start."""
+
+    def __repr__(self) -> str:
+        return f"<batch {self.id} on slot {self.slot.id}: {self.wanted} of {len(self.ids)} wanted>"
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is queued behind another batch."""
+        return self.state in _QUEUED_BEHIND
+
+    @property
+    def hung(self) -> bool:
+        """Whether it has run so long that steps are taken against it."""
+        return self.state in _HUNG
+
+    def cancel(self) -> bool:
+        """Ask its slot to stop it, because no member is wanted any more; whether that is new."""
+        if self.state not in BATCH_TABLE["cancel"]:
+            return False
+        self.state = BATCH_TABLE["cancel"][self.state]
+        return True
+
+    def escalate(self) -> None:
+        """Take the next step against it, because it hangs."""
+        self.state = BATCH_TABLE["escalate"][self.state]
+
+    def release_members(self) -> None:
+        """Let its members go. They point at their batch; this cycle must not be left to the collector."""
+        self.members = ()
+
+
+class Worker:
+    """A process with some slots: what one batch does to it, it does to all that run there."""
+
+    __slots__ = ("name", "slots", "state", "suspect")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.slots: dict[int, Slot] = {}
+        self.state = WorkerState.OPEN
+        self.suspect: Batch | None = None
+        """The suspect that a reserved worker runs, if any."""
+
+    @property
+    def open(self) -> bool:
+        """Whether its slots may be given any batch."""
+        return self.state is WorkerState.OPEN
+
+    @property
+    def reserved(self) -> bool:
+        """Whether it runs one suspect at a time, and nothing else."""
+        return self.state in WORKER_TABLE["release"]
+
+    @property
+    def condemned(self) -> bool:
+        """Whether its process is to be ended, because a batch hangs there."""
+        return self.state in WORKER_TABLE["spare"]
+
+    def __repr__(self) -> str:
+        return f"<worker {self.name}: {len(self.slots)} slots, {self.state.value}>"
+
+
+class Slot:
+    """A place where one batch at a time runs.
+
+    It is listed in the queues of its models: a free slot in `free`, a busy one in `ends`, by when its batch is predicted
+    to end, and in `commits`, by when the next batch should be sent there.
+    """
+
+    __slots__ = (
+        "batch",
+        "behind",
+        "id",
+        "models",
+        "paces",
+        "prefetch_s",
+        "queues",
+        "refusals",
+        "rests_until",
+        "state",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the name that events use
+        models: frozenset[str],
+        prefetch_s: float | None = None,
+        worker: Worker | None = None,
+    ) -> None:
+        self.id = id
+        self.models = models
+        self.worker = Worker(f"slot {id}") if worker is None else worker
+        self.worker.slots[id] = self
+        self.prefetch_s = prefetch_s
+        """How long a batch takes from the decision to the slot; None: no batch is queued behind another."""
+        self.queues: list[ModelQueue] = []
+        """The queues of those of its models that have been added so far; none while it closes."""
+        self.state = SlotState.IDLE
+        self.batch: Batch | None = None
+        """The batch that it runs."""
+        self.behind: Batch | None = None
+        """The batch that is queued here behind `batch`."""
+        self.paces: dict[str, float] = {}
+        """By model: seconds here / seconds on the most common kind of slot, as far as known."""
+        self.rests_until = 0.0
+        """The end of its rest, while it rests."""
+        self.refusals = 0
+        """Batches in a row that it answered with `unavailable`."""
+
+    def __repr__(self) -> str:
+        return f"<slot {self.id}: {self.batch or self.state.value}>"
+
+    @property
+    def idle(self) -> bool:
+        """Whether it could run a batch now."""
+        return self.state is SlotState.IDLE
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be given any batch: it is idle, and its worker is neither reserved nor condemned."""
+        return self.state is SlotState.IDLE and self.worker.state is WorkerState.OPEN
+
+    @property
+    def closing(self) -> bool:
+        """Whether it leaves when what it has is over."""
+        return self.state is SlotState.CLOSING
+
+    def connect(self, queue: ModelQueue) -> None:
+        """List the slot in the queue of one of its models, which was added."""
+        self.queues.append(queue)
+        if self.free:
+            queue.free[self.id] = self
+        elif self.batch is not None:
+            queue.ends.add(self.batch.ends_at, self)
+            if self.behind is None and self.batch.commit_at is not None:
+                queue.commits.add(self.batch.commit_at, self)
+
+    def expect(self, running: Batch) -> None:
+        """List when this batch will end, and when the next may be sent before that."""
+        for queue in self.queues:
+            queue.ends.add(running.ends_at, self)
+            if running.commit_at is not None:
+                queue.commits.add(running.commit_at, self)
+
+    def forget(self, running: Batch) -> None:
+        """Take it off these lists: it has ended, or nothing is sent to this slot any more."""
+        for queue in self.queues:
+            queue.ends.remove(running.ends_at, self)
+            if running.commit_at is not None:
+                queue.commits.remove(running.commit_at, self)
+
+    def commit_again(self, running: Batch) -> None:
+        """List when the next batch may be sent: none is queued behind this batch any more."""
+        if running.commit_at is not None:
+            for queue in self.queues:
+                queue.commits.add(running.commit_at, self)
+
+    def forget_commit(self, running: Batch) -> None:
+        """Send nothing to be queued behind this batch, for now."""
+        if running.commit_at is not None:
+            for queue in self.queues:
+                queue.commits.remove(running.commit_at, self)
+
+
+EARLY = 0.12
+"""The share of its predicted time that a batch may end early and still find the next one at its slot.
+
+Measured (docs/performance.md): of a thousand batches of MiniLM four in ten ended before their successor, sent when the
+prediction said, was there; with this margin one in ten. What is sent earlier is planned with less to choose from.
+"""
+MIN_REST_S = 0.1
+"""The first pause, at least: a slot that recovers at once costs little."""
+MAX_REST_S = 30.0
+"""No pause is longer, so that a slot whose device came back is found again."""
+CALLS_REST = 2.0
+"""The first pause in calls of the model: by then another slot has become free and taken what this one refused."""
+
+
+def rest_s(refusals: int, call_s: float | None) -> float:
+    """Seconds that a slot rests which has answered so many batches in a row with `unavailable`."""
+    first_s = max(MIN_REST_S, CALLS_REST * (call_s or 0.0))
+    return float(min(MAX_REST_S, first_s * 2.0 ** min(refusals - 1, 32)))
+
+
+class SlotTable:
+    """The slots: they come, run batches, rest, are reserved for suspects, and go."""
+
+    __slots__ = ("ahead_count", "batches", "free_count", "resting", "slots", "workers")
+
+    def __init__(self) -> None:
+        self.batches: dict[int, Batch] = {}
+        """All that run, or are queued behind another one."""
+        self.slots: dict[int, Slot] = {}
+        self.workers: dict[str, Worker] = {}
+        self.free_count = 0
+        self.ahead_count = 0
+        """Batches that are queued behind another one."""
+        self.resting: dict[int, Slot] = {}
+
+    # ------------------------------------------------------------ the one place where slots and workers change state
+
+    def _move(self, slot: Slot, change: str) -> None:
+        was_free = slot.free
+        slot.state = SLOT_TABLE[change][slot.state]
+        if slot.free:
+            if not was_free:
+                self._show(slot)
+        elif was_free:
+            self._hide(slot)
+
+    def _move_worker(self, worker: Worker, change: str) -> None:
+        slots = worker.slots.values()
+        before = [slot for slot in slots if slot.free]
+        worker.state = WORKER_TABLE[change][worker.state]
+        after = [slot for slot in slots if slot.free]
+        if before and not after:
+            for slot in before:
+                self._hide(slot)
+        elif after and not before:
+            for slot in after:
+                self._show(slot)
+
+    def _show(self, slot: Slot) -> None:
+        """List a slot that has become free, behind those that have been free for longer."""
+        self.free_count += 1
+        for queue in slot.queues:
+            queue.free[slot.id] = slot
+
+    def _hide(self, slot: Slot) -> None:
+        self.free_count -= 1
+        for queue in slot.queues:
+            del queue.free[slot.id]
+
+    # ------------------------------------------------------------ coming and going
+
+    def join(
+        self,
+        id: int,  # noqa: A002 - the name that events use
+        models: frozenset[str],
+        queues: dict[str, ModelQueue],
+        prefetch_s: float | None = None,
+        process: str = "",
+    ) -> None:
+        """Add a slot of the named process. Models that are not known yet are connected when they are added."""
+        if id in self.slots:
+            raise ContractError(f"slot {id} has joined already")
+        process = process or f"slot {id}"
+        worker = self.workers.setdefault(process, Worker(process))
+        slot = self.slots[id] = Slot(id, models, prefetch_s, worker)
+        self.free_count += slot.free
+        for name in sorted(models & queues.keys()):
+            self._connect(slot, queues[name])
+
+    def connect_model(self, queue: ModelQueue) -> None:
+        """Connect a model that was added after slots that name it had joined."""
+        for slot in self.slots.values():
+            if queue.profile.name in slot.models and not slot.closing:
+                self._connect(slot, queue)
+
+    def _connect(self, slot: Slot, queue: ModelQueue) -> None:
+        if slot.queues and slot.queues[0].shares is not queue.shares:
+            slot.queues[0].shares.absorb(queue.shares)
+        queue.add_pace(1.0)  # nothing is known of its speed yet
+        queue.slot_count += 1
+        slot.connect(queue)
+
+    def leave(self, id: int) -> tuple[Batch | None, Batch | None]:  # noqa: A002
+        """Remove a slot. The batch that it ran, and the one that was queued behind; unknown slots are ignored."""
+        slot = self.slots.get(id)
+        if slot is None:
+            return None, None
+        self.close(id)
+        del self.slots[id]
+        worker = slot.worker
+        del worker.slots[id]
+        if not worker.slots:
+            del self.workers[worker.name]
+        if worker.suspect is slot.batch:
+            worker.suspect = None
+        if worker.condemned and any(not other.closing for other in worker.slots.values()):
+            self.spare(worker)  # a process that has gone as a whole has closed all its slots before
+        behind = slot.behind
+        if behind is not None:
+            self._unqueue(slot, behind)
+            del self.batches[behind.id]
+        if slot.batch is not None:
+            del self.batches[slot.batch.id]
+        self._move(slot, "leave")
+        return slot.batch, behind
+
+    def close(self, id: int) -> Slot | None:  # noqa: A002
+        """Let a slot get no more batches; what it has stays. The slot, unless it is unknown or closing already."""
+        slot = self.slots.get(id)
+        if slot is None or slot.closing:
+            return None
+        self.resting.pop(id, None)
+        self._move(slot, "close")
+        if slot.batch is not None:
+            slot.forget(slot.batch)
+        for queue in slot.queues:
+            queue.slot_count -= 1
+            queue.remove_pace(slot.paces.get(queue.profile.name, 1.0))
+        slot.queues.clear()
+        return slot
+
+    # ------------------------------------------------------------ batches
+
+    def start(self, slot: Slot, batch: Batch, now: float) -> None:
+        """Start a batch on an idle slot."""
+        self.batches[batch.id] = batch
+        self._move(slot, "start")
+        self._begin(slot, batch, now)
+        if batch.trial is not Trial.NONE:
+            slot.worker.suspect = batch
+
+    def queue_behind(self, slot: Slot, batch: Batch) -> None:
+        """Queue a batch behind the one that this slot runs."""
+        running = slot.batch
+        assert running is not None
+        self.batches[batch.id] = batch
+        self._move(slot, "queue")
+        batch.state = BATCH_TABLE["queue"][batch.state]
+        slot.behind = batch
+        self.ahead_count += 1
+        slot.forget_commit(running)
+        batch.queue.ahead.add(running.ends_at, slot)
+
+    def recall(self, slot: Slot, batch: Batch) -> None:
+        """Ask the slot to give back the batch that is queued there."""
+        running = slot.batch
+        assert running is not None
+        assert batch.behind
+        batch.state = BATCH_TABLE["recall"][batch.state]
+        batch.queue.ahead.remove(running.ends_at, slot)
+        batch.queue.recalling += 1
+
+    def refuse(self, slot: Slot) -> Batch | None:
+        """Let a slot that was unavailable get nothing behind what it runs now. That batch, if it is asked back: the slot
+        cannot run it either."""
+        running = slot.batch
+        if running is None:
+            return None
+        slot.forget_commit(running)
+        running.commit_at = None
+        if running.state is not BatchState.RUNNING:
+            return None
+        running.state = BATCH_TABLE["recall"][running.state]
+        return running
+
+    def owe_rest(self, slot: Slot) -> None:
+        """Let a slot rest when the batch that it runs is over and did not run."""
+        self._move(slot, "refuse")
+
+    def end(self, batch: Batch, now: float) -> Batch | None:
+        """Take a batch that is over off its slot, which is idle then, or runs the batch that was queued behind.
+
+        That batch is returned if it runs now.
+        """
+        slot = batch.slot
+        worker = slot.worker
+        del self.batches[batch.id]
+        if worker.suspect is batch:
+            worker.suspect = None
+        if slot.behind is batch:
+            self._unqueue(slot, batch)
+            if slot.batch is not None:
+                slot.commit_again(slot.batch)
+            return None
+        slot.forget(batch)
+        behind = slot.behind
+        if behind is not None:
+            self._unqueue(slot, behind)
+            self._begin(slot, behind, now)
+        else:
+            slot.batch = None
+            self._move(slot, "end")
+        if worker.condemned:
+            self.spare(worker)  # whoever ends the process regardless lets it close first
+        return behind
+
+    def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
+        slot.batch = batch
+        batch.state = BATCH_TABLE["begin"][batch.state]
+        batch.started = now
+        batch.ends_at = now + (batch.predicted_s or 0.0)
+        # Nothing is queued behind a batch that may come back: its end cannot be predicted.
+        expected = batch.state is BatchState.RUNNING and slot.worker.open
+        if expected and slot.prefetch_s is not None and batch.predicted_s is not None:
+            batch.commit_at = max(now, batch.ends_at - slot.prefetch_s - EARLY * batch.predicted_s)
+        slot.expect(batch)
+
+    def _unqueue(self, slot: Slot, behind: Batch) -> None:
+        """Take a batch from behind the one that runs, or ran until now."""
+        running = slot.batch
+        assert running is not None
+        self.ahead_count -= 1
+        slot.behind = None
+        self._move(slot, "unqueue")
+        if behind.state is BatchState.RECALLED:
+            behind.queue.recalling -= 1
+        else:
+            behind.queue.ahead.remove(running.ends_at, slot)
+
+    # ------------------------------------------------------------ speed
+
+    def set_pace(self, slot: Slot, queue: ModelQueue, pace: float) -> None:
+        """Note that a slot takes so many times what the most common kind takes for this model."""
+        name = queue.profile.name
+        queue.remove_pace(slot.paces.get(name, 1.0))
+        queue.add_pace(pace)
+        slot.paces[name] = pace
+
+    # ------------------------------------------------------------ rests
+
+    def rest(self, slot: Slot, until: float) -> None:
+        """Let an idle slot rest."""
+        self._move(slot, "rest")
+        slot.rests_until = until
+        self.resting[slot.id] = slot
+
+    def wake(self, now: float) -> None:
+        """Free the slots that have rested long enough, in the order in which their time came."""
+        due = [slot for slot in self.resting.values() if slot.rests_until <= now]
+        for slot in sorted(due, key=lambda slot: slot.rests_until):
+            del self.resting[slot.id]
+            self._move(slot, "wake")
+
+    def next_wake(self) -> float | None:
+        """When the first slot has rested long enough."""
+        return min([slot.rests_until for slot in self.resting.values()], default=None)
+
+    # ------------------------------------------------------------ workers
+
+    def reserve(self, worker: Worker) -> list[Batch]:
+        """Reserve a worker for suspects. The batches that are queued there behind others, and should be recalled."""
+        self._move_worker(worker, "reserve")
+        behind = [self.send_no_more(slot) for slot in worker.slots.values()]
+        return [batch for batch in behind if batch is not None]
+
+    def release(self, worker: Worker) -> None:
+        """Open a worker again that no suspect needs any more."""
+        self._move_worker(worker, "release")
+
+    def condemn(self, worker: Worker) -> None:
+        """Give nothing more to a worker whose process is about to be ended."""
+        for slot in worker.slots.values():
+            self.send_no_more(slot)
+        self._move_worker(worker, "condemn")
+
+    def spare(self, worker: Worker) -> None:
+        """Let a worker serve on with the slots that it has left, if nothing is left to end its process for."""
+        if worker.condemned and not any(
+            slot.batch is not None and slot.batch.state is BatchState.CONDEMNED
+            for slot in worker.slots.values()
+        ):
+            self._move_worker(worker, "spare")
+
+    def give_up(self, slot: Slot) -> None:
+        """Lose a slot whose batch will not end; the rest of its worker serves on."""
+        if slot.worker.suspect is slot.batch:
+            slot.worker.suspect = None
+        self.spare(slot.worker)
+        self.close(slot.id)
+
+    def send_no_more(self, slot: Slot) -> Batch | None:
+        """Queue nothing behind the batch that a slot runs. The batch that is queued there and should be recalled."""
+        running = slot.batch
+        if running is None:
+            return None
+        if slot.behind is None:
+            slot.forget_commit(running)
+        running.commit_at = None
+        behind = slot.behind
+        return behind if behind is not None and behind.state is BatchState.BEHIND else None

@@ -1,0 +1,214 @@
+"""A YAML file as plain values *and* the place of each of them, so that every later complaint can point at it.
+
+Reads the core schema of YAML 1.2: `yes` is text, `010` is ten, `1:30` is text, `1e-3` is a number. Only
+mappings, lists and scalars are built. Tags, merge keys and duplicate keys are problems, not features;
+aliases are followed, within limits that a file of a few lines cannot blow up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import yaml
+
+__all__ = ["MAX_BYTES", "Location", "Place", "SourceProblem", "YamlSource", "read_yaml"]
+
+Location: TypeAlias = tuple[str | int, ...]
+"""The way to a value from the top of the file: `("models", 0, "batching", "max_batch")`."""
+
+MAX_BYTES = 1 << 20
+MAX_VALUES = 100_000
+MAX_DEPTH = 64
+
+_STANDARD_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "map", "seq"))
+_NULL = re.compile(r"~|null|Null|NULL|")
+_TRUE = re.compile(r"true|True|TRUE")
+_FALSE = re.compile(r"false|False|FALSE")
+_INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
+_HEX = re.compile(r"0x[0-9a-fA-F]{1,300}")
+_OCTAL = re.compile(r"0o[0-7]{1,400}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""Escapes can write one, and nothing can print it."""
+_NAN = re.compile(r"\.(nan|NaN|NAN)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A position in the file; both count from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceProblem:
+    """What is wrong with the text itself, before its meaning is looked at."""
+
+    message: str
+    location: Location = ()
+    place: Place | None = None
+
+
+@dataclass(slots=True)
+class YamlSource:
+    """What was read: `values` are plain Python, `places` say where each stood (an entry: its key)."""
+
+    values: Any = None
+    places: dict[Location, Place] = field(default_factory=dict)
+    problems: list[SourceProblem] = field(default_factory=list)
+
+    def written(self, location: Location) -> Location:
+        """`location`, or the nearest thing around it that the file holds."""
+        while location and location not in self.places:
+            location = location[:-1]
+        return location
+
+    def place_of(self, location: Location) -> Place | None:
+        """The place of `location`, or of the nearest thing around it that the file holds."""
+        return self.places.get(self.written(location))
+
+
+def read_yaml(data: bytes) -> YamlSource:
+    """Read one document. Never raises for what the bytes hold: all that is wrong is in `problems`."""
+    source = YamlSource()
+    if len(data) > MAX_BYTES:
+        source.problems.append(SourceProblem(message=f"the file is larger than {MAX_BYTES >> 20} MiB"))
+        return source
+    try:
+        root = yaml.compose(data.decode("utf-8-sig"), Loader=yaml.BaseLoader)
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8 text (byte {error.start}: {error.reason})"
+        source.problems.append(SourceProblem(message=message))
+    except yaml.reader.ReaderError as error:
+        message = f"not YAML: the character {chr(error.character)!r} is not allowed"
+        source.problems.append(SourceProblem(message=message, place=_place_of_offset(data, error.position)))
+    except yaml.MarkedYAMLError as error:
+        source.problems.append(SourceProblem(message=_syntax_message(error), place=_place_of_error(error)))
+    except (ValueError, OverflowError):
+        # PyYAML does not check what it is about to convert.
+        message = "not YAML: an escape beyond \\U0010FFFF, or an endless version"
+        source.problems.append(SourceProblem(message=message))
+    except RecursionError:
+        source.problems.append(SourceProblem(message="nested too deeply to be a configuration"))
+    else:
+        if root is not None:
+            _Builder(source).run(root)
+    return source
+
+
+class _Builder:
+    """Turns nodes into values, and notes places and problems on the way."""
+
+    def __init__(self, source: YamlSource) -> None:
+        self._source = source
+        self._budget = MAX_VALUES
+
+    def run(self, root: yaml.Node) -> None:
+        self._source.places[()] = _place(root)
+        self._source.values = self._build(root, ())
+        if self._budget < 0:
+            self._source.problems.append(SourceProblem(message=f"more than {MAX_VALUES} values (aliases?)"))
+
+    def _build(self, node: yaml.Node, location: Location) -> Any:
+        self._budget -= 1
+        if self._budget < 0:
+            return None
+        if len(location) > MAX_DEPTH:
+            self._complain(node, location[:3], "nested too deeply, or an alias that holds itself")
+            return None
+        if node.tag not in _STANDARD_TAGS:
+            self._complain(
+                node, location, f"the tag {_short(node.tag)} is not allowed (write plain values only)"
+            )
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return {key: self._build(value, (*location, key)) for key, value in self._entries(node, location)}
+        if isinstance(node, yaml.SequenceNode):
+            return [self._item(value, (*location, index)) for index, value in enumerate(node.value)]
+        if _HALF_CHARACTER.search(node.value):
+            self._complain(node, location, "half of a character (write the whole one: \\U0001F600)")
+            return None
+        return _scalar(node.value, plain=isinstance(node, yaml.ScalarNode) and node.style is None)
+
+    def _item(self, node: yaml.Node, location: Location) -> Any:
+        self._source.places.setdefault(location, _place(node))
+        return self._build(node, location)
+
+    def _entries(self, node: yaml.MappingNode, location: Location) -> Iterator[tuple[str, yaml.Node]]:
+        seen: dict[str, Place] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _STANDARD_TAGS:
+                self._complain(key_node, location, "a key must be plain text")
+                continue
+            key = str(key_node.value)
+            if _HALF_CHARACTER.search(key):
+                self._complain(key_node, location, "a key holds half of a character")
+                continue
+            if key == "<<" and key_node.style is None:
+                self._complain(key_node, location, "merge keys (<<) are not read; write the keys out")
+                continue
+            if (first := seen.get(key)) is not None:
+                message = f"duplicate key (it stands on line {first.line} already; remove one)"
+                self._complain(key_node, (*location, key), message)
+                continue
+            seen[key] = _place(key_node)
+            self._source.places[(*location, key)] = seen[key]
+            yield key, value_node
+
+    def _complain(self, node: yaml.Node, location: Location, message: str) -> None:
+        self._source.problems.append(SourceProblem(message=message, location=location, place=_place(node)))
+
+
+def _scalar(text: str, *, plain: bool) -> Any:
+    if not plain:
+        return text
+    if _NULL.fullmatch(text):
+        return None
+    if _TRUE.fullmatch(text):
+        return True
+    if _FALSE.fullmatch(text):
+        return False
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _HEX.fullmatch(text) or _OCTAL.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _INFINITY.fullmatch(text) or _NAN.fullmatch(text):
+        return float(text.replace(".", "", 1))
+    return text
+
+
+def _place(node: yaml.Node) -> Place:
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _place_of_error(error: yaml.MarkedYAMLError) -> Place | None:
+    mark = error.problem_mark or error.context_mark
+    return None if mark is None else Place(mark.line + 1, mark.column + 1)
+
+
+def _place_of_offset(data: bytes, offset: int) -> Place:
+    before = data.decode("utf-8-sig")[:offset]
+    return Place(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
+
+
+def _syntax_message(error: yaml.MarkedYAMLError) -> str:
+    said = ", ".join(part for part in (error.context, error.problem) if part)
+    hint = ""
+    if "\\t" in said:
+        hint = " (indent with spaces, not tabs)"
+    elif "mapping values are not allowed" in said:
+        hint = " (quote a text that holds a colon, or check the indentation)"
+    elif "alias" in said:
+        hint = " (quote a text that starts with * or &)"
+    return f"not YAML: {said}{hint}"
+
+
+def _short(tag: str) -> str:
+    return tag.replace("tag:yaml.org,2002:", "!!")

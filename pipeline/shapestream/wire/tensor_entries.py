@@ -1,0 +1,363 @@
+"""The entries that carry tensors, from and to bytes by hand: the server spends most of its time with them.
+
+A tensor is inline (a `bin`) or the next of the entry's frames (nil), and has exactly the bytes that its layout
+takes. Frames are handed on as they came, never copied. A writer trusts its own process except for the lengths of
+tensors: the receiver would refuse a wrong one far from the defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shapestream.errors import InvalidRequest, TooLarge
+from shapestream.wire.fields import (
+    BadEntryError,
+    Fields,
+    Reader,
+    Writer,
+    checked,
+    integer,
+    name,
+    optional_integer,
+    pack,
+)
+from shapestream.wire.layouts import LayoutBook, LayoutError
+from shapestream.wire.limits import (
+    MAX_FRAME_BYTES,
+    MAX_INLINE_BYTES,
+    MAX_INTEGER,
+    MAX_NAME_CHARACTERS,
+    MAX_PRIORITY,
+    Limits,
+)
+from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember, Request, Result, Timings
+from shapestream_engine.layout import Buffer, Layout, Tensors
+
+__all__ = ["READERS", "WRITERS"]
+
+# Up to this length deleting the allowed bytes is faster than calling NumPy.
+_FEW_BYTES = 512
+_LAYOUTS = LayoutBook()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read_tensors(
+    packed: Any, inline: Any, frames: Sequence[Buffer], first: int, last: int
+) -> tuple[Tensors, int]:
+    """The tensors of one request or result, and the number of the first frame after theirs."""
+    if type(packed) is not bytes:
+        raise BadEntryError("the layout must be a bin")
+    try:
+        layout, _, nbytes = _LAYOUTS.read(packed)
+    except LayoutError as error:
+        raise BadEntryError(error.message) from error
+    if type(inline) is not tuple or len(inline) != len(nbytes):
+        raise BadEntryError(f"{len(nbytes)} tensors are described; `inline` must have as many elements")
+    for data, expected in zip(inline, nbytes):  # noqa: B905 - just checked, and hot
+        if type(data) is not bytes or len(data) != expected or expected > MAX_INLINE_BYTES:
+            return _framed_tensors(layout, nbytes, inline, frames, first, last)
+    return Tensors(layout=layout, buffers=inline), first
+
+
+def _framed_tensors(
+    layout: Layout, nbytes: tuple[int, ...], inline: Fields, frames: Sequence[Buffer], first: int, last: int
+) -> tuple[Tensors, int]:
+    """The general case: some tensors are frames, or an element is wrong."""
+    buffers: list[Buffer] = []
+    for index, (data, expected) in enumerate(zip(inline, nbytes, strict=True)):
+        if data is None:
+            if first >= last:
+                raise BadEntryError(f"tensor {index} should be a frame, but the entry owns no more")
+            data = frames[first]
+            size = memoryview(data).nbytes
+            first += 1
+        elif type(data) is not bytes:
+            raise BadEntryError(f"tensor {index}: inline bytes must be a bin or nil")
+        elif len(data) > MAX_INLINE_BYTES:
+            raise BadEntryError(f"tensor {index}: more than {MAX_INLINE_BYTES} bytes must travel as a frame")
+        else:
+            size = len(data)
+        if size != expected:
+            _, element_type, shape = layout[index]
+            raise BadEntryError(
+                f"tensor {index} has {size} bytes, but {element_type} {list(shape)} takes {expected}"
+            )
+        buffers.append(data)
+    return Tensors(layout=layout, buffers=buffers), first
+
+
+def _check_truth_values(tensors: Tensors) -> None:
+    """Check the booleans of a request: an engine may index by them, or compute with them as 0 or 1."""
+    for index, ((_, element_type, _), data) in enumerate(zip(tensors.layout, tensors.buffers, strict=True)):
+        if element_type == "boolean" and not _are_truth_values(data):
+            raise BadEntryError(f"tensor {index}: each byte of a boolean tensor must be 0 or 1")
+
+
+def _are_truth_values(data: Buffer) -> bool:
+    if type(data) is bytes and len(data) <= _FEW_BYTES:
+        return not data.translate(None, b"\0\1")
+    # The largest byte: 5 us per 100 KB.
+    return not memoryview(data).nbytes or bool(np.frombuffer(data, np.uint8).max() <= 1)
+
+
+def _check_frames_used(used: int, last: int) -> None:
+    if used != last:
+        raise BadEntryError(f"it claims {last - used} frames more than its tensors use")
+
+
+def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Request:
+    """Read a `Request`. The checks are written out: a call for each would double the time."""
+    if len(fields) != 8:
+        raise BadEntryError(f"Request has {len(fields)} elements instead of 8")
+    _, _, sequence, model, remaining_ms, priority, packed, inline = fields
+    if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
+        raise BadEntryError("Request.sequence must be an integer from 0 to 2^63-1")
+    if type(model) is not int or not 0 <= model <= MAX_INTEGER:
+        raise BadEntryError("Request.model must be an integer from 0 to 2^63-1")
+    if remaining_ms is not None and (type(remaining_ms) is not int or not 0 <= remaining_ms <= MAX_INTEGER):
+        raise BadEntryError("Request.remaining_ms must be nil or an integer from 0 to 2^63-1")
+    if type(priority) is not int or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise BadEntryError("Request.priority must be an integer of at most 31 bits and a sign")
+    tensors, used = _read_tensors(packed, inline, frames, first, last)
+    if used != last:
+        _check_frames_used(used, last)
+    if b"boolean" in packed:
+        _check_truth_values(tensors)
+    return Request(
+        sequence=sequence, model=model, remaining_ms=remaining_ms, priority=priority, tensors=tensors
+    )
+
+
+def _timings(value: Any) -> Timings:
+    if type(value) is not tuple or len(value) < 6:
+        raise BadEntryError("Result.timings must be an array of at least 6 elements")
+    queue_us, run_us, total_us, batch_requests, batch_rows, worker = value[:6]
+    digest = value[6] if len(value) > 6 else None  # newer servers may send more
+    for number in value[:5]:
+        if type(number) is not int or not 0 <= number <= MAX_INTEGER:
+            raise BadEntryError("Result.timings must hold integers from 0 to 2^63-1")
+    if type(worker) is not str or len(worker) > MAX_NAME_CHARACTERS:
+        raise BadEntryError(
+            f"Result.timings.worker must be a string of at most {MAX_NAME_CHARACTERS} characters"
+        )
+    if digest is not None:
+        digest = checked("Result.timings.digest", name, digest)
+    return Timings(
+        queue_us=queue_us,
+        run_us=run_us,
+        total_us=total_us,
+        batch_requests=batch_requests,
+        batch_rows=batch_rows,
+        worker=worker,
+        digest=digest,
+    )
+
+
+def _read_result(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Result:
+    """Read a `Result`."""
+    if len(fields) != 6:
+        raise BadEntryError(f"Result has {len(fields)} elements instead of 6")
+    _, _, sequence, timings, packed, inline = fields
+    if type(sequence) is not int or not 0 <= sequence <= MAX_INTEGER:
+        raise BadEntryError("Result.sequence must be an integer from 0 to 2^63-1")
+    tensors, used = _read_tensors(packed, inline, frames, first, last)
+    if used != last:
+        _check_frames_used(used, last)
+    return Result(sequence=sequence, timings=_timings(timings), tensors=tensors)
+
+
+def _read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Execute:
+    """Read an `Execute`; one bad member makes the whole batch bad."""
+    if len(fields) != 7:
+        raise BadEntryError(f"Execute has {len(fields)} elements instead of 7")
+    _, _, batch, slot, model, sizes, rows = fields
+    if type(sizes) is not tuple or type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
+        raise BadEntryError(f"Execute needs an array of sizes, and one of 1 to {limits.max_members} members")
+    members = []
+    for row in rows:
+        if type(row) is not tuple or len(row) != 3:
+            raise BadEntryError("a member of Execute must be [remaining_ms, layout, inline]")
+        tensors, first = _read_tensors(row[1], row[2], frames, first, last)
+        members.append(
+            ExecuteMember(
+                remaining_ms=checked("Execute.remaining_ms", optional_integer, row[0]), tensors=tensors
+            )
+        )
+    _check_frames_used(first, last)
+    return Execute(
+        batch=checked("Execute.batch", integer, batch),
+        slot=checked("Execute.slot", integer, slot),
+        model=checked("Execute.model", name, model),
+        sizes=tuple(checked("Execute.sizes", integer, size) for size in sizes),
+        members=tuple(members),
+    )
+
+
+def _read_batch_done(
+    fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
+) -> BatchDone:
+    """Read a `BatchDone`; one bad output makes the whole report bad."""
+    if len(fields) != 9:
+        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 9")
+    _, _, batch, run_us, busy_us, reallocations, preparations, calls, rows = fields
+    if type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
+        raise BadEntryError(f"BatchDone needs an array of 1 to {limits.max_members} outputs")
+    outputs: list[Tensors | None] = []
+    for row in rows:
+        if row is None:
+            outputs.append(None)
+        elif type(row) is tuple and len(row) == 2:
+            tensors, first = _read_tensors(row[0], row[1], frames, first, last)
+            outputs.append(tensors)
+        else:
+            raise BadEntryError("an output of BatchDone must be nil or [layout, inline]")
+    _check_frames_used(first, last)
+    return BatchDone(
+        batch=checked("BatchDone.batch", integer, batch),
+        run_us=checked("BatchDone.run_us", integer, run_us),
+        busy_us=checked("BatchDone.busy_us", integer, busy_us),
+        reallocations=checked("BatchDone.reallocations", integer, reallocations),
+        preparations=checked("BatchDone.preparations", integer, preparations),
+        calls=_calls(calls, limits),
+        outputs=tuple(outputs),
+    )
+
+
+def _calls(rows: Any, limits: Limits) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    if rows == () and type(rows) is tuple:
+        return ()
+    if type(rows) is not tuple or len(rows) > limits.max_members:
+        raise BadEntryError(f"BatchDone.calls must be an array of at most {limits.max_members} elements")
+    calls = []
+    for row in rows:
+        if type(row) is not tuple or len(row) != 2 or type(row[1]) is not tuple:
+            raise BadEntryError("an element of BatchDone.calls must be [count, sizes]")
+        count = checked("a count in BatchDone.calls", integer, row[0])
+        calls.append((count, tuple([checked("a size in BatchDone.calls", integer, size) for size in row[1]])))
+    return tuple(calls)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _write_tensors(tensors: Tensors, frames: list[Buffer]) -> tuple[bytes, list[Any]]:
+    """The layout's bytes and `inline`: the bytes of each small tensor, nil for each that became a frame."""
+    _, packed, nbytes = _LAYOUTS.write(tensors.layout)
+    buffers = tensors.buffers
+    if len(buffers) != len(nbytes):
+        raise InvalidRequest(f"the layout describes {len(nbytes)} tensors, but {len(buffers)} are given")
+    inline: list[Any] = []
+    for data, expected in zip(buffers, nbytes):  # noqa: B905 - just checked, and hot
+        if type(data) is bytes and len(data) == expected and expected <= MAX_INLINE_BYTES:
+            inline.append(data)
+        else:
+            inline.append(_inline_or_frame(data, expected, frames))
+    return packed, inline
+
+
+def _inline_or_frame(data: Buffer, expected: int, frames: list[Buffer]) -> bytes | None:
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise InvalidRequest("the bytes of a tensor must be C-contiguous")
+    if view.nbytes != expected:
+        raise InvalidRequest(f"a tensor has {view.nbytes} bytes, but its layout takes {expected}")
+    if expected <= MAX_INLINE_BYTES:
+        return view.tobytes()
+    if expected > MAX_FRAME_BYTES:
+        raise TooLarge(f"a tensor of {expected} bytes; in one message it may have {MAX_FRAME_BYTES}")
+    frames.append(data)
+    return None
+
+
+def _write_request(entry: Request, frames: list[Buffer]) -> bytes:
+    before = len(frames)
+    packed, inline = _write_tensors(entry.tensors, frames)
+    remaining_ms = entry.remaining_ms
+    if remaining_ms is not None and remaining_ms < 0:
+        remaining_ms = 0  # late already; the receiver says so
+    return pack(
+        (
+            Request.KIND,
+            len(frames) - before,
+            entry.sequence,
+            entry.model,
+            remaining_ms,
+            entry.priority,
+            packed,
+            inline,
+        )
+    )
+
+
+def _write_result(entry: Result, frames: list[Buffer]) -> bytes:
+    before = len(frames)
+    packed, inline = _write_tensors(entry.tensors, frames)
+    times = entry.timings
+    digest = () if times.digest is None else (times.digest,)
+    return pack(
+        (
+            Result.KIND,
+            len(frames) - before,
+            entry.sequence,
+            (
+                times.queue_us,
+                times.run_us,
+                times.total_us,
+                times.batch_requests,
+                times.batch_rows,
+                times.worker,
+                *digest,
+            ),
+            packed,
+            inline,
+        )
+    )
+
+
+def _write_execute(entry: Execute, frames: list[Buffer]) -> bytes:
+    before = len(frames)
+    members = []
+    for member in entry.members:
+        remaining_ms = member.remaining_ms
+        packed, inline = _write_tensors(member.tensors, frames)
+        members.append((remaining_ms and max(remaining_ms, 0), packed, inline))
+    return pack(
+        (Execute.KIND, len(frames) - before, entry.batch, entry.slot, entry.model, entry.sizes, members)
+    )
+
+
+def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
+    before = len(frames)
+    outputs = [None if output is None else _write_tensors(output, frames) for output in entry.outputs]
+    return pack(
+        (
+            BatchDone.KIND,
+            len(frames) - before,
+            entry.batch,
+            entry.run_us,
+            entry.busy_us,
+            entry.reallocations,
+            entry.preparations,
+            entry.calls,
+            outputs,
+        )
+    )
+
+
+READERS: dict[type[Entry], Reader] = {
+    Request: _read_request,
+    Result: _read_result,
+    Execute: _read_execute,
+    BatchDone: _read_batch_done,
+}
+WRITERS: dict[type[Entry], Writer] = {
+    Request: _write_request,
+    Result: _write_result,
+    Execute: _write_execute,
+    BatchDone: _write_batch_done,
+}
