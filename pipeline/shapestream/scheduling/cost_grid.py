@@ -81,11 +81,13 @@ class Grid:
             corners = np.concatenate((corners, corners + self._strides[number]))
         self._corners = corners[:, None]
         """Places of the corners of a cell after its first node, the first axis outermost."""
-        self._values = _monotone(_filled(self._axes, points)).ravel()
-        """Published seconds of each node."""
-        self._measured = self._values
+        self._measured = _monotone(_filled(self._axes, points)).ravel()
+        self._live = self._measured
+        """Seconds of each node by all that was observed before `publish` was called last."""
+        self._values = self._measured
+        """The same, never falling where a call grows: what predictions are made of."""
         self._learned = np.zeros_like(self._values)
-        """Logarithm of each node's seconds by all that was observed / its published seconds."""
+        """Logarithm by which each node is off `_live` by what was observed since."""
         # Beyond the grid the slope between its last node and the one before along every axis goes on.
         before = np.maximum(0, lengths - 2)
         self._slope_from = int(before @ self._strides)
@@ -107,7 +109,7 @@ class Grid:
 
     def expected(self, columns: _Columns) -> Seconds:
         """Return the seconds of many calls by all that was observed."""
-        return self._blended(self._values * np.exp(self._learned), columns)
+        return self._blended(self._live * np.exp(self._learned), columns)
 
     def _places(self, columns: _Columns) -> tuple[NDArray[np.intp], Seconds]:
         """Find the corners of each call's cell (corners, n), and per axis the share of the way through it (axes, n)."""
@@ -156,13 +158,13 @@ class Grid:
 
     def publish(self, shift: float) -> None:
         """Base predictions on all that was observed. `shift` is a logarithm that every node moves by besides."""
-        live = np.maximum(LEAST_S, self._values * np.exp(self._learned + shift))
-        self._values = _monotone(live.reshape([len(axis) for axis in self._axes])).ravel()
+        self._live = np.maximum(LEAST_S, self._live * np.exp(self._learned + shift))
+        self._values = _monotone(self._live.reshape([len(axis) for axis in self._axes])).ravel()
         self._learned[:] = 0.0
 
     def corrections(self, shift: float) -> dict[Sizes, float]:
         """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
-        live = self._values * np.exp(self._learned + shift)
+        live = self._live * np.exp(self._learned + shift)
         off = np.abs(np.log(live / self._measured)) > NOTABLE
         # A folded axis stands for several sizes: all of it is the first of them, so that it folds to the same again.
         ones = (1,) * (self._dimensions - len(self._axes))
@@ -174,7 +176,7 @@ class Grid:
         known = _folded_points(corrections) if corrections else {}
         nodes = product(*[axis.tolist() for axis in self._axes])
         values = [known.get(tuple(map(int, sizes)), 0.0) for sizes in nodes]
-        self._values = np.where(np.array(values) > 0.0, values, self._values)
+        self._live = np.where(np.array(values) > 0.0, values, self._live)
         self.publish(0.0)
 
 
