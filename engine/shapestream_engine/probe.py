@@ -17,8 +17,7 @@ from typing import Any
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec
 from shapestream_engine.probing.cache import ProofCache
-from shapestream_engine.probing.child import Task
-from shapestream_engine.probing.child_process import Heard, blamed, run_child
+from shapestream_engine.probing.child import Heard, Task, blamed, run_child
 from shapestream_engine.probing.examination import ProbeOptions, treatments
 from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
 from shapestream_engine.rules import rule_to_dict
@@ -173,7 +172,7 @@ def _report(
         inputs=outcome.get("inputs", {}),
         sizes=tuple(outcome.get("sizes", ())),
         follows=outcome.get("follows", {}),
-        notes=(*notes, *outcome.get("notes", ())),
+        notes=tuple(notes),
         seconds=round(seconds, 3),
     )
     crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)

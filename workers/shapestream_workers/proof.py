@@ -26,7 +26,7 @@ from shapestream_engine.probe import (
     complete_rules,
     prove,
 )
-from shapestream_engine.probing.values import Integers, Normal, Uniform, Values
+from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
 from shapestream_engine.rules import Shared
 from shapestream_engine.signature import ModelSignature
 

@@ -17,8 +17,7 @@ from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.examination import values_of
-from shapestream_engine.probing.pool import make_request
-from shapestream_engine.probing.values import Values, default_values
+from shapestream_engine.probing.inputs import Values, default_values, make_request
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.proof import probe_options
 
