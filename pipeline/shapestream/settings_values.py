@@ -14,10 +14,10 @@ from pydantic_core import PydanticCustomError
 
 from shapestream.settings_words import describe, wrong
 from shapestream_engine.backends.registry import known_engines
-from shapestream_engine.batching.strategy import complaint_about
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.shapes import NamedShape
+from shapestream_engine.strategy import complaint_about
 
 __all__ = [
     "check_element_type",

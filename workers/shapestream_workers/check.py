@@ -20,7 +20,7 @@ from shapestream.settings_loader import LoadedSettings, load_models
 from shapestream.settings_models import ModelSettings
 from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batch_axis import inputs_line
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors

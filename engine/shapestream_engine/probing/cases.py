@@ -14,7 +14,6 @@ from typing import get_args
 
 import numpy as np
 
-from shapestream_engine.batching.native import Native
 from shapestream_engine.calibration_shapes import MOST_NBYTES, call_nbytes, stages
 from shapestream_engine.calibration_shapes import most_rows as most_rows_of_call
 from shapestream_engine.probing.baseline import Baseline, is_affordable, rungs
@@ -59,7 +58,7 @@ def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
         return rows
     strategy, maximum = signature.strategy, signature.bounds[0].maximum
     # What a strategy fills up to is run whatever the scheduler puts together; calls of one row divide larger requests.
-    if isinstance(strategy, Native) and strategy.fill_rows:
+    if strategy.fill_rows:
         most = maximum or rows
     elif "batch" in strategy.sizes:
         most = max(rows, 2, *strategy.sizes["batch"])

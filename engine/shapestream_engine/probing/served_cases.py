@@ -7,23 +7,17 @@ from typing import get_args
 
 import numpy as np
 
-from shapestream_engine.batching.native import NativePlanner
 from shapestream_engine.probing.baseline import Baseline
 from shapestream_engine.probing.bench import Sample
 from shapestream_engine.probing.cases import Case, case_of
 from shapestream_engine.probing.values import Extreme
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["fixed_rows", "invariance_cases", "static_cases", "static_shapes"]
+__all__ = ["fixed_rows", "invariance_cases", "static_cases"]
 
 _TYPICAL = 3
 """Ordinary requests that differ."""
 _EXTREMES: tuple[Extreme, ...] = get_args(Extreme)
-
-
-def static_shapes(signature: ModelSignature) -> tuple[tuple[int, ...], ...]:
-    """The call shapes that have a model of their own beside the dynamic one."""
-    return signature.planner.static_shapes if isinstance(signature.planner, NativePlanner) else ()
 
 
 def static_cases(signature: ModelSignature, baseline: Baseline) -> Iterator[Case]:
@@ -32,7 +26,7 @@ def static_cases(signature: ModelSignature, baseline: Baseline) -> Iterator[Case
     What their requests got alone came from the dynamic model.
     """
     for turn in range(_TYPICAL):
-        for sizes in static_shapes(signature):
+        for sizes in signature.static_sizes:
             if not signature.has_batch:
                 sample = baseline.pool.typical(sizes, turn)
                 if sample is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 
 from shapestream_engine.batch import Batch, BatchReport
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.bench import Announce, Sample, arrays_of

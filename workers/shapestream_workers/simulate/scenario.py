@@ -201,8 +201,7 @@ def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models
                 [f"model {model.name!r} has the dimensions {expected}; the traffic has {', '.join(names)}"]
             )
         profiles.append(replace(model.profile, name=name))
-        if model.signature.planner is not None:
-            round_up[name] = model.signature.planner.round_up
+        round_up[name] = model.signature.round_up
     return _Models(tuple(profiles), round_up)
 
 

@@ -1,12 +1,10 @@
-"""What goes into one call."""
+"""The smallest call that holds several requests."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from shapestream_engine.batching.plan import Call, merge_sizes, padding_ratio
+from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.rules import Rows, Whole
 from shapestream_engine.shapes import NamedShape
@@ -54,19 +52,3 @@ def test_an_empty_call_is_refused() -> None:
     """There is no call without a request."""
     with pytest.raises(ShapeError, match="at least one request"):
         merge_sizes(MODEL, [])
-
-
-def test_the_padding_ratio_counts_input_elements() -> None:
-    """Of 2 x 4 x 2 + 2 elements, 3 x 2 are padding: the shorter request has 1 of 4 along `seq`."""
-    call = Call.of(MODEL, [(1, 4, 2), (1, 1, 2)])
-    assert ((2, 4, 2), 6 / 18) == (call.sizes, pytest.approx(padding_ratio(call, MODEL)))
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.just(2)), min_size=1, max_size=6))
-def test_the_padding_ratio_is_a_share(members: list[tuple[int, int, int]]) -> None:
-    """It lies within 0..1, and is 0 exactly where nothing is padded."""
-    call = Call.of(MODEL, members)
-    ratio = padding_ratio(call, MODEL)
-    padded = any(rows and seq < call.sizes[1] for rows, seq, _ in members)
-    assert 0.0 <= ratio < 1.0
-    assert padded == (ratio > 1e-12)

@@ -14,20 +14,16 @@ import pytest
 from shapestream_engine import (
     Batch,
     BatchReport,
-    Bucketed,
     InputSpec,
     ModelSpec,
-    Native,
     OutputSpec,
-    Padded,
-    Partitioned,
     RequestPool,
     Slot,
     Strategy,
     Tensors,
     compile_model,
 )
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 
 TIMEOUT_S = 30
 Array = np.ndarray[Any, Any]
@@ -111,7 +107,7 @@ def numbers(*shape: int) -> Array:
 def test_requests_are_divided_and_put_together_again() -> None:
     """Three requests of 2, 6 and 3 rows, as 8 + 2 + 1: the second and third lie in two calls each."""
     given = numbers(2, 7), numbers(6, 5), numbers(3, 7)
-    with bench(Partitioned({"batch": (1, 2, 8), "seq": (4, 8)})) as made:
+    with bench(Strategy({"batch": (1, 2, 8), "seq": (4, 8)}, partitioned=True)) as made:
         report = made.run(*given)
         check(results(report), *given)
         assert [(8, 8), (2, 8), (1, 8)] == made.seen
@@ -123,54 +119,46 @@ def test_requests_are_divided_and_put_together_again() -> None:
 def test_calls_are_filled_up_and_padded() -> None:
     """One fixed shape for everything, of which nobody gets anything but their own."""
     given = numbers(1, 3), numbers(4, 16)
-    with bench(Padded({"batch": (4,), "seq": (16,)})) as made:
+    with bench(Strategy({"batch": (4,), "seq": (16,)})) as made:
         check(results(made.run(*given)), *given)
         assert [(4, 16), (4, 16)] == made.seen
 
 
 def test_a_request_without_rows_gets_an_empty_result() -> None:
     """No call is made for it, alone or with others."""
-    with bench(Bucketed({"batch": (2, 4)})) as made:
+    with bench(Strategy({"batch": (2, 4)})) as made:
         check(results(made.run(numbers(0, 5))), numbers(0, 5))
         check(results(made.run(numbers(2, 5), numbers(0, 5))), numbers(2, 5), numbers(0, 5))
         assert [(2, 5)] == made.seen
 
 
-def test_under_a_cap_late_shapes_are_rounded_up() -> None:
-    """Never more than the cap, and every result as it would be without."""
-    with bench(Native(max_prepared=6, fill_rows=True)) as made:
-        for rows in range(1, 9):
-            for size in (1, 13, 40, 64):
-                check(results(made.run(numbers(rows, size))), numbers(rows, size))
-        assert len(set(made.seen)) <= 6
-        assert [(1, 1), (1, 13), (1, 40)] == made.seen[:3]
+def test_under_a_cap_a_batch_runs_at_the_sizes_that_were_chosen_for_it() -> None:
+    """Sizes are rounded by a scheduler. One that chose others before costs a preparation, which is counted."""
+    given = numbers(3, 5)
+    with bench(Strategy(max_prepared=2, fill_rows=True)) as made:
+        for sizes in ((4, 8), (8, 16), (8, 64)):
+            report = made.run(given, sizes=sizes)
+            check(results(report), given)
+            assert 1 == report.preparations
+        assert 0 == made.run(given, sizes=(4, 8)).preparations
+        assert [(4, 8), (8, 16), (8, 64), (4, 8)] == made.seen
 
 
-def test_a_cap_alone_rounds_no_rows() -> None:
-    """Rows are copied only where the strategy says that they are independent."""
-    with bench(Native(max_prepared=4)) as made:
-        for rows in (*range(1, 9), 3, 5):
-            for size in (1, 13, 40, 50, 64):
-                check(results(made.run(numbers(rows, size))), numbers(rows, size))
-                assert rows == made.seen[-1][0]
-        assert all(len({shape for shape in made.seen if shape[0] == rows}) <= 4 for rows in range(1, 9))
+@pytest.mark.parametrize(("fill_rows", "rows"), [(True, 6), (False, 2)])
+def test_what_is_left_of_a_batch_meets_no_new_shape_under_a_cap(fill_rows: bool, rows: int) -> None:
+    """It keeps the batch's sizes: deadlines would else make as many shapes as there are lengths."""
+    given = numbers(4, 7), numbers(2, 5)
+    with bench(Strategy(max_prepared=2, fill_rows=fill_rows)) as made:
+        report = made.run(*given, sizes=(6, 8), start_before=(monotonic() - 1, None))
+        assert report.outputs is not None
+        assert report.outputs[0] is None
+        check(results(report)[1:], given[1])
+        assert [(rows, 8)] == made.seen
 
 
-def test_rows_without_an_upper_bound_need_none_where_they_are_not_rounded() -> None:
-    """One call, however many there are."""
-    spec = ModelSpec(
-        name="m",
-        model=lambda x: x + 1,
-        strategy=Native(max_prepared=4),
-        inputs={"x": InputSpec(shape="batch, seq:0..64", element_type="f32", pad={"seq": 9})},
-        outputs={"y": OutputSpec(shape="batch, seq", element_type="f32")},
-    )
-    planner = compile_model(spec).signature.planner
-    assert planner is not None
-    assert [(0, 100)] == [(call.start, call.stop) for call in planner.plan((100, 3))]
-
-
-@pytest.mark.parametrize("strategy", [Native(most_rows=1), Bucketed({"seq": (8, 64)}, most_rows=1)], ids=str)
+@pytest.mark.parametrize(
+    "strategy", [Strategy(most_rows=1), Strategy({"seq": (8, 64)}, most_rows=1)], ids=str
+)
 def test_requests_that_run_alone_get_no_company_from_the_engine(strategy: Strategy) -> None:
     """Whatever a batch asks for: other requests, or rows of copies. The slot goes on."""
     with bench(strategy) as made:
@@ -182,7 +170,7 @@ def test_requests_that_run_alone_get_no_company_from_the_engine(strategy: Strate
 
 def test_requests_share_no_call_of_more_rows_than_were_tried() -> None:
     """Whatever a batch asks for; a request alone may have more."""
-    with bench(Native(most_rows=3)) as made:
+    with bench(Strategy(most_rows=3)) as made:
         check(results(made.run(numbers(1, 5), numbers(2, 5))), numbers(1, 5), numbers(2, 5))
         assert "up to 3 rows" in made.run(numbers(2, 5), numbers(2, 5)).message
         check(results(made.run(numbers(4, 5))), numbers(4, 5))
@@ -191,12 +179,12 @@ def test_requests_share_no_call_of_more_rows_than_were_tried() -> None:
 def test_a_batch_is_run_at_the_sizes_that_it_was_given_where_these_are_larger() -> None:
     """The strategy decides over the calls for these; rows that nobody has are filled up, or not run at all."""
     given = numbers(1, 3), numbers(2, 5)
-    with bench(Partitioned({"batch": (1, 4), "seq": (4, 8, 16)})) as made:
+    with bench(Strategy({"batch": (1, 4), "seq": (4, 8, 16)}, partitioned=True)) as made:
         check(results(made.run(*given, sizes=(4, 9))), *given)
         assert [(4, 16)] == made.seen
         check(results(made.run(*given, sizes=(6, 8))), *given)
         assert [(4, 16), (4, 8)] == made.seen, "calls without a row of theirs are not run"
-    with bench(Native(max_prepared=4, fill_rows=True)) as made:
+    with bench(Strategy(max_prepared=4, fill_rows=True)) as made:
         check(results(made.run(*given, sizes=(8, 64))), *given)
         assert [(8, 64)] == made.seen
 
@@ -204,7 +192,7 @@ def test_a_batch_is_run_at_the_sizes_that_it_was_given_where_these_are_larger() 
 def test_larger_sizes_do_not_hold_for_what_is_left_over() -> None:
     """A request that is late takes its share of the rounding along."""
     given = numbers(1, 3), numbers(2, 5)
-    with bench(Partitioned({"batch": (1, 4), "seq": (4, 8, 16)})) as made:
+    with bench(Strategy({"batch": (1, 4), "seq": (4, 8, 16)}, partitioned=True)) as made:
         report = made.run(*given, sizes=(4, 9), start_before=(None, monotonic() - 1))
         assert report.outputs is not None
         assert report.outputs[1] is None
@@ -214,7 +202,7 @@ def test_larger_sizes_do_not_hold_for_what_is_left_over() -> None:
 
 def test_a_batch_without_rows_is_not_filled_up() -> None:
     """Whatever sizes it is to have."""
-    with bench(Bucketed({"batch": (2, 4)})) as made:
+    with bench(Strategy({"batch": (2, 4)})) as made:
         check(results(made.run(numbers(0, 5), sizes=(4, 5))), numbers(0, 5))
         assert [] == made.seen
 
@@ -222,7 +210,7 @@ def test_a_batch_without_rows_is_not_filled_up() -> None:
 def test_whose_time_has_passed_gets_nothing_and_is_not_run() -> None:
     """Those who are left are planned anew, without its rows."""
     given = numbers(3, 4), numbers(2, 4)
-    with bench(Partitioned({"batch": (1, 2, 4)})) as made:
+    with bench(Strategy({"batch": (1, 2, 4)}, partitioned=True)) as made:
         report = made.run(*given, start_before=(monotonic() - 1, None))
         assert report.outputs is not None
         assert report.outputs[0] is None
@@ -251,7 +239,7 @@ def test_a_time_that_passes_between_two_calls_ends_a_request() -> None:
             return (late, clock[0])[place]
 
     given = numbers(3, 4), numbers(3, 4)
-    with bench(Partitioned({"batch": (1, 2, 4)}), slow) as made:
+    with bench(Strategy({"batch": (1, 2, 4)}, partitioned=True), slow) as made:
         report = made.run(*given, start_before=Times((late, late)))
         found = results(report)
         check(found[:1], given[0])
@@ -269,7 +257,7 @@ def test_a_call_that_fails_fails_the_batch() -> None:
             raise ValueError("no")
         return x + mask
 
-    with bench(Partitioned({"batch": (1, 2)}), fails_second) as made:
+    with bench(Strategy({"batch": (1, 2)}, partitioned=True), fails_second) as made:
         report = made.run(numbers(3, 2))
         assert ("model_error", "ValueError: no", None) == (report.code, report.message, report.outputs)
         check(results(made.run(numbers(3, 2))), numbers(3, 2))
@@ -283,7 +271,7 @@ def test_a_cancelled_batch_starts_no_further_call() -> None:
         made[0].slot.cancel(1)
         return x + mask
 
-    with bench(Partitioned({"batch": (1, 2)}), cancels) as own:
+    with bench(Strategy({"batch": (1, 2)}, partitioned=True), cancels) as own:
         made.append(own)
         assert "cancelled" == own.run(numbers(3, 2)).code
         assert 1 == len(own.seen)
