@@ -20,26 +20,24 @@ import typer
 from rich.console import Console
 
 from benchmarks.report import Figure, Report
-from shapestream.scheduling.actions import (
-    Action,
-    CancelBatch,
-    DeliverResults,
-    FailRequest,
-    ForgetRequest,
-    KillSlot,
-    RecallBatch,
-    ReportFault,
-    StartBatch,
-)
 from shapestream.scheduling.events import (
+    Action,
     Arrival,
     BatchFailed,
     BatchFinished,
+    CancelBatch,
+    DeliverResults,
     Event,
+    FailRequest,
+    ForgetRequest,
+    KillSlot,
     ModelAdded,
     ModelProfile,
+    RecallBatch,
+    ReportFault,
     RequestsArrived,
     SlotJoined,
+    StartBatch,
 )
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream_engine.batch import ErrorCode

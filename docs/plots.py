@@ -21,17 +21,15 @@ from numpy.typing import NDArray
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.lane_plan import BATCH_S
-from shapestream.scheduling.planner import DELAYED
+from shapestream.scheduling.planner import BATCH_S, DELAYED
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.scheduling.segments import Limits, Window, cut_window
-from shapestream.simulation.generator import parse_sizes
-from shapestream.simulation.plain_server import PlainServer
-from shapestream.simulation.simulated_slots import SlotPlan, Truth
-from shapestream.simulation.simulator import Policy, Workload, simulate
-from shapestream.simulation.trace import TraceRequest
-from shapestream.simulation.true_cost import TableCost, TrueCost, parse_formula
+from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.cost_table import CostTable
+from shapestream_workers.lab.plain_server import PlainServer
+from shapestream_workers.lab.simulator import Policy, SlotPlan, Truth, Workload, simulate
+from shapestream_workers.lab.traffic import parse_sizes
+from shapestream_workers.lab.true_cost import TableCost, TrueCost, parse_formula
 
 DOCS = Path(__file__).parent
 COSTS = DOCS / "data" / "minilm-costs.json"

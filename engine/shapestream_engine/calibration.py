@@ -16,7 +16,7 @@ from shapestream_engine.calibration_bench import CalibrationBench
 from shapestream_engine.calibration_shapes import stages
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.model import CompiledModel
-from shapestream_engine.probing.values import Values
+from shapestream_engine.probing.inputs import Values
 
 if TYPE_CHECKING:
     from shapestream_engine.calibration_cache import CostCache

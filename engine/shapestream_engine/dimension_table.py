@@ -44,7 +44,9 @@ class DimensionTable:
         number = {name: index for index, name in enumerate(names)}
         for port, per_axis in zip(inputs, axis_names, strict=True):
             if per_axis.count(BATCH) > 1:
-                raise SignatureError(f"input {port.name!r} has two batch axes: [{port.shape}]")
+                raise SignatureError(
+                    f"input {port.name!r} has two batch axes: [{port.shape}]", key=("inputs", port.name)
+                )
         _check_static_names(inputs)
         return cls(
             names=names,
@@ -74,7 +76,8 @@ def _bounds(
                 bounds[name] = bounds[name].intersection(dimension)
             except ShapeError as error:
                 raise SignatureError(
-                    f"input {port.name!r}: dimension {name!r} contradicts the other inputs: {error}"
+                    f"input {port.name!r}: dimension {name!r} contradicts the other inputs: {error}",
+                    key=("inputs", port.name),
                 ) from error
     return tuple(bounds.values())
 
@@ -89,5 +92,6 @@ def _check_static_names(inputs: Sequence[InputPort]) -> None:
             other, size = seen.setdefault(name, (port.name, dimension))
             if size != dimension:
                 raise SignatureError(
-                    f"dimension {name!r} is {size} in input {other!r} and {dimension} in input {port.name!r}"
+                    f"dimension {name!r} is {size} in input {other!r} and {dimension} in input {port.name!r}",
+                    key=("inputs", other),
                 )

@@ -15,6 +15,10 @@ The engine knows nothing of wire codes; the executor of the pipeline maps these 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
 __all__ = [
     "ElementTypeError",
     "EngineError",
@@ -27,9 +31,29 @@ __all__ = [
     "SignatureError",
 ]
 
+Key: TypeAlias = tuple[str | int, ...]
+"""The way to a part of a model's description, by the fields of `ModelSpec`: `("inputs", "ids")`, `("strategy", "seq")`."""
+
 
 class EngineError(Exception):
-    """The base of every error that the engine raises on purpose."""
+    """The base of every error that the engine raises on purpose.
+
+    `key` is the part of the model's description that has to change; it is empty where no single part has to.
+    """
+
+    def __init__(self, message: str, *, key: Key = ()) -> None:
+        self.key = key
+        super().__init__(message)
+
+    @staticmethod
+    @contextmanager
+    def about(*key: str | int) -> Iterator[None]:
+        """Give this key to every error that is raised inside and has none."""
+        try:
+            yield
+        except EngineError as error:
+            error.key = error.key or key
+            raise
 
 
 class ShapeError(EngineError, ValueError):
@@ -49,7 +73,7 @@ class RuleMissing(SignatureError):
 
     def __init__(self, message: str, *, output: str) -> None:
         self.output = output
-        super().__init__(message)
+        super().__init__(message, key=("outputs", output))
 
     def of_model(self, name: str) -> RuleMissing:
         """The same, naming the model."""
@@ -58,6 +82,9 @@ class RuleMissing(SignatureError):
 
 class ModelLoadError(EngineError):
     """A model cannot be read or compiled; the message holds the path and the engine's reason."""
+
+    def __init__(self, message: str, *, key: Key = ("path",)) -> None:
+        super().__init__(message, key=key)
 
 
 class EngineMissing(EngineError):
@@ -70,7 +97,8 @@ class EngineMissing(EngineError):
         self.engine = engine
         self.extra = engine if extra is None else extra
         super().__init__(
-            f"the engine {engine!r} is not installed; to install it: pip install 'shapestream[{self.extra}]'"
+            f"the engine {engine!r} is not installed; to install it: pip install 'shapestream[{self.extra}]'",
+            key=("engine",),
         )
 
 

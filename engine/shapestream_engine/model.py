@@ -103,7 +103,7 @@ class ModelSpec:
             try:
                 check_engine(self.engine)
             except SignatureError as error:
-                raise SignatureError(f"model {self.name!r}: {error}") from error
+                raise SignatureError(f"model {self.name!r}: {error}", key=error.key) from error
 
     def _own_name(self) -> str:
         if self.path is not None:
@@ -252,5 +252,6 @@ def _prepare_static(model: CompiledModel, prepared: PreparedModels, shape: tuple
         dimensions = model.signature.dimensions
         words = ", ".join(f"{name}: {size}" for name, size in zip(dimensions, shape, strict=True))
         raise SignatureError(
-            f"model {model.signature.name!r}: strategy native: static: {{{words}}}: {error}"
+            f"model {model.signature.name!r}: strategy native: static: {{{words}}}: {error}",
+            key=("strategy", "static"),
         ) from error

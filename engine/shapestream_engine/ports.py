@@ -48,7 +48,8 @@ class InputPort:
     def __post_init__(self) -> None:
         _check_port("input", self.name, self.element_type)
         for dimension, value in self.pad.items():
-            self._check_pad(dimension, value)
+            with EngineError.about("inputs", self.name):
+                self._check_pad(dimension, value)
 
     @property
     def partial_shape(self) -> PartialShape:
@@ -216,7 +217,7 @@ def _check_port(kind: str, name: str, element_type: str) -> None:
     try:
         dtype_of(element_type)
     except EngineError as error:
-        raise SignatureError(f"{kind} {name!r}: {error}") from error
+        raise SignatureError(f"{kind} {name!r}: {error}", key=(f"{kind}s", name)) from error
 
 
 def _holds(element_type: str, value: object) -> bool:

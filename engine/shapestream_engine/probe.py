@@ -17,8 +17,7 @@ from typing import Any
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec
 from shapestream_engine.probing.cache import ProofCache
-from shapestream_engine.probing.child import Task
-from shapestream_engine.probing.child_process import Heard, blamed, run_child
+from shapestream_engine.probing.child import Heard, Task, blamed, run_child
 from shapestream_engine.probing.examination import ProbeOptions, treatments
 from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
 from shapestream_engine.rules import rule_to_dict
@@ -105,7 +104,7 @@ def _guess(task: Task) -> ProbeReport:
             break
         skip |= {heard.phase}
     if heard.error is not None:
-        raise SignatureError(heard.error)
+        raise heard.error
     found = {
         name: OutputPort.from_dict(port) for name, port in (heard.outcome or {}).get("ports", {}).items()
     }
@@ -130,7 +129,7 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
             break
         heard = run_child(replace(task, skip=skip), task.options.hang_s)
         if heard.error is not None:
-            raise SignatureError(heard.error)
+            raise heard.error
         findings += heard.findings
         skip |= {str(finding.treatment) for finding in heard.findings}
         if heard.end is None:
@@ -173,7 +172,7 @@ def _report(
         inputs=outcome.get("inputs", {}),
         sizes=tuple(outcome.get("sizes", ())),
         follows=outcome.get("follows", {}),
-        notes=(*notes, *outcome.get("notes", ())),
+        notes=tuple(notes),
         seconds=round(seconds, 3),
     )
     crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)

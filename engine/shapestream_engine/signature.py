@@ -58,10 +58,11 @@ class ModelSignature:
             for port in self.inputs:
                 _check_mask(port, self.inputs)
             for output in self.outputs:
-                check_rule(output, self.outputs, table)
+                with EngineError.about("outputs", output.name):
+                    check_rule(output, self.outputs, table)
             allowed, static = self.strategy.allowed(table), self.strategy.static_sizes(table)
         except SignatureError as error:
-            raise SignatureError(f"model {self.name!r}: {error}") from error
+            raise SignatureError(f"model {self.name!r}: {error}", key=error.key) from error
         for derived, value in (
             ("dimensions", table.names),
             ("bounds", table.bounds),
@@ -156,7 +157,7 @@ class ModelSignature:
         except SignatureError:
             raise
         except EngineError as error:
-            raise SignatureError(str(error)) from error
+            raise SignatureError(str(error), key=error.key) from error
         raise SignatureError("a signature has a name, a list of inputs and a list of outputs")
 
     def describe(self) -> list[str]:
@@ -204,13 +205,19 @@ def _check_mask(port: InputPort, inputs: Sequence[InputPort]) -> None:
         return
     source = next((other for other in inputs if other.name == port.mask_of), None)
     if source is None or source is port:
-        raise SignatureError(f"input {port.name!r}: mask_of names no other input: {port.mask_of!r}")
+        raise SignatureError(
+            f"input {port.name!r}: mask_of names no other input: {port.mask_of!r}", key=("inputs", port.name)
+        )
     if source.mask_of is not None:
-        raise SignatureError(f"input {port.name!r}: mask_of names {source.name!r}, which is a mask itself")
+        raise SignatureError(
+            f"input {port.name!r}: mask_of names {source.name!r}, which is a mask itself",
+            key=("inputs", port.name),
+        )
     strange = [name for name in port.axis_names if name is not None and name not in source.axis_names]
     if strange:
         raise SignatureError(
-            f"input {port.name!r}: its dimension {strange[0]!r} is none of {source.name!r}, which it masks"
+            f"input {port.name!r}: its dimension {strange[0]!r} is none of {source.name!r}, which it masks",
+            key=("inputs", port.name),
         )
 
 

@@ -56,30 +56,31 @@ class Strategy:
     def __post_init__(self) -> None:
         for dimension, sizes in self.sizes.items():
             if (complaint := complaint_about(sizes)) is not None:
-                raise SignatureError(f"{self.about(dimension)}: {complaint}")
+                raise _refused(f"{self.about(dimension)}: {complaint}", dimension)
         if self.partitioned and BATCH not in self.sizes:
-            raise SignatureError("strategy partitioned: name the sizes of batch: batch: [1, 2, 4, 8]")
+            raise _refused("strategy partitioned: name the sizes of batch: batch: [1, 2, 4, 8]")
         if self.sizes and (self.max_prepared is not None or self.static_shapes or self.fill_rows):
-            raise SignatureError(
+            raise _refused(
                 f"strategy {self.name}: max_prepared, static and fill_rows are for the strategy native"
             )
         cap = self.max_prepared
         if cap is not None and (type(cap) is not int or cap < 2):
-            raise SignatureError(f"strategy {self.name}: max_prepared is an integer from 2")
+            raise _refused(f"strategy {self.name}: max_prepared is an integer from 2", "max_prepared")
         if self.most_rows is not None:
             self._check_most_rows(self.most_rows)
         _check_static(self.static_shapes)
 
     def _check_most_rows(self, most: object) -> None:
         if type(most) is not int or most < 1:
-            raise SignatureError(f"strategy {self.name}: most_rows is an integer from 1, not {most!r}")
+            raise _refused(f"strategy {self.name}: most_rows is an integer from 1, not {most!r}")
         if BATCH in self.sizes:
-            raise SignatureError(
+            raise _refused(
                 f"{self.about(BATCH)}: calls of set numbers of rows fill requests up and divide them, "
-                f"so this model has no most_rows"
+                f"so this model has no most_rows",
+                BATCH,
             )
         if self.fill_rows:
-            raise SignatureError(
+            raise _refused(
                 f"strategy {self.name}: fill_rows fills calls up to the bound of the rows, so there is no most_rows"
             )
 
@@ -118,9 +119,10 @@ class Strategy:
         if self.max_prepared is not None:
             for name, bounds, paddable in zip(table.names, table.bounds, table.paddable, strict=True):
                 if (paddable or (name == BATCH and self.fill_rows)) and bounds.maximum is None:
-                    raise SignatureError(
+                    raise _refused(
                         f"{self.about(name)} has no upper bound, and max_prepared needs one to round up to; "
-                        f'state it in the shape of an input: "{name}:1..64"'
+                        f'state it in the shape of an input: "{name}:1..64"',
+                        name,
                     )
         return tuple([self.sizes.get(name) for name in table.names])
 
@@ -128,19 +130,23 @@ class Strategy:
         about = self.about(dimension)
         if dimension not in table.names:
             has = f"it has {', '.join(table.names)}" if table.names else "all of its dimensions are fixed"
-            raise SignatureError(f"{about} is no dynamic dimension of the model; {has}")
+            raise _refused(f"{about} is no dynamic dimension of the model; {has}", dimension)
         number = table.names.index(dimension)
         if dimension != BATCH and not table.paddable[number]:
-            raise SignatureError(
+            raise _refused(
                 f"{about} may not be padded, which its sizes need; allow it by pad: {{{dimension}: VALUE}} "
-                f"at each input that has it"
+                f"at each input that has it",
+                dimension,
             )
         if dimension == BATCH and not table.has_batch:
-            raise SignatureError(f"{about} is not the batch axis of every input, so it cannot be filled up")
+            raise _refused(
+                f"{about} is not the batch axis of every input, so it cannot be filled up", dimension
+            )
         outside = [size for size in sizes if size not in table.bounds[number]]
         if outside:
-            raise SignatureError(
-                f"{about}: {_listed(outside)} is not within {table.bounds[number]}, which the model takes"
+            raise _refused(
+                f"{about}: {_listed(outside)} is not within {table.bounds[number]}, which the model takes",
+                dimension,
             )
 
     def static_sizes(self, table: DimensionTable) -> tuple[Sizes, ...]:
@@ -191,19 +197,21 @@ class Strategy:
         return ", ".join(words)
 
 
+def _refused(message: str, *key: str) -> SignatureError:
+    return SignatureError(message, key=("strategy", *key))
+
+
 def parse_strategy(value: Mapping[str, Any]) -> Strategy:
     """The strategy that a mapping states; every key is a dimension but `strategy` and what native has besides.
 
     A size alone is as good as a list of one. Raises `SignatureError` for an unknown strategy and for wrong sizes.
     """
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise SignatureError(
-            f"shapes are a mapping such as {{strategy: bucketed, seq: [32, 64]}}, not {value!r}"
-        )
+        raise _refused(f"shapes are a mapping such as {{strategy: bucketed, seq: [32, 64]}}, not {value!r}")
     arguments = dict(value)
     name = arguments.pop("strategy", "native")
     if name not in NAMES:
-        raise SignatureError(f"unknown strategy {name!r}; known are {', '.join(NAMES)}")
+        raise _refused(f"unknown strategy {name!r}; known are {', '.join(NAMES)}")
     # No size is `True`, so a dimension may be called like a flag.
     fill_rows = arguments.get("fill_rows") is True
     if fill_rows:
@@ -213,12 +221,13 @@ def parse_strategy(value: Mapping[str, Any]) -> Strategy:
     if name == "native":
         cap, static = arguments.pop("max_prepared", None), _parse_static(arguments.pop("static", ()))
         for dimension in arguments:
-            raise SignatureError(
-                f"strategy native: {dimension!r}: any size is run as it comes; sizes are for the others"
+            raise _refused(
+                f"strategy native: {dimension!r}: any size is run as it comes; sizes are for the others",
+                dimension,
             )
         return Strategy(max_prepared=cap, static_shapes=static, fill_rows=fill_rows, most_rows=most_rows)
     if fill_rows:
-        raise SignatureError(f"strategy {name}: fill_rows is for the strategy native")
+        raise _refused(f"strategy {name}: fill_rows is for the strategy native")
     sizes = {
         dimension: tuple(given) if isinstance(given, list | tuple) else (given,)
         for dimension, given in arguments.items()
@@ -231,14 +240,15 @@ def _check_stated(name: str, sizes: Mapping[str, Sizes]) -> None:
     """Raises `SignatureError` for what the strategy of this name in particular cannot do."""
     if name == "padded":
         if not sizes:
-            raise SignatureError("strategy padded: name the dimensions to pad, each with its size: seq: 512")
+            raise _refused("strategy padded: name the dimensions to pad, each with its size: seq: 512")
         for dimension, given in sizes.items():
             if len(given) > 1:
-                raise SignatureError(
-                    f"strategy padded: {dimension!r} takes one size; several are the strategy bucketed"
+                raise _refused(
+                    f"strategy padded: {dimension!r} takes one size; several are the strategy bucketed",
+                    dimension,
                 )
     elif name == "bucketed" and not sizes:
-        raise SignatureError("strategy bucketed: name the dimensions and their sizes: seq: [32, 64, 128]")
+        raise _refused("strategy bucketed: name the dimensions and their sizes: seq: [32, 64, 128]")
 
 
 def complaint_about(sizes: Sequence[object]) -> str | None:
@@ -277,18 +287,18 @@ def _parse_static(value: object) -> tuple[StaticShape, ...]:
     """
     complaint = "strategy native: static: a list of shapes such as [{{batch: 1, seq: 16}}], not {!r}"
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise SignatureError(complaint.format(value))
+        raise _refused(complaint.format(value), "static")
     shapes: list[StaticShape] = []
     for entry in value:
         if not isinstance(entry, Mapping) or not entry or not all(isinstance(name, str) for name in entry):
-            raise SignatureError(complaint.format(entry))
+            raise _refused(complaint.format(entry), "static")
         columns = [
             sizes if isinstance(sizes, list | tuple) else (sizes,)
             for _, sizes in sorted(entry.items(), key=lambda item: str(item[0]))
         ]
         # Counted before they are made: a few long lists are already more than any memory holds.
         if len(shapes) + prod(map(len, columns)) > MAX_STATIC:
-            raise SignatureError(f"strategy native: static: no more than {MAX_STATIC} shapes")
+            raise _refused(f"strategy native: static: no more than {MAX_STATIC} shapes", "static")
         shapes += [tuple(zip(sorted(entry), sizes, strict=True)) for sizes in product(*columns)]
     return tuple(shapes)
 
@@ -296,20 +306,21 @@ def _parse_static(value: object) -> tuple[StaticShape, ...]:
 def _check_static(shapes: Sequence[StaticShape]) -> None:
     """Raises `SignatureError` for sizes that cannot be meant, and for a shape that is listed twice."""
     if len(shapes) > MAX_STATIC:
-        raise SignatureError(f"strategy native: static: no more than {MAX_STATIC} shapes")
+        raise _refused(f"strategy native: static: no more than {MAX_STATIC} shapes", "static")
     for shape in shapes:
         if [name for name, _ in shape] != sorted({name for name, _ in shape}):
-            raise SignatureError(
-                f"strategy native: static: {_spelled(shape)}: names stand once, in their order"
+            raise _refused(
+                f"strategy native: static: {_spelled(shape)}: names stand once, in their order", "static"
             )
         for name, size in shape:
             if not _is_size(size):
-                raise SignatureError(
-                    f"strategy native: static: {name!r}: {size!r} is no size; write an integer from 1"
+                raise _refused(
+                    f"strategy native: static: {name!r}: {size!r} is no size; write an integer from 1",
+                    "static",
                 )
     twice = next((shape for shape in shapes if shapes.count(shape) > 1), None)
     if twice is not None:
-        raise SignatureError(f"strategy native: static: {_spelled(twice)} is listed twice")
+        raise _refused(f"strategy native: static: {_spelled(twice)} is listed twice", "static")
 
 
 def _static_sizes(shape: StaticShape, table: DimensionTable) -> Sizes:
@@ -318,15 +329,16 @@ def _static_sizes(shape: StaticShape, table: DimensionTable) -> Sizes:
     has = f"it has {', '.join(table.names)}" if table.names else "all of its dimensions are fixed"
     for name in sizes:
         if name not in table.names:
-            raise SignatureError(f"{about}: {name!r} is no dynamic dimension of the model; {has}")
+            raise _refused(f"{about}: {name!r} is no dynamic dimension of the model; {has}", "static")
     for name, bounds in zip(table.names, table.bounds, strict=True):
         if name not in sizes:
-            raise SignatureError(
-                f"{about}: it says nothing of {name!r}; a static shape has a size for each dimension: {has}"
+            raise _refused(
+                f"{about}: it says nothing of {name!r}; a static shape has a size for each dimension: {has}",
+                "static",
             )
         if sizes[name] not in bounds:
-            raise SignatureError(
-                f"{about}: {name!r}: {sizes[name]} is not within {bounds}, which the model takes"
+            raise _refused(
+                f"{about}: {name!r}: {sizes[name]} is not within {bounds}, which the model takes", "static"
             )
     return tuple([sizes[name] for name in table.names])
 

@@ -8,6 +8,7 @@ comes in pydantic's validation context.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -17,7 +18,6 @@ from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.strategy import complaint_about
 
 __all__ = [
     "check_element_type",
@@ -123,14 +123,16 @@ def read_sizes(value: Any) -> tuple[int, ...]:
         raise wrong(
             f"expected a size or a list of sizes, got {describe(value)} (write [32, 64]; what is no setting is a dimension)"
         )
+    if not sizes:
+        raise wrong("there is no size (write [32, 64])")
     for size in sizes:
-        if type(size) is not int or size < 1:
+        if type(size) is not int or not 1 <= size < 1 << 31:
             raise wrong(f"expected sizes, which are integers from 1, got {describe(size)}")
-    if (complaint := complaint_about(sizes)) is not None:
-        hint = "list each once" if "twice" in complaint else "write them from small to large"
-        raise wrong(
-            f"{complaint.replace('; write at least one', '')} ({hint if sizes else 'write [32, 64]'})"
-        )
+    for before, after in pairwise(sizes):
+        if before == after:
+            raise wrong(f"{before} is listed twice (list each once)")
+        if before > after:
+            raise wrong(f"sizes ascend; {after} comes after {before} (write them from small to large)")
     return tuple(sizes)
 
 

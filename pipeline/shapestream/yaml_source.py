@@ -62,12 +62,15 @@ class YamlSource:
     places: dict[Location, Place] = field(default_factory=dict)
     problems: list[SourceProblem] = field(default_factory=list)
 
+    def written(self, location: Location) -> Location:
+        """`location`, or the nearest thing around it that the file holds."""
+        while location and location not in self.places:
+            location = location[:-1]
+        return location
+
     def place_of(self, location: Location) -> Place | None:
         """The place of `location`, or of the nearest thing around it that the file holds."""
-        for length in range(len(location), -1, -1):
-            if (place := self.places.get(location[:length])) is not None:
-                return place
-        return None
+        return self.places.get(self.written(location))
 
 
 def read_yaml(data: bytes) -> YamlSource:

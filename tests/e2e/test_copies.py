@@ -21,7 +21,8 @@ from shapestream.serving.executor import Reports
 from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
-from shapestream.transport.zeromq import DealerSocket, RouterSocket
+from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.zeromq import RouterSocket
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_workers.worker import Worker
 

@@ -16,7 +16,7 @@ from tests.e2e.conftest import PATIENCE_S
 from tests.pipeline.serving.harness import RawPeer
 
 import shapestream
-from shapestream.transport.zeromq import DealerSocket
+from shapestream.transport.dealer import DealerSocket
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine.layout import Tensors
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapestream.simulation.trace import TraceReader
+from shapestream.telemetry.trace import TraceReader
 
 pytestmark = pytest.mark.e2e
 

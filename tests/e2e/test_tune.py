@@ -15,7 +15,7 @@ import yaml
 from openvino import opset13 as ops
 from tests.e2e.conftest import until
 
-from shapestream.simulation.trace import TraceRequest, header_line, request_line
+from shapestream.telemetry.trace import TraceRequest, header_line, request_line
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
-from shapestream_engine.probing.values import Integers, Normal, Uniform
+from shapestream_engine.probing.inputs import Integers, Normal, Uniform
 from shapestream_engine.strategy import parse_strategy
 
 IMPORTABLE = Path(__file__).parent / "importable"

@@ -25,7 +25,7 @@ from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCa
 from shapestream_engine.probing import cache as cache_module
 from shapestream_engine.probing.cache import ENVIRONMENT
 from shapestream_engine.probing.child import Task
-from shapestream_engine.probing.values import Samples, Uniform
+from shapestream_engine.probing.inputs import Samples, Uniform
 from shapestream_engine.strategy import Strategy
 
 REPORT = ProbeReport(

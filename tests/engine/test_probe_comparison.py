@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
-from shapestream_engine.probing.comparison import compare
-from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance, coarser
-from shapestream_engine.probing.values import Integers, Normal, Uniform, default_values, drawn, filled
+from shapestream_engine.probing.inputs import Integers, Normal, Uniform, default_values, drawn, filled
+from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance, coarser, compare
 
 EXACT = OutputTolerance.of(None, [])
 

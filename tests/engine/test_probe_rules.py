@@ -12,7 +12,7 @@ from tests.engine.detectors import PORTS, multiclass, padded, ssd
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, RuleMissing, compile_model
 from shapestream_engine.probe import ProbeOptions, ProofCache, complete_rules, prove
-from shapestream_engine.probing.values import Normal, Uniform
+from shapestream_engine.probing.inputs import Normal, Uniform
 
 IMAGE = InputSpec(shape="batch:1..8, 1, height:16..64, width:16..64")
 

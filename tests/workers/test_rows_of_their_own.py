@@ -22,7 +22,7 @@ from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
 from shapestream.settings_loader import load_settings
-from shapestream.transport.zeromq import DealerSocket
+from shapestream.transport.dealer import DealerSocket
 from shapestream_engine import CompiledModel
 from shapestream_workers.models import compile_models
 from shapestream_workers.serve import server_options

@@ -27,8 +27,7 @@ from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probe import ProbeReport
 from shapestream_engine.probing.examination import values_of
-from shapestream_engine.probing.pool import make_request
-from shapestream_engine.probing.values import Values, default_values
+from shapestream_engine.probing.inputs import Values, default_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature

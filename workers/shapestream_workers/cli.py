@@ -19,10 +19,9 @@ from shapestream.settings_loader import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
-from shapestream_workers.simulate.command import simulate
+from shapestream_workers.lab.commands import simulate, tune
 from shapestream_workers.standard_streams import open_standard_streams
 from shapestream_workers.target import address_of
-from shapestream_workers.tune.command import tune
 
 __all__ = ["app", "main"]
 

@@ -30,11 +30,7 @@ ENVIRONMENT = "SHAPESTREAM_ANY_FUNCTION"
 
 
 class Distrusted(ModelLoadError):
-    """This model must not be loaded; `key` is the setting that says why."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
+    """The configuration does not allow this model to be loaded."""
 
 
 def allow_any_function() -> None:
@@ -55,8 +51,8 @@ def require_trusted(model: ModelSettings) -> str | None:
     digest = _digest(Path(model.path))
     if model.sha256 is not None and digest != model.sha256:
         raise Distrusted(
-            "sha256",
             f"{model.path} is another file: its sha256 is {digest} (restore the file, or write this digest)",
+            key=("sha256",),
         )
     return digest
 
@@ -77,9 +73,9 @@ def _require_registered(function: str) -> None:
         return
     known = f"registered are {', '.join(sorted(registered))}" if registered else "none is registered"
     raise Distrusted(
-        "function",
         f"no installed package registers {function!r} as an entry point of shapestream.functions, {known} "
         f"(to serve any function that can be imported, start with --any-function, or set {ENVIRONMENT}=1)",
+        key=("function",),
     )
 
 

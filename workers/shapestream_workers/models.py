@@ -16,13 +16,13 @@ from shapestream.settings_models import ModelSettings, ShapesSettings
 from shapestream.yaml_source import Location
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.dimension_table import BATCH
-from shapestream_engine.errors import EngineError, EngineMissing, ModelLoadError, RuleMissing
+from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.read_model import read_model
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy, parse_strategy
-from shapestream_workers.model_trust import Distrusted, require_trusted
+from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.proof import Judgement, rows_together, without_padding
 from shapestream_workers.tried_model import may_share, try_model
 
@@ -214,32 +214,14 @@ def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[Com
 
 
 def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> str:
-    """The engine's complaint as a line that points into the YAML."""
-    return loaded.problem(_location(loaded, model, error), str(error).removeprefix("probe: "))
-
-
-def _location(loaded: LoadedSettings, model: ModelSettings, error: EngineError) -> Location:
-    """The setting that the engine's complaint is about, as far as the kind of the error and its words tell."""
-    location: Location = ("models", loaded.settings.models.index(model))
-    if model.batching.invariant_rows is not None and "strategy padded: 'batch'" in str(error):
-        return (*location, "batching", "batch_invariant")
-    if isinstance(error, EngineMissing):
-        return (*location, "engine")
-    if isinstance(error, Distrusted):
-        return (*location, error.key)
-    if isinstance(error, ModelLoadError):
-        return (*location, "path" if model.function is None else "function")
-    if str(error).startswith("probe:"):
-        return (*location, "probe")
-    if "strategy native: static" in str(error):
-        return (*location, "shapes", "static")
-    for name in (*model.shapes.sizes, "max_prepared"):
-        if f"strategy {model.shapes.strategy}: {name!r}" in str(error):
-            return (*location, "shapes", name)
-    if f"strategy {model.shapes.strategy}" in str(error):
-        return (*location, "shapes")
-    for key, ports in (("inputs", model.inputs), ("outputs", model.outputs)):
-        for name in ports:
-            if f"{key[:-1]} {name!r}" in str(error):
-                return (*location, key, name)
-    return location
+    """The line about an error of the engine, with the place of the setting that the error is about."""
+    key: Location = error.key
+    match key:
+        case ("strategy", *_) if model.batching.invariant_rows is not None:
+            key = ("batching", "batch_invariant")
+        case ("strategy", *rest):
+            key = ("shapes", *rest)
+        case ("path",) if model.function is not None:
+            key = ("function",)
+    location = ("models", loaded.settings.models.index(model), *key)
+    return loaded.problem(loaded.source.written(location), str(error))

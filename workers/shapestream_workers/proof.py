@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.settings_models import ModelSettings, ProbeSettings
 from shapestream.yaml_source import Location
@@ -26,7 +26,7 @@ from shapestream_engine.probe import (
     complete_rules,
     prove,
 )
-from shapestream_engine.probing.values import Integers, Normal, Uniform, Values
+from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
 from shapestream_engine.rules import Shared
 from shapestream_engine.signature import ModelSignature
 
@@ -42,6 +42,18 @@ __all__ = [
 
 _Line: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and what to say about it."""
+
+
+class _Refusal(NamedTuple):
+    """A reason to refuse a model: the place below it in the YAML, what is wrong, and what to do about it."""
+
+    place: Location
+    what: str
+    remedy: str
+
+    def line(self, *, trusted: bool) -> _Line:
+        """Its line: with the remedy, or as the warning about a model that is trusted."""
+        return self.place, f"{self.what} ({'served all the same: trust' if trusted else self.remedy})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +139,11 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
             continue
         off |= frozenset(finding.treatment.dimensions)
         warnings.append(_doubt(model, finding))
-    if not model.trust:
-        exact_rows = any(finding.treatment.kind == "batching" for finding in unproved)
-        return Judgement(tuple(refused), tuple(warnings), off, exact_rows)
-    trusted = [
-        (place, f"{message.partition(' (')[0]} (served all the same: trust)") for place, message in refused
-    ]
-    return Judgement((), (*trusted, *warnings), frozenset())
+    lines = tuple(refusal.line(trusted=model.trust) for refusal in refused)
+    if model.trust:
+        return Judgement(warnings=(*lines, *warnings))
+    exact_rows = any(finding.treatment.kind == "batching" for finding in unproved)
+    return Judgement(lines, tuple(warnings), off, exact_rows)
 
 
 def without_padding(spec: ModelSpec, dimensions: frozenset[str]) -> ModelSpec:
@@ -157,95 +167,91 @@ def _values(probe: ProbeSettings) -> Values | None:
             return None
 
 
-def _refusal(model: ModelSettings, finding: Finding) -> _Line:
+def _refusal(model: ModelSettings, finding: Finding) -> _Refusal:
     vouch = "trust: true serves it all the same"
     treatment = finding.treatment
     # "strategy bucketed changes ...", or "padding of seq (strategy native) changes ...".
     strategy = "" if treatment.kind in ("strategy", "static") else f" (strategy {model.shapes.strategy})"
-    if treatment.kind == "invariance":
-        return _variance(finding)
-    words = f"{finding.subject}: {treatment}{strategy} changes the results: {finding.evidence}"
-    if treatment.kind == "static":
-        return ("shapes", "static"), f"{words} (remove that shape; {vouch})"
-    if treatment.kind == "strategy":
-        return ("shapes",), f"{words} (choose another strategy; {vouch})"
+    what = f"{finding.subject}: {treatment}{strategy} changes the results: {finding.evidence}"
+    match treatment.kind:
+        case "invariance":
+            return _variance(finding)
+        case "static":
+            return _Refusal(("shapes", "static"), what, f"remove that shape; {vouch}")
+        case "strategy":
+            return _Refusal(("shapes",), what, f"choose another strategy; {vouch}")
     if treatment.dimensions:
         wanted = ", ".join(treatment.dimensions)
         remedy = f"remove {wanted} from `pad`, or give the model a mask that it heeds, by mask_of; {vouch}"
-        return _pad_place(model, treatment.dimensions), f"{words} ({remedy})"
+        return _Refusal(_pad_place(model, treatment.dimensions), what, remedy)
     alone = "set batching.max_batch to 1, or call that axis anything but batch, and every request runs alone"
     if model.batching.max_batch == 1:
         alone = "allow no sizes of batch, by shapes or batch_invariant: such calls divide requests and fill them up"
-    return _output_place(model, finding.output), f"{words} ({alone}; {vouch})"
+    return _Refusal(_output_place(model, finding.output), what, f"{alone}; {vouch}")
 
 
-def _variance(finding: Finding) -> _Line:
-    message = (
-        f"{finding.subject}: the results depend on who shares the call: {finding.evidence} "
-        "(batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only)"
+def _variance(finding: Finding) -> _Refusal:
+    return _Refusal(
+        ("batching", "batch_invariant"),
+        f"{finding.subject}: the results depend on who shares the call: {finding.evidence}",
+        "batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only",
     )
-    return ("batching", "batch_invariant"), message
 
 
-def _unproved_invariance(finding: Finding) -> _Line:
-    message = (
-        f"{finding.subject}: batch_invariant is unproved: {finding.why} "
-        "(say by `probe` what realistic inputs are, or vouch for it by trust: true)"
+def _unproved_invariance(finding: Finding) -> _Refusal:
+    return _Refusal(
+        ("batching", "batch_invariant"),
+        f"{finding.subject}: batch_invariant is unproved: {finding.why}",
+        "say by `probe` what realistic inputs are, or vouch for it by trust: true",
     )
-    return ("batching", "batch_invariant"), message
 
 
-def _unproved_strategy(finding: Finding) -> _Line:
-    message = (
-        f"{finding.subject}: {finding.treatment} needs padding that is proved harmless, and it is unproved: {finding.why} "
-        "(say by `probe` what realistic inputs are, choose the strategy native, or vouch for it by trust: true)"
+def _unproved_strategy(finding: Finding) -> _Refusal:
+    return _Refusal(
+        ("shapes",),
+        f"{finding.subject}: {finding.treatment} needs padding that is proved harmless, and it is unproved: {finding.why}",
+        "say by `probe` what realistic inputs are, choose the strategy native, or vouch for it by trust: true",
     )
-    return ("shapes",), message
 
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Line:
     advice = "say by `probe` what realistic inputs are, or vouch for it by trust: true"
-    if finding.treatment.kind == "static":
-        place: Location = ("shapes", "static")
-        return (
-            place,
-            f"{finding.subject}: {finding.treatment} is unproved: {finding.why}; it is served all the same ({advice})",
-        )
     about = f"{finding.subject}: {finding.treatment} is unproved: {finding.why}"
-    if finding.treatment.dimensions:
-        left_off = ", ".join(finding.treatment.dimensions)
-        return _pad_place(
-            model, finding.treatment.dimensions
-        ), f"{about}; {left_off} is not padded ({advice})"
+    if finding.treatment.kind == "static":
+        return ("shapes", "static"), f"{about}; it is served all the same ({advice})"
+    if dimensions := finding.treatment.dimensions:
+        return _pad_place(model, dimensions), f"{about}; {', '.join(dimensions)} is not padded ({advice})"
     return _output_place(model, finding.output), f"{about}; requests share calls all the same ({advice})"
 
 
-def _unproved_shared(name: str, finding: Finding) -> _Line:
-    message = (
+def _unproved_shared(name: str, finding: Finding) -> _Refusal:
+    return _Refusal(
+        ("outputs", name),
         f"output {name!r}: the rule shared holds only where the output is the same whatever else is in the batch, and "
-        f"nothing has proved that: {finding.why} (trust: true vouches for it)"
+        f"nothing has proved that: {finding.why}",
+        "trust: true vouches for it",
     )
-    return ("outputs", name), message
 
 
-def _unproved_rows(model: ModelSettings, finding: Finding) -> _Line:
+def _unproved_rows(model: ModelSettings, finding: Finding) -> _Refusal:
     remedy = f"set batching.max_batch to {finding.rows}"
     if model.shapes.strategy == "native" and model.shapes.max_prepared is not None:
         # Calls are filled up to the bound, whatever `max_batch` says.
         remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
-    message = (
-        f"{finding.subject}: {finding.treatment} is unproved beyond {finding.rows} rows: {finding.why} "
-        f"({remedy}, or vouch for it by trust: true)"
+    return _Refusal(
+        ("batching", "max_batch"),
+        f"{finding.subject}: {finding.treatment} is unproved beyond {finding.rows} rows: {finding.why}",
+        f"{remedy}, or vouch for it by trust: true",
     )
-    return ("batching", "max_batch"), message
 
 
-def _unproved_sizes(strategy: str, dimension: str, finding: Finding) -> _Line:
-    message = (
-        f"{finding.subject}: {finding.treatment} is unproved: {finding.why}; the strategy {strategy} cannot do without it "
-        "(say by `probe` what realistic inputs are, or vouch for it by trust: true)"
+def _unproved_sizes(strategy: str, dimension: str, finding: Finding) -> _Refusal:
+    return _Refusal(
+        ("shapes", dimension),
+        f"{finding.subject}: {finding.treatment} is unproved: {finding.why}; "
+        f"the strategy {strategy} cannot do without it",
+        "say by `probe` what realistic inputs are, or vouch for it by trust: true",
     )
-    return ("shapes", dimension), message
 
 
 def _pad_place(model: ModelSettings, dimensions: tuple[str, ...]) -> Location:

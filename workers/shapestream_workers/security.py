@@ -7,9 +7,8 @@ from pathlib import Path
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings_loader import LoadedSettings
-from shapestream.transport.curve import CallerKeys, ServerSecurity
+from shapestream.transport.curve import CallerKeys, KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import public_key, read_key_folder, read_key_pair
-from shapestream.transport.zap import KeyRing
 
 __all__ = ["caller_keys", "server_security"]
 

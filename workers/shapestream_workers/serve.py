@@ -30,7 +30,7 @@ from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.settings import Settings
 from shapestream.settings_loader import LoadedSettings, load_settings
-from shapestream.transport.descriptors import connections_that_fit, raise_descriptor_limit
+from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables

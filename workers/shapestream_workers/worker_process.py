@@ -22,9 +22,9 @@ from shapestream.serving.local_executor import LocalSlots
 from shapestream.settings import WorkerGroupSettings
 from shapestream.settings_loader import LoadedSettings
 from shapestream.transport.curve import CallerKeys, ProtectedDealer
+from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zeromq import DealerSocket
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables
 from shapestream_workers.exit_status import EXIT_OTHER_FILES

@@ -65,7 +65,7 @@ def signature_of(spec: ModelSpec, inputs: Sequence[FilePort], outputs: Sequence[
     except RuleMissing as error:
         raise error.of_model(spec.name) from error
     except EngineError as error:
-        raise SignatureError(f"model {spec.name!r}: {error}") from error
+        raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
     return ModelSignature(spec.name, input_ports, output_ports, spec.strategy)
 
 
@@ -85,7 +85,8 @@ class _Names:
             number = names._number(name)
             if number in chosen:
                 raise SignatureError(
-                    f"{kind} {names.in_file[number]!r} is configured twice: as {chosen[number]!r} and {name!r}"
+                    f"{kind} {names.in_file[number]!r} is configured twice: as {chosen[number]!r} and {name!r}",
+                    key=(f"{kind}s", names.in_file[number]),
                 )
             chosen[number] = name
         called = tuple(chosen.get(number, port.name) for number, port in enumerate(ports))
@@ -104,7 +105,8 @@ class _Names:
         if name != position and position.isdecimal() and int(position) < len(self.names):
             return int(position)
         raise SignatureError(
-            f"there is no {self.kind} {name!r}; the model has {', '.join(self.in_file) or 'none'}"
+            f"there is no {self.kind} {name!r}; the model has {', '.join(self.in_file) or 'none'}",
+            key=(f"{self.kind}s", name),
         )
 
 
@@ -161,7 +163,8 @@ def names_of_symbols(
             if wanted is not None and calls.setdefault(symbol, wanted) != wanted:
                 raise SignatureError(
                     f"input {name!r}: the size {symbol!r} of the model file cannot be called both "
-                    f"{calls[symbol]!r} and {wanted!r}"
+                    f"{calls[symbol]!r} and {wanted!r}",
+                    key=("inputs", name),
                 )
     return own | calls
 
@@ -183,7 +186,8 @@ def _check_rank(kind: str, name: str, port: FilePort, shape: NamedShape) -> None
     if len(shape) != len(port.dimensions):
         raise SignatureError(
             f"{kind} {name!r} has {len(port.dimensions)} axes in the model file, {port}, and {len(shape)} in the "
-            f"configuration, [{shape}]"
+            f"configuration, [{shape}]",
+            key=(f"{kind}s", name),
         )
 
 
@@ -197,7 +201,9 @@ def _stated_bounds(names: Sequence[str], shapes: Sequence[NamedShape]) -> dict[s
             try:
                 bounds[name] = bounds.get(name, _ANY).intersection(dimension)
             except ShapeError as error:
-                raise SignatureError(f"input {port!r}: dimension {name!r}: {error}") from error
+                raise SignatureError(
+                    f"input {port!r}: dimension {name!r}: {error}", key=("inputs", port)
+                ) from error
     return bounds
 
 
@@ -211,7 +217,8 @@ def _settled(name: str, axis: int, own: Dimension, wanted: Dimension) -> Dimensi
         together = None
     if together != wanted:
         raise SignatureError(
-            f"input {name!r}: axis {axis} is {own} in the model file and {wanted} in the configuration"
+            f"input {name!r}: axis {axis} is {own} in the model file and {wanted} in the configuration",
+            key=("inputs", name),
         )
     return wanted
 
@@ -245,7 +252,8 @@ def _output_shape(port: FilePort, name: str, stated: str | None, follows: Sequen
     for axis, (said, shown) in enumerate(zip(shape.names, follows, strict=True)):
         if said is not None and shown is not None and said != shown:
             raise SignatureError(
-                f"output {name!r}: axis {axis} follows {shown!r}, and is called {said!r} in the configuration"
+                f"output {name!r}: axis {axis} follows {shown!r}, and is called {said!r} in the configuration",
+                key=("outputs", name),
             )
     try:
         together = tuple(
@@ -253,7 +261,7 @@ def _output_shape(port: FilePort, name: str, stated: str | None, follows: Sequen
         )
     except ShapeError as error:
         raise SignatureError(
-            f"output {name!r} is {port} in the model file, not [{shape}]: {error}"
+            f"output {name!r} is {port} in the model file, not [{shape}]: {error}", key=("outputs", name)
         ) from error
     return NamedShape(
         tuple(said or shown for said, shown in zip(shape.names, follows, strict=True)), together
@@ -275,6 +283,7 @@ def _default_rule(name: str, shape: NamedShape, *, batched: bool) -> Rule:
 def _element_type(kind: str, name: str, port: FilePort, spec: InputSpec | OutputSpec) -> str:
     if spec.element_type not in (None, port.element_type):
         raise SignatureError(
-            f"{kind} {name!r} is {port.element_type} in the model, and {spec.element_type} in the configuration"
+            f"{kind} {name!r} is {port.element_type} in the model, and {spec.element_type} in the configuration",
+            key=(f"{kind}s", name),
         )
     return port.element_type

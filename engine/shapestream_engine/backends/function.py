@@ -204,7 +204,7 @@ def _signature(spec: ModelSpec) -> ModelSignature:
             for name, port in spec.outputs.items()
         )
     except EngineError as error:
-        raise SignatureError(f"model {spec.name!r}: {error}") from error
+        raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
     return ModelSignature(spec.name, inputs, outputs, spec.strategy)
 
 

@@ -1,39 +1,30 @@
-"""The live model on the bench: calls through the same gathering and splitting that serve, and what came of each."""
+"""The live model on the bench: calls as they come, and batches through a slot as they are served."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TypeAlias
 
 import numpy as np
 
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.assembly import Assembly
+from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import InferenceError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
-from shapestream_engine.probing.values import Array
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.probing.inputs import Array, Sample
+from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.signature import ModelSignature
+from shapestream_engine.slot import Slot
 
-__all__ = ["Announce", "Bench", "Observation", "Sample", "arrays_of", "spell_sizes"]
+__all__ = ["Announce", "Bench", "Observation", "Service", "arrays_of"]
 
 Announce: TypeAlias = Callable[[str, str], None]
-"""Told before each call: the phase, and the case in words. Whoever listens can say what a crash was about."""
-
-
-@dataclass(slots=True, eq=False)
-class Sample:
-    """One request, and its results alone, per output; None while it has not run, or if it failed."""
-
-    tensors: Tensors
-    shape: RequestShape
-    words: str
-    results: list[Array] | None = None
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of each dimension of the signature."""
-        return self.shape.sizes
+"""Called before each call with the phase and the case in words, so that a crash can be blamed on a case."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +37,7 @@ class Observation:
 
 
 class Bench:
-    """Runs calls of one model, of any shape, one after another. `phase` is what the calls are made for.
+    """A request of one model that runs calls of any shape, one after another. `phase` is what the calls are made for.
 
     `signature` is the one that requests are made for, with a strategy that `model` need not know of.
     """
@@ -59,7 +50,7 @@ class Bench:
         self.phase = ""
         self._keep = keep
         self.observations: list[Observation] = []
-        """The first `keep` calls that ran, with copies of all that came of them."""
+        """The first `keep` calls that ran, with copies of their outputs."""
         self.shapes: list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = []
         """The sizes of each call that ran, and the shape of each output."""
         self._assembly = Assembly(signature)
@@ -89,6 +80,36 @@ def arrays_of(result: Tensors) -> list[Array]:
     ]
 
 
-def spell_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:
-    """`batch 2, seq 7`."""
-    return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True)) or "the only shape"
+class Service:
+    """One slot with the model as it is served: the strategy chooses the sizes of the calls, and prepared models run them.
+
+    `phase` is what the calls are made for. A request alone is filled up with itself, again and again.
+    """
+
+    def __init__(self, model: CompiledModel, announce: Announce) -> None:
+        self.signature = model.signature
+        self.phase = ""
+        self._announce = announce
+        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
+        self._slot = Slot("probe", {self.signature.name: RequestPool(model, 1)}, self._reports.put)
+
+    def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
+        """The results of each member, per output; raises `InferenceError` for the errors that a slot reports."""
+        self._announce(self.phase, words)
+        self._slot.start(
+            Batch(
+                batch=0,
+                model=self.signature.name,
+                sizes=merge_sizes(self.signature, [member.shape.rounded for member in members]),
+                members=tuple(member.tensors for member in members),
+                shapes=tuple(member.shape for member in members),
+            )
+        )
+        report = self._reports.get()
+        if report.outputs is None:
+            raise InferenceError(report.message)
+        return [arrays_of(result) for result in report.outputs if result is not None]
+
+    def close(self) -> None:
+        """End the slot's thread."""
+        self._slot.close()

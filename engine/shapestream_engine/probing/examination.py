@@ -16,28 +16,34 @@ from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import CompiledModel
-from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled
-from shapestream_engine.probing.bench import Announce, Bench
+from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled, tells
+from shapestream_engine.probing.bench import Announce, Bench, Service
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
     crowds,
     grid_cases,
+    invariance_cases,
     most_rows,
     padding_cases,
+    static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.comparison import compare
-from shapestream_engine.probing.evidence import Evidence
-from shapestream_engine.probing.following import followed
-from shapestream_engine.probing.pool import Pool
-from shapestream_engine.probing.report import Finding, Treatment
-from shapestream_engine.probing.samples import read_samples
-from shapestream_engine.probing.served_cases import invariance_cases, static_cases
-from shapestream_engine.probing.service import ServedRunner, Service
-from shapestream_engine.probing.tolerances import OutputTolerance
-from shapestream_engine.probing.values import Array, Values
+from shapestream_engine.probing.inputs import Array, Pool, Runner, Values, read_samples, spell_sizes
+from shapestream_engine.probing.report import Finding, Treatment, Verdict
+from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.signature import ModelSignature
+
+__all__ = [
+    "EVERY_INPUT",
+    "Evidence",
+    "Outcome",
+    "ProbeOptions",
+    "examine",
+    "followed",
+    "treatments",
+    "values_of",
+]
 
 MOST_CROWD_NBYTES = 256 << 20
 """Of the inputs of one call that is made as large as may be served."""
@@ -47,11 +53,10 @@ _FIRST = 2
 """Cases of a treatment before its largest calls: small ones show more plainly what goes wrong."""
 _SERVED = frozenset({"strategy", "static", "invariance"})
 """Kinds of treatment that are tried on the model as it is served."""
-
 EVERY_INPUT = "*"
 """Stands for all inputs in `ProbeOptions`."""
-
-__all__ = ["EVERY_INPUT", "Outcome", "ProbeOptions", "examine", "treatments", "values_of"]
+ENOUGH = 3
+"""Results that would have shown a difference; with fewer nothing is called proved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +84,11 @@ class ProbeOptions:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was found besides the findings."""
+    """The inputs and sizes that were tried, and what each output's axes follow."""
 
     inputs: dict[str, str] = field(default_factory=dict)
     sizes: tuple[str, ...] = ()
     follows: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    conclusive: bool = True
 
 
 def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatment]:
@@ -115,7 +118,7 @@ def examine(
     announce: Announce = lambda phase, words: None,
     skip: frozenset[str] = frozenset(),
 ) -> Outcome:
-    """Tries every treatment that is not skipped, and hands each one's findings to `emit` as they are known.
+    """Try every treatment that is not skipped, and hand each one's findings to `emit` as they are known.
 
     `model` takes every shape as it comes; `served` is the same with a strategy, if it has one.
     """
@@ -191,7 +194,7 @@ class _Trial:
             self._try_grid(evidence, grid_cases(signature, baseline, options.max_batch), treatment)
 
     def _try_crowds(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> tuple[int, str]:
-        """Tries larger and larger calls; returns the rows of the last, and why it went no further, where it did not."""
+        """Try larger and larger calls; returns the rows of the last, and why larger ones were not tried, if so."""
         limit_s = self._options.budget_s / 2
         last: Case | None = None
         rows = 1  # a request alone needs no proof
@@ -212,7 +215,7 @@ class _Trial:
         return rows, ""
 
     def _try_grid(self, evidence: Evidence, cases: Iterator[Case], treatment: Treatment) -> None:
-        """Tries examples of what will run, as far as there is time."""
+        """Try calls of the sizes that a calibration will run, as far as there is time."""
         ends_at = monotonic() + self._options.budget_s / 20
         seconds_per_byte = 0.0
         while not evidence.is_settled:
@@ -234,11 +237,14 @@ class _Trial:
             self._try_one(evidence, case, treatment)
 
     def _try_one(self, evidence: Evidence, case: Case, treatment: Treatment) -> float:
-        """Returns the seconds that it took."""
+        """Run one case; returns the seconds that it took."""
+        runner: Runner = self._bench
+        if treatment.kind in _SERVED and self._service is not None:
+            runner = self._service
         began = monotonic()
-        self._bench.phase = str(treatment)  # making a case may have run a request alone
+        self._bench.phase = runner.phase = str(treatment)  # making a case may have run a request alone
         try:
-            evidence.add(case, self._results(case, treatment))
+            evidence.add(case, runner.run(case.sizes, case.members, case.words))
         except (EngineError, RuntimeError) as error:
             evidence.fail(case, str(error))
         return monotonic() - began
@@ -251,19 +257,12 @@ class _Trial:
             return max(1, *[call_nbytes(signature, call.sizes) for call in calls])
         return max(1, call_nbytes(signature, case.sizes))
 
-    def _results(self, case: Case, treatment: Treatment) -> list[list[Array]]:
-        if treatment.kind in _SERVED and self._service is not None:
-            return self._service.run(case.members, self._bench.phase, case.words)
-        return self._bench.run(case.sizes, case.members, case.words)
-
     def _served_baseline(self, service: Service) -> Baseline:
-        """What each request gets alone in a call of the served model, with nothing allowed beside equal bits."""
-        signature, known = self._bench.signature, self._baseline
-        runner = ServedRunner(service, signature)
-        runner.phase = "invariance"
-        exact = [OutputTolerance.of(None, ())] * len(signature.outputs)
-        pool = Pool(runner, known.pool.values, seed=self._options.seed)
-        return replace(known, pool=pool, tolerances=exact)
+        """The results of each request alone in a call of the served model; only equal bits are allowed beside them."""
+        exact = [OutputTolerance.of(None, ())] * len(service.signature.outputs)
+        service.phase = "invariance"
+        pool = Pool(service, self._baseline.pool.values, seed=self._options.seed)
+        return replace(self._baseline, pool=pool, tolerances=exact)
 
     def _cases(self, treatment: Treatment, baseline: Baseline) -> Iterator[Case]:
         signature, rows = self._bench.signature, self._rows
@@ -280,6 +279,116 @@ class _Trial:
         return padding_cases(signature, baseline, padded, rows)
 
 
+@dataclass(slots=True)
+class _Worst:
+    difference: Difference
+    case: str
+
+
+class Evidence:
+    """The results of the cases of one treatment so far, per output, and the verdict that follows."""
+
+    def __init__(self, treatment: Treatment, signature: ModelSignature, baseline: Baseline) -> None:
+        self._treatment = treatment
+        self._signature = signature
+        self._baseline = baseline
+        self._cases = [0] * len(signature.outputs)
+        self._hidden = [0] * len(signature.outputs)
+        self._worst: list[_Worst | None] = [None] * len(signature.outputs)
+        self._failure: tuple[str, str] | None = None
+        self._rows = 0
+        self._stopped: tuple[int, str] | None = None
+
+    def add(self, case: Case, results: Sequence[Sequence[Array]]) -> None:
+        """Compare the results of a call that ran with those that each member got alone."""
+        self._rows = max(self._rows, sum(member.shape.rows for member in case.members))
+        for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
+            if member in case.guests:
+                continue
+            for number, tolerance in enumerate(self._baseline.tolerances):
+                assert member.results is not None  # only requests that ran alone are put into cases
+                alone = member.results[number]
+                difference = compare(alone, got[number], tolerance)
+                if difference.within and tolerance.hides(alone):
+                    self._hidden[number] += 1
+                    continue  # they would count as equal if they were another request's
+                self._cases[number] += tells(alone) and number not in self._baseline.blank
+                worst = self._worst[number]
+                if worst is None or difference.excess > worst.difference.excess:
+                    own = spell_sizes(self._signature.dimensions, member.sizes)
+                    words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
+                    self._worst[number] = _Worst(difference, words if len(case.members) > 1 else case.words)
+
+    def fail(self, case: Case, message: str) -> None:
+        """Note a call that failed though each of its members runs alone."""
+        self._failure = self._failure or (message, case.words)
+
+    def stop(self, rows: int, why: str) -> None:
+        """Note that calls of more rows than these, which may be served, are not tried."""
+        self._stopped = rows, why
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no further case can change the verdict of any output."""
+        return self._failure is not None or all(
+            worst is not None and not worst.difference.within for worst in self._worst
+        )
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether every output that can be proved could be by now."""
+        return all(
+            cases + hidden >= ENOUGH or number in self._baseline.blank
+            for number, (cases, hidden) in enumerate(zip(self._cases, self._hidden, strict=True))
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """A verdict per output; one for all where a call failed."""
+        if self._failure is not None:
+            message, case = self._failure
+            yield Finding(
+                treatment=self._treatment,
+                output=None,
+                verdict="refuted",
+                why=f"the call fails, while each of its requests runs alone: {message}",
+                case=case,
+            )
+            return
+        for number, port in enumerate(self._signature.outputs):
+            yield self._finding(number, port.name)
+
+    def _finding(self, number: int, name: str) -> Finding:
+        verdict, why = self._verdict(number)
+        worst = self._worst[number]
+        numbers = worst is not None and math.isfinite(worst.difference.amount)
+        return Finding(
+            treatment=self._treatment,
+            output=name,
+            verdict=verdict,
+            cases=self._cases[number],
+            rows=self._rows if self._stopped is None else self._stopped[0],
+            is_short=self._stopped is not None and why == self._stopped[1],
+            largest=worst.difference.amount if worst is not None and numbers else None,
+            allowed=worst.difference.allowed if worst is not None and numbers else None,
+            why=why,
+            case=worst.case if worst is not None and verdict == "refuted" else "",
+        )
+
+    def _verdict(self, number: int) -> tuple[Verdict, str]:
+        worst = self._worst[number]
+        if worst is not None and not worst.difference.within:
+            return "refuted", worst.difference.words
+        if number in self._baseline.blank:
+            return "unproved", self._baseline.blank[number]
+        if self._hidden[number] and self._cases[number] < ENOUGH:
+            return "unproved", "results differ by less than rounding is allowed to change them"
+        if self._cases[number] < ENOUGH:
+            return "unproved", f"only {self._cases[number]} results would have shown anything"
+        if self._stopped is not None:
+            return "unproved", self._stopped[1]
+        return "proved", ""
+
+
 def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:
     """What is known of the inputs; raises `SignatureError` for samples that do not fit."""
     axes = {
@@ -287,7 +396,9 @@ def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Val
         for port in signature.inputs
     }
     if unknown := sorted((options.values.keys() | options.samples.keys()) - axes.keys() - {EVERY_INPUT}):
-        raise SignatureError(f"probe: no input {', '.join(unknown)}; the model has {', '.join(axes)}")
+        raise SignatureError(
+            f"no input {', '.join(unknown)}; the model has {', '.join(axes)}", key=("probe",)
+        )
     known: dict[str, Values] = {}
     if EVERY_INPUT in options.samples:
         known |= read_samples(options.samples[EVERY_INPUT], axes)
@@ -332,3 +443,35 @@ def _unrepeatable(bench: Bench, baseline: Baseline) -> str:
         if not compare(first, second, tolerance).within:
             return f"output {port.name!r} differs when the same request is repeated"
     return ""
+
+
+def followed(
+    signature: ModelSignature, calls: Sequence[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]
+) -> dict[str, str]:
+    """Per output its axes: the dimension that each had the size of in every call, a constant size, or `?`.
+
+    A dimension that was tried in one size only is not told from a constant. Two that were always equal are both named.
+    """
+    found = {}
+    for number, port in enumerate(signature.outputs):
+        shapes = [
+            (sizes, outputs[number]) for sizes, outputs in calls if len(outputs[number]) == port.shape.rank
+        ]
+        if shapes and port.shape.rank:
+            found[port.name] = ", ".join(_axis(signature, shapes, axis) for axis in range(port.shape.rank))
+    return found
+
+
+def _axis(
+    signature: ModelSignature, calls: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], axis: int
+) -> str:
+    own = {shape[axis] for _, shape in calls}
+    names = [
+        name
+        for number, name in enumerate(signature.dimensions)
+        if len({sizes[number] for sizes, _ in calls}) > 1
+        and all(sizes[number] == shape[axis] for sizes, shape in calls)
+    ]
+    if names:
+        return " or ".join(names)
+    return str(own.pop()) if len(own) == 1 else "?"

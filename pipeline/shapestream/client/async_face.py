@@ -1,47 +1,199 @@
-"""What the trio and the asyncio face share: the calls of a client. Each face adds how a task waits for an answer."""
+"""The trio and the asyncio face: all that the two share. Each face adds how a task waits, and how a producer's task runs.
+
+`connect` and `stream` are entered with `async with`. The wrong keyword and the wrong event loop are the first mistakes with
+an async library, and Python's own errors name neither the right keyword nor the right face: the errors here do.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from typing import Any, Generic, Literal, Protocol, TypeVar, overload
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import wraps
+from types import TracebackType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    overload,
+)
 
-from shapestream.client.core import Core
+import trio
+
+from shapestream.client.core import Core, Posted
 from shapestream.client.models import OpenedModel, OpenModels
-from shapestream.client.outcomes import answer_of, counters_of, handle_of
 from shapestream.client.results import Result
-from shapestream.client.streaming import OnError, StreamOptions
-from shapestream.client.terms import checked_name, checked_priority, deadline_at
-from shapestream.client.tickets import OpenTicket, Owner, Question, StatisticsTicket
+from shapestream.client.streaming import (
+    ItemT,
+    Nothing,
+    OnError,
+    StreamOptions,
+    StreamState,
+    TaskPermits,
+    ThreadPermits,
+    Wakeup,
+    pull_async,
+    start_pulling,
+)
+from shapestream.client.tickets import (
+    AnyTicket,
+    ModelHandle,
+    OpenTicket,
+    Owner,
+    Question,
+    StatisticsTicket,
+    checked_name,
+    checked_priority,
+    deadline_at,
+    outcome_of,
+)
+from shapestream.wire.messages import Result as Answer
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["WAY_IN", "AsyncCall", "AsyncClient"]
+__all__ = [
+    "AsyncCall",
+    "AsyncClient",
+    "AsyncStream",
+    "Connecting",
+    "connecting",
+    "require_asyncio",
+    "require_trio",
+]
 
-WAY_IN = "async with client.stream(…) as results"
+_WAY_IN = "async with client.stream(…) as results"
 """How a stream is entered."""
 
 StreamOfResults = TypeVar("StreamOfResults", covariant=True)
-"""What failures are raised by."""
+"""A stream that raises failures."""
 StreamOfItems = TypeVar("StreamOfItems", covariant=True)
-"""What gives failures as well."""
+"""A stream that gives failures as items."""
+P = ParamSpec("P")
+ClientT = TypeVar("ClientT", covariant=True)
+
+
+class AsyncEntered:
+    """Refuses `with`, `await` and `for` with a TypeError that says `way_in`. Type checkers do not see these methods."""
+
+    _way_in = ""
+    """What to write instead, as code."""
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"this is entered with async with: {self._way_in}")
+
+        def __exit__(self, *_: object) -> None:
+            """Never called; `with` looks for it first."""
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"this is not awaited, but entered: {self._way_in}")
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(f"this is entered with async with: {self._way_in}")
+
+
+class Connecting(AsyncEntered, Generic[ClientT]):
+    """A client to be, before `async with` and for its block."""
+
+    def __init__(self, inner: AbstractAsyncContextManager[ClientT], face: str) -> None:
+        self._inner = inner
+        self._way_in = f"async with {face}.connect(…) as client"
+
+    async def __aenter__(self) -> ClientT:
+        return await self._inner.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._inner.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"there is no {name!r} before the client is entered: {self._way_in}")
+
+
+def connecting(
+    face: str,
+) -> Callable[[Callable[P, AsyncIterator[ClientT]]], Callable[P, Connecting[ClientT]]]:
+    """Make a generator function the `connect` of this face."""
+
+    def decorate(connect: Callable[P, AsyncIterator[ClientT]]) -> Callable[P, Connecting[ClientT]]:
+        manager = asynccontextmanager(connect)
+
+        @wraps(connect)
+        def call(*arguments: P.args, **options: P.kwargs) -> Connecting[ClientT]:
+            return Connecting(manager(*arguments, **options), face)
+
+        return call
+
+    return decorate
+
+
+def require_trio() -> None:
+    """Raise RuntimeError outside of trio, naming the face for what runs."""
+    if not _in_trio():
+        instead = "shapestream.aio.connect" if _in_asyncio() else "shapestream.blocking.connect"
+        runs = "asyncio runs here, as it does in notebooks" if _in_asyncio() else "no trio runs here"
+        raise RuntimeError(f"shapestream.connect is for trio, and {runs}; use {instead}")
+
+
+def require_asyncio() -> asyncio.AbstractEventLoop:
+    """The running event loop; raises RuntimeError outside of asyncio, naming the face for what runs."""
+    if not _in_asyncio():
+        instead = "shapestream.connect" if _in_trio() else "shapestream.blocking.connect"
+        runs = "trio runs here" if _in_trio() else "no asyncio runs here"
+        raise RuntimeError(f"shapestream.aio.connect is for asyncio, and {runs}; use {instead}")
+    return asyncio.get_running_loop()
+
+
+def _in_trio() -> bool:
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_asyncio() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class AsyncCall(Owner, Protocol):
     """One task that waits for one answer."""
 
-    async def ask(self, ticket: Question) -> Any:
-        """The ticket's outcome; when cancelled, the ticket is withdrawn."""
+    async def ask(self, ticket: Question) -> None:
+        """Wait until the ticket is finished; when cancelled, the ticket is withdrawn."""
 
 
 class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
     """A connected client, for any number of tasks of one event loop. Made by `connect`."""
 
     def __init__(
-        self, core: Core, call: Callable[[Core], AsyncCall], current_loop: Callable[[], object]
+        self,
+        core: Core,
+        *,
+        post: Callable[[Posted], None],
+        call: Callable[[Core], AsyncCall],
+        wakeup: Callable[[], Wakeup],
+        current_loop: Callable[[], object],
     ) -> None:
-        """`current_loop`: the running event loop; raises RuntimeError where there is none."""
+        """`current_loop` gives the running event loop, and raises RuntimeError where there is none."""
         self._core = core
+        self._post = post
         self._call = call
+        self._wakeup = wakeup
         self._models = OpenModels()
         self._current_loop = current_loop
         self._loop = current_loop()
@@ -82,7 +234,8 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         opened = self._models.get(model) or await self._open(model, due)
         call = self._call(self._core)
         ticket = opened.request(call, inputs, deadline=due, priority=priority)
-        return Result(None, answer_of(await call.ask(ticket)), opened.outputs)
+        await call.ask(ticket)
+        return Result(None, outcome_of(ticket, Answer), opened.outputs)
 
     @overload
     def stream(
@@ -165,17 +318,107 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         self._check_loop()
         call = self._call(self._core)
         ticket = StatisticsTicket(call, deadline=deadline_at(self._core.clock, deadline))
-        return counters_of(await call.ask(ticket))
+        await call.ask(ticket)
+        return outcome_of(ticket, dict)
 
     async def _open(self, name: str, due: float | None) -> OpenedModel:
         call = self._call(self._core)
-        return self._models.add(
-            handle_of(await call.ask(OpenTicket(call, deadline=due, name=checked_name(name))))
-        )
+        ticket = OpenTicket(call, deadline=due, name=checked_name(name))
+        await call.ask(ticket)
+        return self._models.add(outcome_of(ticket, ModelHandle))
 
     @abstractmethod
     def _stream(self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions) -> Any:
         """The face's own stream."""
+
+
+class AsyncStream(AsyncEntered, ABC, Generic[ItemT]):
+    """A stream of results: `async with` it, then `async for` over it, in one task or several."""
+
+    _way_in = _WAY_IN
+
+    def __init__(
+        self,
+        client: AsyncClient[Any, Any],
+        model: str,
+        source: Iterable[Any] | AsyncIterable[Any],
+        options: StreamOptions,
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._source = source
+        self._options = options
+        self._state: _State[ItemT] | None = None
+
+    async def __aenter__(self) -> Self:
+        client = self._client
+        client._check_loop()
+        opened = client._models.get(self._model) or await client._open(self._model, None)
+        if isinstance(self._source, AsyncIterable):
+            permits = TaskPermits(client._wakeup())
+            state = self._begin(opened, permits)
+            self._start_producer(pull_async(self._source, state, permits, client._post))
+        else:
+            thread_permits = ThreadPermits()
+            start_pulling(
+                self._source,
+                self._begin(opened, thread_permits),
+                thread_permits,
+                client._core.post_from_thread,
+            )
+        return self
+
+    def _begin(self, opened: OpenedModel, permits: TaskPermits | ThreadPermits) -> _State[ItemT]:
+        client = self._client
+        self._state = _State(
+            client._wakeup(), opened, self._options, permits, client._post, client._core.clock
+        )
+        self._state.begin()
+        return self._state
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ItemT:
+        if self._state is None:
+            raise RuntimeError(f"enter the stream first: {_WAY_IN}")
+        while True:
+            item = self._state.take()
+            if item is Nothing.YET:
+                self._client._check_loop()
+                await self._state.news.wait()
+            elif item is Nothing.ANY_MORE:
+                raise StopAsyncIteration
+            else:
+                return item
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state is not None:
+            self._state.close()
+            self._state.news.wake()
+            await self._end_producer()
+
+    @abstractmethod
+    def _start_producer(self, pull: Coroutine[Any, Any, None]) -> None:
+        """Run this coroutine in a task. A thread that pulls a plain iterable is not started here."""
+
+    @abstractmethod
+    async def _end_producer(self) -> None:
+        """Cancel the producer's task, if there is one, and wait for its end."""
+
+
+class _State(StreamState[ItemT]):
+    """A stream's state, and the tasks that wait for its next item."""
+
+    def __init__(self, news: Wakeup, *args: Any) -> None:
+        self.news = news
+        super().__init__(*args)
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        super().finish(tickets)
+        self.news.wake()
 
 
 _ELSEWHERE = (

@@ -1,7 +1,7 @@
 """The blocking face: `with shapestream.blocking.connect(address) as client`, no async code needed.
 
-The core runs in a thread of its own, under trio. Whoever waits does so on a lock or a queue that a Ctrl-C
-interrupts; what was waited for is then withdrawn, here and at the server.
+The core runs in a thread of its own, under trio. A caller waits on a lock or a queue that a Ctrl-C interrupts; its ticket
+is then withdrawn, here and at the server.
 """
 
 from __future__ import annotations
@@ -15,25 +15,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, overload
 
-from shapestream.client.background import BackgroundCore
 from shapestream.client.connector import Address, connector_for
-from shapestream.client.core import Core
-from shapestream.client.inbox import Withdraw
+from shapestream.client.core import BackgroundCore, Core, Withdraw, software
 from shapestream.client.link import LinkSettings
 from shapestream.client.models import OpenedModel, OpenModels
-from shapestream.client.outcomes import answer_of, check, counters_of, handle_of, software
-from shapestream.client.producing import ThreadPermits, start_pulling
 from shapestream.client.results import Result
-from shapestream.client.streaming import Item, ItemT, Nothing, OnError, StreamOptions, StreamState
-from shapestream.client.terms import checked_name, checked_priority, deadline_at
+from shapestream.client.streaming import (
+    Item,
+    ItemT,
+    Nothing,
+    OnError,
+    StreamOptions,
+    StreamState,
+    ThreadPermits,
+    start_pulling,
+)
 from shapestream.client.tickets import (
     AnyTicket,
+    ModelHandle,
     OpenTicket,
     Question,
     StatisticsTicket,
     WelcomeTicket,
+    checked_name,
+    checked_priority,
+    deadline_at,
     hand_back,
+    outcome_of,
 )
+from shapestream.wire.messages import Result as Answer
 from shapestream_engine.signature import ModelSignature
 
 __all__ = ["Client", "Stream", "connect"]
@@ -79,7 +89,9 @@ def connect(
         background.start()
         core = background.core
         call = _Call(core)
-        check(call.ask(WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))))
+        welcome = WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))
+        call.ask(welcome)
+        outcome_of(welcome, bool)
         welcomed = True
     finally:
         if not welcomed:
@@ -123,7 +135,8 @@ class Client:
         opened = self._models.get(model) or self._open(model, due)
         call = _Call(self._core)
         ticket = opened.request(call, inputs, deadline=due, priority=priority)
-        return Result(None, answer_of(call.ask(ticket)), opened.outputs)
+        call.ask(ticket)
+        return Result(None, outcome_of(ticket, Answer), opened.outputs)
 
     @overload
     def stream(
@@ -202,7 +215,8 @@ class Client:
         self._core.check_process()
         call = _Call(self._core)
         ticket = StatisticsTicket(call, deadline=deadline_at(self._core.clock, deadline))
-        return counters_of(call.ask(ticket))
+        call.ask(ticket)
+        return outcome_of(ticket, dict)
 
     def close(self) -> None:
         """End what is unfinished, here and at the server; other threads that wait for it get `Cancelled`."""
@@ -232,11 +246,13 @@ class Client:
 
     def _open(self, name: str, due: float | None) -> OpenedModel:
         call = _Call(self._core)
-        return self._models.add(handle_of(call.ask(OpenTicket(call, deadline=due, name=checked_name(name)))))
+        ticket = OpenTicket(call, deadline=due, name=checked_name(name))
+        call.ask(ticket)
+        return self._models.add(outcome_of(ticket, ModelHandle))
 
 
 def _dropped(background: BackgroundCore) -> None:
-    """A client was not closed, and nothing refers to it any more."""
+    """Stop a client that was not closed, and that no reference is left to."""
     if background.is_running:
         warnings.warn(
             "a client was dropped unclosed; use it by `with`, or call close()", ResourceWarning, stacklevel=2
@@ -258,8 +274,8 @@ class _Call:
     def finish(self, tickets: list[AnyTicket]) -> None:
         self._unanswered.release()
 
-    def ask(self, ticket: Question) -> Any:
-        """The ticket's outcome; when a Ctrl-C interrupts it, the ticket is withdrawn."""
+    def ask(self, ticket: Question) -> None:
+        """Wait until the ticket is finished; when a Ctrl-C interrupts it, the ticket is withdrawn."""
         try:
             self._core.post_from_thread(ticket)
             while not self._unanswered.acquire(timeout=_LOOK_FOR_SIGNALS_S):
@@ -268,7 +284,6 @@ class _Call:
             if ticket.outcome is None:
                 self.closed = True
                 self._core.post_from_thread(Withdraw(ticket))
-        return ticket.outcome
 
 
 class Stream(Generic[ItemT]):
@@ -325,7 +340,7 @@ class Stream(Generic[ItemT]):
 
 
 class _State(StreamState[ItemT]):
-    """A stream's state, and the queue by which the core's thread hands over what is finished."""
+    """A stream's state, and the queue by which the core's thread hands over finished tickets."""
 
     def __init__(self, *args: Any) -> None:
         # Holds at most max_in_flight tickets and two ends: it needs no bound of its own.
@@ -340,7 +355,7 @@ class _State(StreamState[ItemT]):
         self._mailbox.put([])
 
     def wait(self) -> None:
-        """Wait until something is finished, or the stream is closed."""
+        """Wait until a ticket is finished, or the stream is closed."""
         while not self.closed:
             try:
                 finished = self._mailbox.get(timeout=_LOOK_FOR_SIGNALS_S)

@@ -49,7 +49,7 @@ def connector_for(
     # Only here: a client over memory endpoints loads no libzmq.
     from shapestream.transport.curve import CallerKeys, ProtectedDealer
     from shapestream.transport.curve_keys import public_key, read_key_pair
-    from shapestream.transport.zeromq import DealerSocket
+    from shapestream.transport.dealer import DealerSocket
 
     keys: CallerKeys | None = None
     if key is not None:

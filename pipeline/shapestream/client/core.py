@@ -1,7 +1,8 @@
-"""The client's trio core: between one connection, the session, and the faces in whichever thread.
+"""The client's trio core: between one connection, the session, and the faces in any thread.
 
-Tickets come in by its inbox, from any thread; everything that is ready in one turn of the event loop goes out
-together, in as few messages as the limits allow, and what a turn finishes is handed back together.
+Tickets come in by the core's inbox, from any thread. All that is ready in one turn of the event loop goes out together, in
+as few messages as the limits allow, and the tickets that a turn finishes are handed back together. The trio face runs the
+core in its own nursery; for the asyncio and the blocking face a thread runs it (`BackgroundCore`).
 """
 
 from __future__ import annotations
@@ -9,26 +10,172 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import platform
+import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeAlias
 
 import trio
 
 from shapestream.client.connector import Connector
-from shapestream.client.inbox import Attend, Inbox, Withdraw, WithdrawAll, closing
 from shapestream.client.link import LinkSettings
 from shapestream.client.session import Session
-from shapestream.client.tickets import AnyTicket, EndTicket, Owner, RequestTicket, hand_back
-from shapestream.errors import ProtocolError, RequestError, TransportError
+from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
+from shapestream.errors import Cancelled, ProtocolError, RequestError, TransportError
 from shapestream.transport.interface import Connection, Message
 from shapestream.wire.codec import Role, decode, encode, pack_messages
 from shapestream.wire.messages import Entry, Request
 
-__all__ = ["Core"]
+__all__ = ["Attend", "BackgroundCore", "Core", "Inbox", "Posted", "Withdraw", "WithdrawAll", "software"]
+
+# How long leaving waits for the background thread. The thread waits for nothing itself: this bound is for a machine that
+# hangs.
+_JOIN_S = 5.0
+_CLOSED = "the client is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """A stream begins: it is told when the client closes, whatever else it waits for."""
+
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The caller of this ticket has left; the owner is closed already."""
+
+    ticket: Question
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawAll:
+    """A stream ends, early or not, and its tickets with it. It is closed already."""
+
+    owner: Owner
+
+
+Posted: TypeAlias = AnyTicket | Attend | Withdraw | WithdrawAll
+
+
+class Inbox:
+    """The queue from the faces to the core, from any thread: each item reaches its turn, or is refused after the end.
+
+    There is no lock. Appending to a deque and taking from it are atomic, and an item that is posted late is refused by the
+    thread that notices: the poster, if it finds the inbox closed, or the core, which looks once more after closing it.
+    The queue needs no bound: a call posts one ticket and waits, and a stream posts what it has permits for.
+    """
+
+    def __init__(self, deliver: Callable[[list[AnyTicket]], None]) -> None:
+        """`deliver` gets the tickets that are refused."""
+        self._deliver = deliver
+        self._items: deque[Posted] = deque()
+        self._awake = False
+        """Whether a turn is due that has not begun: items posted until then need no further wake-up."""
+        self._closed = False
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._wakeup = trio.Event()
+        self._process = os.getpid()
+
+    # ------------------------------------------------------------ faces
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in a forked child: the core's thread, which answers, exists in the parent only."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this client was connected before the process forked; in the child, connect anew"
+            )
+
+    def post(self, item: Posted) -> None:
+        """Hand something to the core, from its own thread."""
+        self._items.append(item)
+        if not self._awake:
+            self._awake = True
+            self._wakeup.set()
+        if self._closed:
+            self._refuse_leftovers()
+
+    def post_from_thread(self, item: Posted) -> None:
+        """Hand something to the core, from another thread."""
+        self._items.append(item)
+        # Both threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
+        # lines, the core sleeps on: withdrawals therefore always wake it, and so does every heartbeat.
+        if not self._awake or type(item) is Withdraw or type(item) is WithdrawAll:
+            self._awake = True
+            self.wake_from_thread()
+        if self._closed:
+            self._refuse_leftovers()
+
+    def wake_from_thread(self) -> None:
+        """Make the core take a turn soon; before it runs, it will take one anyway."""
+        # A forked child would wake its parent, or wait for a lock that a thread of the parent held.
+        if self._token is not None and os.getpid() == self._process:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self.wake)
+
+    # ------------------------------------------------------------ the core
+
+    def open(self) -> None:
+        """Wake the core in this trio run from now on."""
+        self._token = trio.lowlevel.current_trio_token()
+
+    def wake(self) -> None:
+        """Make another turn due, whether or not an item was posted."""
+        self._wakeup.set()
+
+    async def wait(self) -> None:
+        """Wait until another turn is due."""
+        await self._wakeup.wait()
+
+    def turn_begins(self) -> None:
+        """A turn looks at all items now; items from here on wake the core again."""
+        self._wakeup = trio.Event()
+
+    def take(self) -> Iterator[Posted]:
+        """All items, in order, also those posted meanwhile."""
+        self._awake = False
+        items = self._items
+        while items:
+            yield items.popleft()
+
+    def close(self) -> None:
+        """Refuse the items that are here, and those that will come."""
+        # In this order: an item posted from now on either finds the inbox closed, or is found in it.
+        self._closed = True
+        self._refuse_leftovers()
+
+    def _refuse_leftovers(self) -> None:
+        """Refuse all items, in the thread that notices; of two such threads, each refuses the items that it gets."""
+        refused: list[AnyTicket] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                item = self._items.popleft()
+                match item:
+                    case Withdraw() | WithdrawAll():
+                        continue
+                    case Attend():
+                        refused.append(closing(item.owner))
+                        continue
+                    case EndTicket():
+                        pass
+                    case _ if item.outcome is None:
+                        item.outcome = Cancelled(_CLOSED)
+                refused.append(item)
+        if refused:
+            self._deliver(refused)
+
+
+def closing(owner: Owner) -> EndTicket:
+    """The end of a stream whose client is closed."""
+    return EndTicket(owner, place=-1, outcome=Cancelled(_CLOSED))
 
 
 class Core:
-    """Runs one session. `deliver` gets the tickets that a turn has finished, in the core's thread."""
+    """The tasks that run one session. `deliver` gets the tickets that a turn has finished, in the core's thread."""
 
     def __init__(
         self,
@@ -70,7 +217,7 @@ class Core:
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve the session until it is stopped or cancelled; either way nothing waits in vain afterwards."""
+        """Serve the session until it is stopped or cancelled; either way every ticket ends."""
         self._inbox.open()
         try:
             connection = self._connector.open()
@@ -110,7 +257,7 @@ class Core:
 
     @trio.lowlevel.enable_ki_protection
     async def _open_again(self) -> Connection:
-        """The next connection. The first was made, so what is in its way now, such as a lack of descriptors, passes."""
+        """The next connection. The first was made, so an obstacle now, such as a lack of descriptors, will pass."""
         while True:
             try:
                 return self._connector.open()
@@ -136,7 +283,7 @@ class Core:
 
     @trio.lowlevel.enable_ki_protection
     async def _send_blocked(self, connection: Connection) -> None:
-        """Sends what the connection had no room for; until then the session keeps everything else."""
+        """Send the messages that the connection had no room for; until then the session keeps all other entries."""
         while True:
             await self._blocked.wait()
             self._blocked = trio.Event()
@@ -162,7 +309,7 @@ class Core:
             self._inbox.wake()
 
     def _take_inbox(self) -> list[AnyTicket]:
-        """Submit what was posted; returns what needs no server, since it was refused before it came here."""
+        """Submit the posted tickets; returns those that need no server, since they were refused before."""
         answered: list[AnyTicket] = []
         for item in self._inbox.take():
             match item:
@@ -227,3 +374,69 @@ class Core:
         finished += [closing(owner) for owner in self._streams.values()]
         self._deliver(finished)
         self._inbox.close()
+
+
+class BackgroundCore:
+    """A core, and the thread that runs it. The thread is a daemon: an unclosed client keeps no process alive."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        software: str,
+        settings: LinkSettings,
+        deliver: Callable[[list[AnyTicket]], None],
+        ended: Callable[[], None],
+        is_abandoned: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.core = Core(
+            connector,
+            software=software,
+            settings=settings,
+            clock=time.monotonic,
+            deliver=deliver,
+            is_abandoned=is_abandoned,
+        )
+        self.error: Exception | None = None
+        """The error that ended the core, if it was not `stop`."""
+        self._ended = ended
+        self._thread = threading.Thread(target=self._run, name="shapestream-client", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Its first turn takes the tickets that were posted before."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the core to end; from any thread, any number of times. In a forked child it does nothing."""
+        self.core.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is alive, in this process."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the thread's end. A Ctrl-C interrupts it."""
+        self._thread.join(_JOIN_S)
+
+    def check(self) -> None:
+        """Raise the error that ended the core, if it was not `stop`."""
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            trio.run(self.core.run)
+        except Exception as error:  # noqa: BLE001 - the thread's edge; `check` raises it for the caller
+            self.error = error
+        finally:
+            self._ended()
+
+
+def software(face: str) -> str:
+    """The name and version of a client, for the server's logs."""
+    try:
+        own = version("shapestream")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        own = "unknown"
+    return f"shapestream/{own} {face} python/{platform.python_version()}"

@@ -1,17 +1,82 @@
-"""An opened model, as the faces use it: what it takes, and the names of what it gives."""
+"""An opened model, as the faces use it: what it takes, encoded for sending, and the names of what it gives.
+
+Callers pass NumPy arrays or plain numbers by name. Inputs that the signature does not admit are refused here, before they
+cost a round trip; the server checks them all again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from shapestream.client.inputs import InputEncoder
+import numpy as np
+import numpy.typing as npt
+
 from shapestream.client.tickets import ModelHandle, Owner, RequestTicket
-from shapestream.errors import InternalError
-from shapestream_engine.errors import EngineError
+from shapestream.errors import InternalError, InvalidRequest
+from shapestream.wire.tensor_frames import from_array
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
+from shapestream_engine.input_arrays import plain_array, same_numbers
+from shapestream_engine.layout import Buffer, Layout, Tensors
+from shapestream_engine.memo import Memo
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["OpenModels", "OpenedModel"]
+__all__ = ["InputEncoder", "OpenModels", "OpenedModel"]
+
+# Below this size the bytes are copied at once, and the caller's array is free; above, they are borrowed.
+_COPY_BELOW_BYTES = 64 * 1024
+
+
+class InputEncoder:
+    """Encodes requests for one model."""
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._signature = signature
+        self._resolve = Memo(signature.resolve)
+        self._ports = [
+            (number, port.name, port.element_type, dtype_of(port.element_type))
+            for number, port in enumerate(signature.inputs)
+        ]
+
+    def encode(self, inputs: Mapping[str, Any]) -> tuple[Tensors, int]:
+        """The tensors, in the order of the model's ports, and their bytes; raises `InvalidRequest`.
+
+        Arrays of 64 KiB and more are not copied: they must not change until the result is there.
+        """
+        if type(inputs) is not dict and not isinstance(inputs, Mapping):
+            raise InvalidRequest(f"inputs are a mapping of names to arrays, not {type(inputs).__name__}")
+        rows: list[tuple[int, str, tuple[int, ...]]] = []
+        buffers: list[Buffer] = []
+        for number, name, element_type, dtype in self._ports:
+            value = inputs.get(name)
+            if value is None:
+                continue
+            if type(value) is not np.ndarray or value.dtype != dtype:
+                value = _converted(name, value, element_type, dtype)
+            rows.append((number, element_type, value.shape))
+            buffers.append(value.tobytes() if value.nbytes < _COPY_BELOW_BYTES else from_array(value)[2])
+        if len(rows) != len(inputs):
+            self._refuse_names(inputs)
+        layout: Layout = tuple(rows)
+        try:
+            shape = self._resolve(layout)
+        except ShapeError as error:
+            raise InvalidRequest(f"model {self._signature.name!r}: {error}") from error
+        return Tensors(layout=layout, buffers=buffers), shape.total_nbytes
+
+    def _refuse_names(self, inputs: Mapping[str, Any]) -> None:
+        names = [name for _, name, _, _ in self._ports]
+        extra = [str(name) for name in inputs if name not in names]
+        if extra:
+            known = ", ".join(names)
+            raise InvalidRequest(
+                f"model {self._signature.name!r} has no input {', '.join(map(repr, extra))}; it takes {known}"
+            )
+        empty = [name for name in names if name in inputs and inputs[name] is None]
+        raise InvalidRequest(
+            f"model {self._signature.name!r}: input {empty[0]!r} is None, which is no tensor"
+        )
 
 
 class OpenedModel:
@@ -72,3 +137,48 @@ class OpenModels:
             return known
         model = self._models[handle.name] = OpenedModel(handle)
         return model
+
+
+def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """`value` as an array of `dtype`, where that loses nothing.
+
+    Plain numbers and lists take the port's type: integers where they fit exactly, floats rounded as usual, which makes no
+    number infinite or zero.
+    Arrays know their type: it is changed only where nothing can be lost, or to integers that hold all values.
+    """
+    plain = not hasattr(value, "dtype")
+    try:
+        array: npt.NDArray[Any] = plain_array(value)
+    except ElementTypeError as error:
+        raise InvalidRequest(f"input {name!r}: {error}") from None
+    except Exception as error:  # ragged lists; foreign code, where an object's __array__ may raise anything
+        raise InvalidRequest(f"input {name!r}: this is no array: {error}") from error
+    if array.dtype == dtype:
+        return array
+    kinds = array.dtype.kind, "f" if element_type == "bf16" else dtype.kind
+    if array.size == 0 and plain:
+        return array.astype(dtype)
+    if kinds[0] not in "biuf":
+        raise InvalidRequest(f"input {name!r} takes {element_type}; {array.dtype} cannot be sent")
+    # Of NumPy's "safe" casts those of 64-bit integers to f64 are not, so the values are looked at.
+    if np.can_cast(array.dtype, dtype, "safe") or (plain and kinds in _PLAIN) or kinds in _INTEGERS:
+        with np.errstate(all="ignore"):
+            converted = array.astype(dtype)
+        if kinds in _INTEGERS:
+            # Compared as Python would: a negative number is no large unsigned one.
+            fits = bool(np.all(converted == array)) and bool(np.all((converted < 0) == (array < 0)))
+        else:
+            fits = same_numbers(array, converted, element_type)
+        if fits:
+            return converted
+        raise InvalidRequest(
+            f"input {name!r} takes {element_type}, which cannot hold all of the given values"
+        )
+    raise InvalidRequest(
+        f"input {name!r} takes {element_type}, not {array.dtype}; convert it where you mean to, "
+        f"with .astype({dtype.name!r})"
+    )
+
+
+_INTEGERS = {("i", "i"), ("i", "u"), ("u", "i"), ("u", "u")}
+_PLAIN = _INTEGERS | {("i", "f"), ("u", "f"), ("f", "f")}

@@ -1,32 +1,50 @@
-"""A stream's state on the consumer's side; the three faces add how to wait.
+"""A stream: its state on the consumer's side, and its producer, which pulls the caller's iterable. Faces add how to wait.
 
 A permit is one item's right to be under way: pulled from the producer, sent, answered, and not yet taken by
 the consumer. There are `max_in_flight` of them. A slow consumer, or a slow item at the head of an ordered
 stream, holds them, and so the producer waits: nothing piles up anywhere.
+
+Permits go to the producer in handfuls, and items to the core one by one. The core takes all items that have gathered by its
+next turn: tiny items share a turn, and the item of a slow producer leaves at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextvars
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from enum import Enum, auto
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
+from itertools import islice
+from types import AsyncGeneratorType, GeneratorType
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from shapestream.client.inbox import Attend, Posted, WithdrawAll
+from shapestream.client.core import Attend, Posted, WithdrawAll
 from shapestream.client.models import OpenedModel
-from shapestream.client.ordering import ItemOrder
-from shapestream.client.producing import Permits
 from shapestream.client.results import Failed, Result
-from shapestream.client.terms import checked_deadline, checked_priority
-from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket
+from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket, checked_deadline, checked_priority
 from shapestream.errors import InvalidRequest, RequestError
 from shapestream.wire.messages import Result as Answer
 from shapestream_engine.layout import Tensors
 
-__all__ = ["Item", "ItemT", "Nothing", "OnError", "StreamOptions", "StreamState"]
+__all__ = [
+    "Item",
+    "ItemT",
+    "Nothing",
+    "OnError",
+    "StreamOptions",
+    "StreamState",
+    "TaskPermits",
+    "ThreadPermits",
+    "Wakeup",
+    "pull_async",
+    "start_pulling",
+]
 
 Item: TypeAlias = Result | Failed
 ItemT = TypeVar("ItemT", covariant=True)
-"""What a stream gives: `Result`, or `Item` where failures are yielded."""
+"""The items of a stream: `Result`, or `Item` where failures are yielded."""
 OnError: TypeAlias = Literal["raise", "yield"]
 
 
@@ -56,14 +74,69 @@ class StreamOptions:
         self.priority = checked_priority(priority)
 
 
+class Wakeup(Protocol):
+    """The tasks that wait for news, under any event loop."""
+
+    def wake(self) -> object:
+        """Wake all of them."""
+
+    async def wait(self) -> None:
+        """Wait until the next `wake`."""
+
+
+class TaskPermits:
+    """The number of items that a producer's task may pull. The consumer grants them."""
+
+    def __init__(self, news: Wakeup) -> None:
+        self._available = 0
+        self._news = news
+
+    def grant(self, number: int) -> None:
+        """Grant so many more."""
+        self._available += number
+        self._news.wake()
+
+    def stop(self) -> None:
+        """Do nothing: the producer's task is cancelled anyway."""
+
+    async def take_one(self) -> None:
+        """Wait for a permit, and use it."""
+        while self._available < 1:
+            await self._news.wait()
+        self._available -= 1
+
+
+class ThreadPermits:
+    """The number of items that a producer's thread may pull. The consumer grants them, in its own thread."""
+
+    def __init__(self) -> None:
+        # Unbounded, but it holds only what the stream has granted, which is at most max_in_flight in all.
+        self._granted: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def grant(self, number: int) -> None:
+        """Grant so many more."""
+        self._granted.put(number)
+
+    def stop(self) -> None:
+        """Grant none from here on: the producer ends where it next asks."""
+        self._granted.put(0)
+
+    def take(self) -> int:
+        """Wait for permits; 0 is the end."""
+        return self._granted.get()
+
+
 class StreamState(Generic[ItemT]):
-    """What has come back, what may go out. Lives in the consumer's thread, but for `make`."""
+    """The items that have come back, in the producer's order or as they come, and the permits of those that may go out.
+
+    It lives in the consumer's thread, apart from `make`.
+    """
 
     def __init__(
         self,
         model: OpenedModel,
         options: StreamOptions,
-        permits: Permits,
+        permits: TaskPermits | ThreadPermits,
         post: Callable[[Posted], None],
         clock: Callable[[], float],
     ) -> None:
@@ -73,12 +146,22 @@ class StreamState(Generic[ItemT]):
         self._permits = permits
         self._post = post
         self._clock = clock
-        self._order = ItemOrder(ordered=options.ordered)
+        self._ready: deque[RequestTicket] = deque()
+        self._early: dict[int, RequestTicket] = {}
+        """Finished items behind one that is not, by their places; always empty where the stream is not ordered."""
+        self._next_place = 0
+        self._taken = 0
+        self._total: int | None = None
+        """The number of items that the producer made, once it has ended."""
+        self._cut_off = False
+        """The client was closed: no more items will come, however many were produced."""
+        self._end_error: BaseException | None = None
+        """The error that ended the stream, if the producer did not come to its own end."""
         self._owed = 0
-        """Permits that the consumer has freed and the producer has not got back yet."""
+        """Permits that the consumer has freed and not yet granted again."""
         self._handful = max(1, options.max_in_flight // 4)
         self._doomed = False
-        """A failure is on its way to the consumer: what would be pulled now would only be cancelled."""
+        """A failure is on its way to the consumer: items pulled now would only be cancelled."""
 
     def begin(self) -> None:
         """Let the producer begin. From here on `close` is needed."""
@@ -108,12 +191,12 @@ class StreamState(Generic[ItemT]):
     # ------------------------------------------------------------ the consumer's thread
 
     def finish(self, tickets: list[AnyTicket]) -> None:
-        """Take what the core has finished. The faces wake their consumer."""
+        """Take the tickets that the core has finished. The faces wake their consumer."""
         for ticket in tickets:
             if isinstance(ticket, EndTicket):
-                self._order.end(ticket)
+                self._ended(ticket)
             elif isinstance(ticket, RequestTicket):
-                self._order.add(ticket)
+                self._put_in_order(ticket)
                 if isinstance(ticket.outcome, RequestError) and not self._options.yields_failures:
                     self._doomed = True
 
@@ -121,15 +204,10 @@ class StreamState(Generic[ItemT]):
         """The next item, if it is there. Raises an item's error in its place, the producer's at the end."""
         if self.closed:
             return Nothing.ANY_MORE
-        ticket = self._order.take()
-        if ticket is None:
-            if self._order.at_end:
-                self.close()
-                if self._order.error is not None:
-                    raise self._order.error
-                return Nothing.ANY_MORE
-            self._return_permits()
-            return Nothing.YET
+        if not self._ready:
+            return self._no_item()
+        self._taken += 1
+        ticket = self._ready.popleft()
         self._owed += 1
         if self._owed >= self._handful:
             self._return_permits()
@@ -143,16 +221,126 @@ class StreamState(Generic[ItemT]):
         raise outcome
 
     def close(self) -> None:
-        """Nobody takes any more: the producer stops, the unfinished is withdrawn here and at the server."""
+        """End the stream: the producer stops, and unfinished items are withdrawn here and at the server."""
         if not self.closed:
             self.closed = True
             self._permits.stop()
             self._post(WithdrawAll(self))
 
+    def _put_in_order(self, ticket: RequestTicket) -> None:
+        if not self._options.ordered:
+            self._ready.append(ticket)
+        elif ticket.place != self._next_place:
+            self._early[ticket.place] = ticket
+        else:
+            following: RequestTicket | None = ticket
+            while following is not None:
+                self._ready.append(following)
+                self._next_place += 1
+                following = self._early.pop(self._next_place, None) if self._early else None
+
+    def _ended(self, ticket: EndTicket) -> None:
+        """The producer has ended, or the client was closed; the first of these counts."""
+        if self._total is not None or self._cut_off:
+            return
+        if ticket.place < 0:
+            self._cut_off = True
+        else:
+            self._total = ticket.place
+        self._end_error = ticket.outcome if isinstance(ticket.outcome, BaseException) else None
+
+    def _no_item(self) -> Nothing:
+        """Why no item is ready; at the end of the stream this closes it, and raises the producer's error."""
+        if not self._cut_off and self._taken != self._total:
+            self._return_permits()
+            return Nothing.YET
+        self.close()
+        if self._end_error is not None:
+            raise self._end_error
+        return Nothing.ANY_MORE
+
     def _return_permits(self) -> None:
         if self._owed and not self._doomed:
             self._permits.grant(self._owed)
             self._owed = 0
+
+
+def start_pulling(
+    source: Iterable[Any], stream: StreamState[Any], permits: ThreadPermits, post: Callable[[Posted], None]
+) -> None:
+    """Pull `source` in a thread of its own, in the caller's context.
+
+    The thread cannot be interrupted: when the stream is left, it ends after the `next()` that it is in. It is
+    a daemon, so a producer that never ends keeps no process alive.
+    """
+    context = contextvars.copy_context()
+    threading.Thread(
+        target=context.run,
+        args=(_pull, source, stream, permits, post),
+        name="shapestream-producer",
+        daemon=True,
+    ).start()
+
+
+def _pull(
+    source: Iterable[Any], stream: StreamState[Any], permits: ThreadPermits, post: Callable[[Posted], None]
+) -> None:
+    place = 0
+    # The error where the thread ends otherwise, such as by SystemExit: the consumer must not wait on.
+    error: Exception | None = RuntimeError("the stream's producer was ended from outside")
+    iterator: Iterator[Any] | None = None
+    try:
+        iterator = iter(source)
+        while allowed := permits.take():
+            before = place
+            for item in islice(iterator, allowed):
+                if stream.closed:
+                    break
+                post(stream.make(item, place))
+                place += 1
+            if place - before < allowed:
+                break
+        error = None
+    except Exception as raised:  # noqa: BLE001 - the edge to the caller's code; raised in its block
+        error = raised
+    except BaseException as raised:
+        # It ends this thread and must not end the consumer's: that learns of it as the cause of its own error.
+        if error is not None:
+            error.__cause__ = raised
+        raise
+    finally:
+        post(EndTicket(stream, place=place, outcome=error))
+        if stream.closed and isinstance(iterator, GeneratorType):
+            iterator.close()
+
+
+async def pull_async(
+    source: AsyncIterable[Any],
+    stream: StreamState[Any],
+    permits: TaskPermits,
+    post: Callable[[Posted], None],
+) -> None:
+    """Pull `source` in this task until it ends, or the task is cancelled."""
+    place = 0
+    error: Exception | None = RuntimeError("the stream's producer was cancelled from outside")
+    iterator: AsyncIterator[Any] | None = None
+    try:
+        iterator = aiter(source)
+        while not stream.closed:
+            await permits.take_one()
+            try:
+                item = await anext(iterator)
+            except StopAsyncIteration:
+                break
+            post(stream.make(item, place))
+            place += 1
+        error = None
+    except Exception as raised:  # noqa: BLE001 - the edge to the caller's code; raised in its block
+        error = raised
+    finally:
+        post(EndTicket(stream, place=place, outcome=error))
+        if isinstance(iterator, AsyncGeneratorType):
+            await iterator.aclose()
 
 
 _NO_TENSORS = Tensors(layout=(), buffers=())

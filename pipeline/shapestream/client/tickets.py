@@ -1,17 +1,21 @@
-"""What callers wait for: one ticket per question, from the call until the answer is handed back.
+"""Tickets: one per question of a caller, from the call until the answer is handed back. Pure.
 
 A face (trio, asyncio, blocking) makes the ticket, the core's task gives it to the session, the session puts
 the outcome on it and hands it back, exactly once, unless its owner withdrew it. It belongs to one of them at
-a time, hence no lock.
+a time, hence no lock. What callers give for a ticket (name, deadline, priority) is checked here, before it is used.
+
+A deadline is given as seconds from the call, and is a point in time from there on, by the core's clock. Seconds left would
+begin anew with every look at a clock, and a process that stood still in between would forget that time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from shapestream.errors import RequestError
+from shapestream.errors import InternalError, RequestError
 from shapestream.wire.messages import Result
 from shapestream_engine.layout import Tensors
 
@@ -27,15 +31,29 @@ __all__ = [
     "StatisticsTicket",
     "Ticket",
     "WelcomeTicket",
+    "checked_deadline",
+    "checked_name",
+    "checked_priority",
+    "deadline_at",
     "hand_back",
+    "outcome_of",
 ]
+
+MAX_PRIORITY = 2**31 - 1
+"""The protocol's bound (docs/protocol.md, `Request`)."""
+MAX_NAME_CHARACTERS = 512
+"""The protocol's bound (docs/protocol.md, Limits)."""
+NEVER_S = 1e9
+"""Thirty years: a deadline so far away is none."""
+
+Kind = TypeVar("Kind")
 
 
 class Owner(Protocol):
-    """Who waits: a waiting call, or a stream. The session never looks inside."""
+    """A waiting call, or a stream. The session never looks inside."""
 
     closed: bool
-    """Nobody waits any more; its tickets are neither submitted nor handed back."""
+    """No caller waits: its tickets are neither submitted nor handed back."""
 
     def finish(self, tickets: list[AnyTicket]) -> None:
         """Take tickets back whose `outcome` is set."""
@@ -49,11 +67,11 @@ class ModelHandle:
     signature: dict[str, Any]
     number: int | None
     stale: bool = False
-    """The server now has another model under this name; what was checked against this signature is void."""
+    """The server now has another model under this name; requests checked against this signature are void."""
 
     @property
     def idempotent(self) -> bool:
-        """Whether a request may be sent to another server that perhaps ran already."""
+        """Whether a request that may have run already may be sent to another server."""
         return self.signature.get("idempotent") is not False
 
 
@@ -72,7 +90,7 @@ class Ticket:
     """A point in time by the core's clock."""
     outcome: Outcome | None = None
     id: int = field(default=0, init=False)
-    """Given by the session: a request's sequence number on the wire, and below 0 for other questions."""
+    """Given by the ledger: a request's sequence number on the wire, and below 0 for other questions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,13 +102,13 @@ class RequestTicket(Ticket):
     nbytes: int = field(kw_only=True)
     priority: int = field(kw_only=True, default=0)
     renewals: int = field(default=0, init=False)
-    """How often it got a new number, because the reply to the old one was lost and is no longer kept."""
+    """Times that it got a new number, because the reply to the old one was lost and is no longer kept."""
     sent_at: float = field(default=0.0, init=False)
-    """When it was sent last, by the core's clock."""
+    """The time of the last sending, by the core's clock."""
     may_have_run: bool = field(default=False, init=False)
     """A server was given it, and has not said that it takes nothing new: also while it waits to be sent there again."""
     abandoned: bool = field(default=False, init=False)
-    """Sent, and nobody waits any more; it holds its share of the window until the terminal reply."""
+    """Sent, and withdrawn since; it holds its share of the window until the terminal reply."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,3 +150,64 @@ def hand_back(finished: Sequence[AnyTicket]) -> None:
         owner = tickets[0].owner
         if not owner.closed:
             owner.finish(tickets)
+
+
+def outcome_of(ticket: Ticket, kind: type[Kind]) -> Kind:
+    """The outcome of a finished ticket, which is of this kind; raises the error that ended it instead."""
+    outcome = ticket.outcome
+    if type(outcome) is kind:
+        return outcome
+    if isinstance(outcome, BaseException):
+        raise outcome
+    raise InternalError(f"the session handed back {type(outcome).__name__}")
+
+
+def checked_deadline(seconds: float | None) -> float | None:
+    """Seconds from the call; None for no deadline, which infinity says too. A deadline of 0 or less has passed already.
+
+    Raises TypeError for anything but a number that a float can hold, and ValueError for NaN.
+    """
+    if seconds is None:
+        return None
+    try:
+        missing = math.isnan(seconds)
+    except (TypeError, OverflowError):  # no number, or none that a float can hold
+        raise TypeError(f"{_DEADLINE}; not {seconds!r}") from None
+    if missing:
+        raise ValueError(f"{_DEADLINE}; not {seconds!r}")
+    return float(seconds) if seconds < NEVER_S else None
+
+
+def deadline_at(clock: Callable[[], float], seconds: float | None) -> float | None:
+    """The point in time so many seconds from now; raises as `checked_deadline` does."""
+    if seconds is None:
+        return None
+    left_s = checked_deadline(seconds)
+    return None if left_s is None else clock() + left_s
+
+
+def checked_priority(priority: int) -> int:
+    """The priority, an integer of at most 31 bits and a sign; raises TypeError and ValueError."""
+    if type(priority) is not int:
+        raise TypeError(f"a priority is an integer, not {priority!r}")
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise ValueError(
+            f"a priority is an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {priority}"
+        )
+    return priority
+
+
+def checked_name(model: str) -> str:
+    """The model's name, which the protocol can carry; raises TypeError and ValueError."""
+    if not isinstance(model, str):
+        raise TypeError(f"a model's name is a string, not {model!r}")
+    if len(model) > MAX_NAME_CHARACTERS:
+        raise ValueError(f"a model's name has at most {MAX_NAME_CHARACTERS} characters, not {len(model)}")
+    try:
+        model.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a model's name is text that UTF-8 can write, not {model!r}") from None
+    return model
+
+
+_DEADLINE = "a deadline is a number of seconds from now, or None for no deadline"

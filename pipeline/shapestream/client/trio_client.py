@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any
 
 import trio
 
-from shapestream.client.async_face import WAY_IN, AsyncClient
-from shapestream.client.connecting import AsyncEntered, connecting, require_trio
+from shapestream.client.async_face import AsyncClient, AsyncStream, connecting, require_trio
 from shapestream.client.connector import Address, connector_for
-from shapestream.client.core import Core
-from shapestream.client.inbox import Withdraw
+from shapestream.client.core import Core, Withdraw, software
 from shapestream.client.link import LinkSettings
-from shapestream.client.outcomes import check, software
-from shapestream.client.producing import ThreadPermits, pull_async, start_pulling
 from shapestream.client.results import Result
-from shapestream.client.streaming import Item, ItemT, Nothing, StreamOptions, StreamState
-from shapestream.client.terms import deadline_at
-from shapestream.client.tickets import AnyTicket, Question, WelcomeTicket
+from shapestream.client.streaming import Item, ItemT, StreamOptions
+from shapestream.client.tickets import AnyTicket, Question, WelcomeTicket, deadline_at, outcome_of
 
 __all__ = ["Client", "Stream", "connect"]
 
@@ -63,7 +57,9 @@ async def connect(
             await nursery.start(core.run)
             try:
                 call = _Call(core)
-                check(await call.ask(WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))))
+                welcome = WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))
+                await call.ask(welcome)
+                outcome_of(welcome, bool)
                 yield Client(core, nursery)
             finally:
                 nursery.cancel_scope.cancel()
@@ -89,12 +85,12 @@ class _Call:
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
 
-    async def ask(self, ticket: Question) -> Any:
-        """The ticket's outcome; when cancelled, the ticket is withdrawn."""
+    async def ask(self, ticket: Question) -> None:
+        """Wait until the ticket is finished; when cancelled, the ticket is withdrawn."""
         self._core.post(ticket)
         if ticket.outcome is not None:  # the client is closed
             await trio.lowlevel.checkpoint()
-            return ticket.outcome
+            return
 
         def abort(_: Any) -> trio.lowlevel.Abort:
             self.closed = True
@@ -103,125 +99,68 @@ class _Call:
 
         self._task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(abort)
-        return ticket.outcome
 
 
-class Stream(AsyncEntered, Generic[ItemT]):
+class _Wakeup:
+    """The tasks that wait for news."""
+
+    def __init__(self) -> None:
+        lot = trio.lowlevel.ParkingLot()
+        self.wait = lot.park
+        self.wake = lot.unpark_all
+
+
+class Stream(AsyncStream[ItemT]):
     """A stream of results: `async with` it, then `async for` over it, in one task or several."""
 
-    _way_in = WAY_IN
-
     def __init__(
-        self,
-        client: Client,
-        model: str,
-        source: Iterable[Any] | AsyncIterable[Any],
-        options: StreamOptions,
+        self, client: Client, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
     ) -> None:
-        self._client = client
-        self._model = model
-        self._source = source
-        self._options = options
-        self._state: _State[ItemT] | None = None
+        super().__init__(client, model, source, options)
+        self._nursery = client._nursery
         self._producer = trio.CancelScope()
         self._producer_ended = trio.Event()
+        self._producer_ended.set()  # a thread is not waited for: how long its next() takes is not known
 
-    async def __aenter__(self) -> Self:
-        client, core = self._client, self._client._core
-        client._check_loop()
-        opened = client._models.get(self._model) or await client._open(self._model, None)
-        if isinstance(self._source, AsyncIterable):
-            permits = _Permits()
-            self._state = _State(opened, self._options, permits, core.post, core.clock)
-            self._state.begin()
-            try:
-                client._nursery.start_soon(self._pull, self._source, self._state, permits)
-            except (
-                RuntimeError
-            ):  # the client is closed, and has told the stream so: the first item raises that
-                self._producer_ended.set()
+    async def __anext__(self) -> ItemT:
+        # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return await super().__anext__()
+
+    def _start_producer(self, pull: Coroutine[Any, Any, None]) -> None:
+        try:
+            self._nursery.start_soon(self._produce, pull)
+        except RuntimeError:  # the client is closed, and has told the stream so: the first item raises that
+            pull.close()
         else:
-            self._producer_ended.set()  # not waited for: nobody knows how long a next() in a thread takes
-            thread_permits = ThreadPermits()
-            self._state = _State(opened, self._options, thread_permits, core.post, core.clock)
-            self._state.begin()
-            start_pulling(self._source, self._state, thread_permits, core.post_from_thread)
-        return self
+            self._producer_ended = trio.Event()
 
-    async def _pull(self, source: AsyncIterable[Any], state: _State[ItemT], permits: _Permits) -> None:
+    async def _produce(self, pull: Coroutine[Any, Any, None]) -> None:
         try:
             with self._producer:
-                await pull_async(source, state, permits, self._client._core.post)
+                await pull
         finally:
             self._producer_ended.set()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ItemT:
-        if self._state is None:
-            raise RuntimeError(f"enter the stream first: {WAY_IN}")
-        # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while True:
-            item = self._state.take()
-            if item is Nothing.YET:
-                self._client._check_loop()
-                await self._state.waiting.park()
-            elif item is Nothing.ANY_MORE:
-                raise StopAsyncIteration
-            else:
-                return item
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._state is not None:
-            self._state.close()
-            self._state.waiting.unpark_all()
-            self._producer.cancel()
-            await self._producer_ended.wait()
+    async def _end_producer(self) -> None:
+        self._producer.cancel()
+        await self._producer_ended.wait()
 
 
 class Client(AsyncClient[Stream[Result], Stream[Item]]):
     """A connected client, for any number of tasks of one trio run. Made by `connect`."""
 
     def __init__(self, core: Core, nursery: trio.Nursery) -> None:
-        super().__init__(core, _Call, trio.lowlevel.current_trio_token)
+        super().__init__(
+            core,
+            post=core.post,
+            call=_Call,
+            wakeup=_Wakeup,
+            current_loop=trio.lowlevel.current_trio_token,
+        )
         self._nursery = nursery
 
     def _stream(
         self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
     ) -> Stream[Any]:
         return Stream(self, model, source, options)
-
-
-class _State(StreamState[ItemT]):
-    """A stream's state, and the tasks that wait for its next item."""
-
-    def __init__(self, *args: Any) -> None:
-        self.waiting = trio.lowlevel.ParkingLot()
-        super().__init__(*args)
-
-    def finish(self, tickets: list[AnyTicket]) -> None:
-        super().finish(tickets)
-        self.waiting.unpark_all()
-
-
-class _Permits:
-    """Permits that a task waits for."""
-
-    def __init__(self) -> None:
-        self.available = 0
-        self._lot = trio.lowlevel.ParkingLot()
-
-    def grant(self, number: int) -> None:
-        self.available += number
-        self._lot.unpark_all()
-
-    def stop(self) -> None:
-        """The producer's task is cancelled anyway."""
-
-    async def wait(self) -> None:
-        while self.available < 1:
-            await self._lot.park()

@@ -1,33 +1,240 @@
-"""Who may come in: the reasons for which a request is turned away at once.
+"""Admission and deadlines: the reasons to refuse a request at once, or to end it early.
 
-The queue is bounded over all models, and its room is divided between clients (queue_room.py). When there is none for a
-request, it is refused with `overloaded` and an estimate of when the queue will have drained. Requests that wait to be run
-again were admitted before, and are never refused.
+The queue is bounded over all models, and divided between clients (`fairness.QueueRoom`). Without room, a request is
+refused as `overloaded`, with an estimate of when the queue will have drained. Requests that are to be run again were
+admitted before, and are never refused.
+
+Deadlines need predictions, so they work only where costs are measured. Two thresholds differ on purpose. A *hopeless*
+request is refused and never runs: that takes an optimistic prediction. An *urgent* one only moves within its client's
+own requests: that takes a cautious one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from math import isfinite
-from typing import NamedTuple
+from math import inf, isfinite
+from typing import Final, NamedTuple
 
 from shapestream.scheduling.call_bytes import CallBytes
-from shapestream.scheduling.caution import FIRST_CAUTION
 from shapestream.scheduling.cost_model import CostModel
-from shapestream.scheduling.deadlines import (
-    OPTIMISM,
-    PROBE_EVERY,
-    ahead_s,
-    done_in_s,
-    earliest_s,
-    waiting_s,
-)
 from shapestream.scheduling.events import Arrival
-from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S
-from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.queue_room import QueueRoom
+from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
+from shapestream.scheduling.queueing import LazyHeap, ModelQueue
+from shapestream.scheduling.state import RUNNING, Request, Slot, State
 
-__all__ = ["MAX_RETRY_AFTER_S", "Admission", "Refusal", "Terms"]
+FIRST_CAUTION = 1.1
+"""Before anything is known of how good estimates are: the first rush fills the queue before any late end can teach it."""
+MAX_CAUTION = 4.0
+"""Times the estimate, at most: a queue of a quarter of what deadlines allow."""
+
+_RAISE = 1.05
+_BURST = 1.5
+_FADE = 0.999
+"""Of what the factor is above 1, this is left by each result: at 1.3 one late end in 200 results keeps it where it is."""
+
+
+class Caution:
+    """The factor by which the estimated waits of one model are multiplied, learned from how promises end.
+
+    A wait is estimated from what waits now. Later requests may go first, batches take longer in company, predictions err.
+    Under overload the queue is filled up to what the estimate allows, so every request would end just after its deadline.
+    Each late end raises the factor, and each result lowers it by less: the share of late ends stays small, whatever the
+    reason. (Additive increase and multiplicative decrease of congestion control, the other way around: D.-M. Chiu, R.
+    Jain, 1989.) As there, a burst counts once: what was admitted before the factor rose says nothing of its new value, so
+    all of that together raises it by half at most. Too much caution costs little where calls are short: a shorter queue
+    keeps the slots as busy, until it runs dry.
+    """
+
+    __slots__ = ("_burst_at", "_most", "factor")
+
+    def __init__(self) -> None:
+        self.factor = FIRST_CAUTION
+        self._burst_at = -inf
+        """When the present burst of late ends began."""
+        self._most = 0.0
+        """What it may raise the factor to."""
+
+    def __repr__(self) -> str:
+        return f"<caution {self.factor:.2f}>"
+
+    def ended_late(self, arrived: float, now: float) -> None:
+        """A request that was admitted when it arrived missed its deadline."""
+        if arrived >= self._burst_at:
+            self._burst_at = now
+            self._most = min(MAX_CAUTION, self.factor * _BURST)
+        self.factor = max(self.factor, min(self._most, self.factor * _RAISE))
+
+    def ended_well(self, requests: int) -> None:
+        """So many got their results."""
+        if self.factor > 1.0:
+            self.factor = 1.0 + (self.factor - 1.0) * _FADE**requests
+
+
+OPTIMISM: Final = 0.5
+"""Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
+
+CAUTION: Final = 1.5
+"""Times the predicted seconds: a request that should have started that long before its deadline is urgent."""
+
+PROBE_EVERY: Final = 16
+"""Of the requests that seem hopeless though a slot is free, every so many are tried all the same: a prediction that
+is wrong, and keeps everything from running, would never be corrected."""
+
+SAMPLE: Final = 64
+"""Slots, and waiting requests, that are looked at for an estimate, at most; of more, every so many stands for the others."""
+
+
+def earliest_s(queue: ModelQueue, now: float) -> float:
+    """Seconds until the first slot of the model is predicted to be free; 0.0 if one is, or if none is known."""
+    if queue.free:
+        return 0.0
+    first = queue.ends.first()
+    return 0.0 if first is None else max(0.0, first[0] - now)
+
+
+def done_in_s(queue: ModelQueue, work_s: float, now: float) -> float:
+    """Predicted seconds until the slots of a model have done what they were given, and then `work_s` each, on average.
+
+    What waits at a slot behind what that runs, counts. The work is poured over the slots as in planner.py.
+    """
+    if queue.free:
+        return work_s
+    if queue.slot_count == 1:
+        return work_s + sum([_height_s(ends_at, slot, now) for ends_at, _, slot in queue.ends])
+    heights = []
+    for ends_at, slot, alike in queue.ends.sampled(SAMPLE):
+        heights.append((_height_s(ends_at, slot, now), alike))
+    heights.sort()
+    filled_s = work_s * queue.slot_count
+    level_s, below = inf, 0
+    for height_s, alike in heights:
+        if height_s >= level_s:
+            break
+        filled_s += alike * height_s
+        below += alike
+        level_s = filled_s / below
+    return level_s if below else work_s
+
+
+def _height_s(ends_at: float, slot: Slot, now: float) -> float:
+    behind = slot.behind
+    return max(0.0, ends_at - now) + (behind.predicted_s or 0.0 if behind is not None else 0.0)
+
+
+def waiting_s(queue: ModelQueue) -> float:
+    """Predicted seconds of all that waits for a model's slots, for each of them."""
+    return sum([other.cost_s / max(1, other.slot_count) for other in queue.shares.queues])
+
+
+def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowded: bool) -> float:
+    """What goes before a request of this rank, of `all_s` that waits.
+
+    Virtual time has to reach its rank, and passes at 1/clients of the slots' time. Where it is `crowded` it will: who is
+    passed, is passed, whoever that will be. Otherwise what waits altogether is not more than what waits. A newcomer, on
+    the other hand, is at the virtual time already, and goes behind the other newcomers: so what has no larger rank counts
+    in any case.
+    """
+    shares = queue.shares
+    turn_s = max(0.0, rank - shares.virtual_s) * clients
+    if turn_s >= all_s:
+        return turn_s if crowded else all_s
+    before_s = [
+        min(other.cost_s, other.oldest.cost_until(rank, SAMPLE)) / max(1, other.slot_count)
+        for other in shares.queues
+        if other.count
+    ]
+    return max(turn_s, sum(before_s))
+
+
+def take_turn(anchor: Request, urgent: LazyHeap | None, clients: int, now: float) -> Request:
+    """Who goes in the turn of `anchor`: itself, or a request of the same client whose deadline cannot wait for its
+    own turn.
+
+    The two exchange their turns, so a client cannot buy precedence with short deadlines: it has as many turns as
+    without, and only their use changes. Only a request of the same model and priority that is the first of its
+    bucket may do that, so nobody overtakes an equal; and each request is passed in this way once.
+    """
+    if urgent is None or anchor.turn != anchor.rank:
+        return anchor
+    first = urgent.first()
+    if first is None:
+        return anchor
+    latest, _, request = first
+    queue = anchor.queue
+    if request is anchor or request.queue is not queue or request.priority != anchor.priority:
+        return anchor
+    if now + (request.turn - anchor.turn) * clients <= latest:
+        return anchor
+    head = request.bucket.first()
+    if head is anchor or head.client != anchor.client or head.priority != anchor.priority:
+        return anchor
+    waiting = queue.oldest.first()
+    if waiting is None or waiting[2] is not anchor:
+        return anchor
+    queue.oldest.postpone(head.turn)
+    anchor.turn, head.turn = head.turn, anchor.turn
+    anchor.tag, head.tag = head.tag, anchor.tag
+    return head
+
+
+class Expiry:
+    """The live requests that have a deadline."""
+
+    __slots__ = ("_first", "urgent")
+
+    def __init__(self) -> None:
+        self._first = LazyHeap(State.RUNNING)
+        """By when not even an optimist would start them any more, while they wait; by their deadline otherwise."""
+        self.urgent: dict[int, LazyHeap] = {}
+        """By client: what waits, by when a cautious mind would have started it."""
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def watch(self, request: Request, deadline: float, alone_s: float | None, owned: int) -> None:
+        """Remembers a deadline, of one of the `owned` requests of its client.
+
+        `alone_s`: the seconds that it takes on the fastest slot, where that is known.
+        """
+        if alone_s is None:
+            self._first.push(deadline, request)
+            return
+        self._first.push(deadline - OPTIMISM * alone_s, request)
+        urgent = self.urgent.get(request.client)
+        if urgent is None:
+            urgent = self.urgent[request.client] = LazyHeap(State.QUEUED)
+        urgent.push(deadline - CAUTION * alone_s, request)
+        urgent.shrink(owned)
+
+    def due(self, now: float) -> Request | None:
+        """A request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
+        while (first := self._first.first()) is not None and first[0] <= now:
+            request = first[2]
+            deadline = request.deadline
+            if deadline is None or deadline <= now or request.state is not RUNNING:
+                return request
+            # It has started, or was sent ahead, in time; now its deadline itself counts.
+            self._first.postpone(deadline)
+        return None
+
+    def next(self) -> float | None:
+        """When to look again."""
+        first = self._first.first()
+        return None if first is None else first[0]
+
+    def forget_client(self, client: int) -> None:
+        """It has no requests left."""
+        self.urgent.pop(client, None)
+
+    def shrink(self, living: int) -> None:
+        """Throws out what has ended, if it outnumbers the `living` requests."""
+        self._first.shrink(living)
+
+    def living(self) -> list[Request]:
+        """Every live request with a deadline; for checks only."""
+        return self._first.living()
+
 
 MAX_RETRY_AFTER_S = 60.0
 """No caller is asked to wait longer than this, however slow the model."""
@@ -56,6 +263,19 @@ class Terms(NamedTuple):
     """Whether it was estimated to be in time. What was let in for another reason says nothing of estimates."""
 
 
+class Estimates:
+    """The experience with the estimated waits of one model."""
+
+    __slots__ = ("caution", "probes", "saturated_at")
+
+    def __init__(self) -> None:
+        self.caution = Caution()
+        self.probes = 0
+        """Requests whose deadline seemed hopeless though a slot was free."""
+        self.saturated_at = -inf
+        """Last time that a request was refused because of its predicted wait."""
+
+
 class Admission:
     """What may come into the queue, and what it costs.
 
@@ -66,6 +286,7 @@ class Admission:
     __slots__ = (
         "_alone_s",
         "_bytes",
+        "_estimates",
         "_terms",
         "costs",
         "draining",
@@ -85,6 +306,8 @@ class Admission:
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
         self._bytes: dict[str, CallBytes] = {}
+        """By model."""
+        self._estimates: defaultdict[str, Estimates] = defaultdict(Estimates)
         """By model."""
         self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
 
@@ -211,7 +434,7 @@ class Admission:
         clients: Mapping[int, int],
         now: float,
     ) -> Terms | Refusal:
-        """Refuses what cannot be met, or will hardly be, as far as that is known; see deadlines.py."""
+        """Refuses what cannot be met, or will hardly be, as far as that is known."""
         key = (arrival.model, arrival.sizes)
         if key not in self._alone_s:
             self._alone_s[key] = self.costs.batch_s(arrival.model, arrival.sizes)
@@ -221,18 +444,19 @@ class Admission:
         alone_s *= queue.fastest
         terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
         left_s = deadline - now
+        estimates = self._estimates[arrival.model]
         idle = bool(queue.free) and not queue.waiting
         free_in_s = earliest_s(queue, now)
         if OPTIMISM * (free_in_s + alone_s) >= left_s:
-            queue.probes += idle
-            if not idle or queue.probes % PROBE_EVERY:
+            estimates.probes += idle
+            if not idle or estimates.probes % PROBE_EVERY:
                 message = (
                     f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
                 )
                 return Refusal("deadline_exceeded", message)
         elif not idle:
             return self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
-        return terms._replace(promised=queue.caution.factor * (free_in_s + alone_s) <= left_s)
+        return terms._replace(promised=estimates.caution.factor * (free_in_s + alone_s) <= left_s)
 
     def _with_others(
         self,
@@ -245,8 +469,9 @@ class Admission:
         now: float,
     ) -> Terms | Refusal:
         """Refuses what would probably wait, and then take, longer than what is left."""
-        caution = queue.caution.factor
-        crowded = now - queue.brimmed_at < left_s
+        estimates = self._estimates[arrival.model]
+        caution = estimates.caution.factor
+        crowded = now - estimates.saturated_at < left_s
         all_s = waiting_s(queue)
         # In time means with the whole call that it will be part of, unless that alone would take most of what is left.
         most_s = terms.call_s - alone_s
@@ -261,7 +486,7 @@ class Admission:
         promised = caution * (wait_s + call_s) <= left_s
         if promised or not wait_s:
             return terms._replace(promised=promised)
-        queue.brimmed_at = now
+        estimates.saturated_at = now
         message = (
             f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
             f"and then it takes about {call_s:.3f} s"
@@ -269,6 +494,21 @@ class Admission:
         if caution > FIRST_CAUTION:
             message += f"; such estimates were too short lately, and count {caution:.2f} times"
         return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
+
+    def ended_well(self, model: str, requests: int) -> None:
+        """Count requests of a model that got their results."""
+        self._estimates[model].caution.ended_well(requests)
+
+    def ended_late(self, request: Request, now: float) -> None:
+        """Count a request that missed its deadline, which it was estimated to meet."""
+        self._estimates[request.queue.profile.name].caution.ended_late(request.arrived, now)
+
+    def saturated_at(self, queue: ModelQueue) -> float:
+        """The last time that a request of this model was refused because of its predicted wait; -inf: never.
+
+        The queue is then as long as deadlines allow: whatever takes longer than predicted makes some request late.
+        """
+        return self._estimates[queue.profile.name].saturated_at
 
     def queued_s(self) -> float:
         """Predicted seconds that the slots need for what waits.

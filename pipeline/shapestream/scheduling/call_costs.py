@@ -17,7 +17,7 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 
 if TYPE_CHECKING:
-    from shapestream.scheduling.lane_plan import LanePlan
+    from shapestream.scheduling.planner import LanePlan
 
 __all__ = ["Call", "CallCosts", "Prediction"]
 
@@ -114,7 +114,7 @@ class CallCosts:
         self._new: dict[Shape, NDArray[np.float64]] = {}
         self._prepares = False
         self.plans: dict[Shape, LanePlan] = {}
-        """Where the lanes of the model were last cut, by what they may not be padded along; `lane_plan.py`'s own."""
+        """Where the lanes of the model were last cut, by what they may not be padded along; planner.py's own."""
 
     def renew(self) -> None:
         """Forgets what is out of date; to be called before each batch."""

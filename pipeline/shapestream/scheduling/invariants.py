@@ -8,30 +8,39 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from shapestream.scheduling.dispatching import Dispatching
-from shapestream.scheduling.lanes import EMPTY, Lane
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Batch, Hang, Request
-from shapestream.scheduling.slot import Slot
-from shapestream.scheduling.slots import SlotTable
+from shapestream.scheduling.queueing import EMPTY, Lane, ModelQueue
+from shapestream.scheduling.recovery import Isolation
+from shapestream.scheduling.state import (
+    DONE,
+    QUEUED,
+    RERUN,
+    RUNNING,
+    SUSPECT,
+    Batch,
+    Hang,
+    Request,
+    Slot,
+    SlotTable,
+)
 
 
 def check(
     ledger: Ledger,
     queues: Mapping[str, ModelQueue],
-    dispatching: Dispatching,
+    waiting: Mapping[str, ModelQueue],
+    isolation: Isolation,
     slots: SlotTable,
     now: float,
 ) -> None:
     """Raises AssertionError at the first book that disagrees."""
     requests = ledger.requests.values()
     _check_ledger(ledger, requests, now)
-    _check_batches(requests, slots, dispatching.batches)
+    _check_batches(requests, slots, slots.batches)
     for name, queue in queues.items():
         own = [request for request in requests if request.queue is queue]
         _check_queue(queue, own)
-        assert name in dispatching.waiting or not queue.waiting, f"{name} waits, but is not looked at"
+        assert name in waiting or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
         free = {slot.id for slot in serving if slot.free}
         assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"
@@ -39,8 +48,7 @@ def check(
         _check_agendas(queue, serving, slots)
     _check_slots(slots, now)
     _check_shares(queues.values(), slots)
-    _check_isolation(queues.values(), dispatching, slots, now)
-    assert not dispatching.idles(now), "a free slot idles while a request may start"
+    _check_isolation(queues.values(), isolation, slots, now)
 
 
 def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> None:
@@ -133,9 +141,8 @@ def _check_shares(queues: Iterable[ModelQueue], slots: SlotTable) -> None:
 
 
 def _check_isolation(
-    queues: Iterable[ModelQueue], dispatching: Dispatching, slots: SlotTable, now: float
+    queues: Iterable[ModelQueue], isolation: Isolation, slots: SlotTable, now: float
 ) -> None:
-    isolation = dispatching.isolation
     assert all(slot.worker is slots.workers[slot.worker.name] for slot in slots.slots.values())
     for worker in slots.workers.values():
         assert worker.slots, "a worker without slots is remembered"

@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from shapestream.scheduling.actions import Action, DeliverResults, FailRequest, ForgetRequest
-from shapestream.scheduling.admission import Admission, Refusal, Terms
-from shapestream.scheduling.events import Arrival, ContractError
-from shapestream.scheduling.expiry import Expiry
+from shapestream.scheduling.admission import Admission, Expiry, Refusal, Terms
+from shapestream.scheduling.events import (
+    Action,
+    Arrival,
+    ContractError,
+    DeliverResults,
+    FailRequest,
+    ForgetRequest,
+    RecallBatch,
+)
 from shapestream.scheduling.fairness import MAX_PRIORITY
-from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.records import DONE, QUEUED, RERUN, RUNNING, Batch, Request
-from shapestream.scheduling.statistics import Counters
-from shapestream.scheduling.story import Behind, Seconds, Story
+from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.state import DONE, QUEUED, RERUN, RUNNING, Batch, Request, SlotTable
+from shapestream.scheduling.statistics import Behind, Counters, Seconds, Story
 
 
 class Ledger:
@@ -32,12 +37,14 @@ class Ledger:
         "next_order",
         "requests",
         "running",
+        "slots",
         "story",
         "unwanted",
     )
 
-    def __init__(self, admission: Admission, story: Story) -> None:
+    def __init__(self, admission: Admission, slots: SlotTable, story: Story) -> None:
         self.admission = admission
+        self.slots = slots
         self.story = story
         self.counters = Counters()
         self.requests: dict[int, Request] = {}
@@ -138,6 +145,13 @@ class Ledger:
             "" if behind is None else Behind(behind.id),
         )
 
+    def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
+        """Ask for a batch that is queued behind another."""
+        self.slots.recall(batch.slot, batch)
+        self.counters.batches_recalled += 1
+        self.story.note(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
+        return RecallBatch(batch=batch.id, slot=batch.slot.id)
+
     def put_back(self, requests: Sequence[Request]) -> None:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
@@ -145,15 +159,15 @@ class Ledger:
             self.admission.room.enter(request)
         self.running -= len(requests)
 
-    def deliver(self, batch: Batch, now: float, actions: list[Action]) -> None:
-        """Ends those members of a finished batch that still run."""
+    def deliver(self, batch: Batch, now: float, actions: list[Action]) -> Sequence[Request]:
+        """End those members of a finished batch that still run; they are returned."""
         members = batch.members
         ids = batch.ids
         if batch.wanted != len(members):
             members = [request for request in members if request.state is RUNNING]
             ids = tuple([request.id for request in members])
         if not ids:
-            return
+            return ()
         requests = self.requests
         clients = self.clients
         for request in members:
@@ -167,11 +181,10 @@ class Ledger:
         self.running -= len(ids)
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
-        batch.queue.caution.ended_well(len(ids))
-        if batch.queue.apart:
-            batch.queue.apart.ran_well(members)
+        self.admission.ended_well(batch.queue.profile.name, len(ids))
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
+        return members
 
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
         """Ends a request with an error."""
@@ -183,7 +196,7 @@ class Ledger:
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """Ends a request whose deadline has passed, or cannot be met any more."""
         if request.promised:
-            request.queue.caution.ended_late(request.arrived, now)
+            self.admission.ended_late(request, now)
         if request.state is RUNNING and request.batch is not None and request.batch.started is not None:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:

@@ -1,33 +1,37 @@
 """The scheduler: events in, actions out. It decides everything about batches and does nothing else.
 
-It stands between ingress (which made requests of entries, valid for their model) and the executors. It
-knows no clock, socket, task or tensor: the same events at the same times give the same actions, in the
-server, in the simulator and in the tests. docs/scheduling.md describes the policy.
+It stands between the clients' port, which makes requests of entries that are valid for their model, and the executors. It
+knows no clock, socket, task or tensor: the same events at the same times give the same actions, in the server, in the
+simulator and in the tests. docs/scheduling.md describes the policy.
 
-Events change the books, here and in `reports.py`; what follows from that, who runs where, is `dispatching.py`'s.
+Every event first changes the state (`_take`), and then work is given to slots (`Dispatching.run`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from math import inf
 from typing import assert_never
 
-from shapestream.scheduling.actions import Action, CancelBatch, FailRequest, ReportFault
-from shapestream.scheduling.admission import Admission, Refusal
+from shapestream.scheduling.admission import Admission, Refusal, take_turn
 from shapestream.scheduling.cost_kind import NOTHING_LEARNED
 from shapestream.scheduling.cost_model import CostModel
-from shapestream.scheduling.dispatching import Dispatching
+from shapestream.scheduling.cost_surface import Surface
 from shapestream.scheduling.events import (
+    Action,
     Arrival,
     BatchFailed,
     BatchFinished,
+    CancelBatch,
     ContractError,
     DrainStarted,
     Event,
+    FailRequest,
     ModelAdded,
     ModelGivenUp,
     ModelProfile,
+    ReportFault,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
@@ -35,22 +39,390 @@ from shapestream.scheduling.events import (
     SlotJoined,
     SlotLeft,
     SlotsJoined,
+    StartBatch,
     TimePassed,
 )
-from shapestream.scheduling.hang_watch import HangLimits, HangWatch
+from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.queue_room import QueueRoom
-from shapestream.scheduling.records import RUNNING
-from shapestream.scheduling.recovery import Recovery
-from shapestream.scheduling.reports import Reports
+from shapestream.scheduling.planner import Cut, PlanningBudget, plan_batch, portion, together, unplanned
+from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.recovery import (
+    Apart,
+    HangLimits,
+    HangWatch,
+    Isolation,
+    ModelApart,
+    Recovery,
+    Reports,
+)
 from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.slot import Slot
-from shapestream.scheduling.slots import SlotTable
-from shapestream.scheduling.statistics import Statistics, take_stock
-from shapestream.scheduling.story import Story
+from shapestream.scheduling.state import RERUN, RUNNING, Batch, Request, Slot, SlotTable
+from shapestream.scheduling.statistics import Statistics, Story, take_stock
 from shapestream_engine.learned_costs import LearnedCosts
+
+LOOK = 8
+"""Free slots that are compared by their speed, at most."""
+
+FASTER = 0.9
+"""A slot is preferred for its speed if it takes less than this part of the time of one that has been free longer."""
+
+
+def next_up(
+    queues: Iterable[ModelQueue],
+    now: float,
+    ready: Callable[[ModelQueue, float], bool],
+    full: Callable[[Request], bool],
+) -> Request | None:
+    """The request that goes next, of all models that are `ready`; None if all wait, or nothing does.
+
+    What must be run again goes before everything else; then the first by rank. `full` tells whether the
+    company of a request would fill a batch.
+    """
+    best: Request | None = None
+    best_key: tuple[bool, float, int] = (True, 0.0, 0)
+    for queue in queues:
+        if not ready(queue, now):
+            continue
+        again = queue.rerun_count > 0
+        request = queue.next_rerun()[0] if again else next_anchor(queue, now, full)
+        if request is not None:
+            key = (not again, request.turn, request.order)
+            if best is None or key < best_key:
+                best, best_key = request, key
+    return best
+
+
+def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) -> Request | None:
+    """The request of this model that goes next, or None while all of them may wait for company.
+
+    Without a delay that is the first by rank. With one, nothing goes until some request's delay has ended
+    or a batch would be full.
+    """
+    first = queue.oldest.first()
+    if first is None:
+        return None
+    if queue.delay_s:
+        due = queue.due.first()
+        if due is None or due[0] > now:
+            return _first_of_full(queue, first[2], full)
+    return first[2]
+
+
+def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], bool]) -> Request | None:
+    """A request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
+    if queue.rows < queue.profile.max_batch:
+        return None
+    if queue.full:
+        heads = [bucket.first() for bucket in queue.full.values()]
+        return min(heads, key=lambda request: (request.rank, request.order))
+    return first if full(first) else None
+
+
+def faster_first(queue: ModelQueue) -> Slot:
+    """The free slot that should work: the one that has been free longest, unless one of the next few is clearly
+    faster.
+
+    A slow slot is never left idle for the sake of a fast one that will be free soon: the scheduler is
+    work-conserving.
+    """
+    slots = iter(queue.free.values())
+    best = next(slots)
+    if len(queue.free) > 1:
+        name = queue.profile.name
+        best_pace = best.paces.get(name, 1.0)
+        for slot in islice(slots, LOOK - 1):
+            pace = slot.paces.get(name, 1.0)
+            if pace < FASTER * best_pace:
+                best, best_pace = slot, pace
+    return best
+
+
+class Dispatching:
+    """Starts, sends ahead and recalls batches, until nothing more may be done."""
+
+    __slots__ = (
+        "_apart",
+        "_costs",
+        "_ledger",
+        "_next_batch",
+        "_queues",
+        "_slots",
+        "_watch",
+        "budget",
+        "isolation",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        slots: SlotTable,
+        costs: CostModel,
+        queues: dict[str, ModelQueue],
+        waiting: dict[str, ModelQueue],
+        watch: HangWatch,
+        apart: Apart,
+    ) -> None:
+        self._ledger = ledger
+        self._apart = apart
+        self._watch = watch
+        self._slots = slots
+        self._costs = costs
+        self._queues = queues
+        self.waiting = waiting
+        """Models with waiting requests; one that no longer has any is dropped at a later look."""
+        self.budget = PlanningBudget()
+        self.isolation = Isolation(ledger, slots, self._start_alone)
+        self._next_batch = 1
+
+    def run(self, now: float, actions: list[Action]) -> None:
+        """Starts batches until no slot is free or nothing may start: the scheduler is work-conserving."""
+        waiting = self.waiting
+        slots = self._slots
+        isolation = self.isolation
+        if isolation.suspected or isolation.isolated:
+            isolation.run(now, actions)
+        while waiting and slots.free_count:
+            request = next_up(waiting.values(), now, _has_free, self._fills)
+            if request is None:
+                break
+            slot = faster_first(request.queue)
+            actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
+        if waiting:
+            self._send_ahead(now, actions)
+            for name in [name for name, queue in waiting.items() if not queue.waiting]:
+                del waiting[name]
+        if slots.ahead_count and slots.free_count:
+            self._recall_for_free(now, actions)
+
+    def idles(self, now: float) -> bool:
+        """Whether a free slot idles although a request may start; never after `run`."""
+        return next_up(self._queues.values(), now, _has_free, self._fills) is not None
+
+    def next_wakeup(self) -> float | None:
+        """When something may be done for which no event will come."""
+        times: list[float] = []
+        slots = self._slots
+        if self.waiting and slots.aside and (back := slots.next_return()) is not None:
+            times.append(back)
+        for queue in self.waiting.values():
+            if not queue.startable:
+                continue
+            due = queue.due.first() if queue.delay_s and not queue.rerun_count else None
+            if queue.free:
+                if due is not None:
+                    times.append(due[0])
+            elif queue.profile.idempotent and (commit := queue.commits.first()) is not None:
+                times.append(commit[0] if due is None else max(commit[0], due[0]))
+        if slots.ahead_count and slots.free_count:
+            for queue in self._queues.values():
+                if queue.startable or len(queue.free) <= queue.recalling:
+                    continue
+                if (first := queue.ahead.first()) is not None:
+                    times.append(first[0] + (first[1].prefetch_s or 0.0))
+        return min(times, default=None)
+
+    # ------------------------------------------------------------ starting
+
+    def _give_up(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
+        """Ends a request whose turn has come too late for a whole call, where the queue is as long as deadlines allow.
+
+        Then somebody will be late, since the queue took longer than was promised. To cut the call so that this one is in
+        time would make everybody behind it later, who are as near to their deadlines; then their calls have to be cut as
+        well, and soon the slots run calls of one row. Who had little time from the start is not meant: its deadline is
+        near because it waited, for two thirds of its time at least.
+        """
+        queue = request.queue
+        deadline = request.deadline
+        if (
+            deadline is None
+            or self._ledger.admission.saturated_at(queue) < request.arrived
+            or request.state is RERUN
+        ):
+            return None
+        starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
+        left_s = deadline - starts_at
+        if starts_at - request.arrived < 2.0 * left_s:
+            return None
+        name = queue.profile.name
+        try:
+            company = self._costs.company_s(name, request.shape, request.rows)
+        except Exception:  # noqa: BLE001 - what cannot be priced is tried
+            return None
+        if company is None or left_s >= company[1] * self._costs.speed(name, slot.id):
+            return None
+        return self._ledger.fail_late(request, now)
+
+    def _give(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
+        """Cuts the batch that a request goes in, and starts it on a slot, or behind what that runs."""
+        queue = request.queue
+        name = queue.profile.name
+        ledger = self._ledger
+        clients = len(ledger.clients)
+        surface = self._costs.surface(name, slot.id)
+        speed = self._costs.speed(name, slot.id)
+        if request.state is RERUN:
+            group = queue.take_rerun()
+            plan, predicted_s = self._cut(lambda: together(group, surface), group, surface, speed, actions)
+        else:
+            anchor = take_turn(request, ledger.deadlines.urgent.get(request.client), clients, now)
+            starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
+            turn = anchor
+            anchor = turn.bucket.first()  # one whose turn was exchanged may still stand before it
+
+            def planned() -> Cut:
+                most_s, max_rows = portion(queue, slot, anchor, surface, speed, now)
+                plan = plan_batch(
+                    anchor, surface, self.budget, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
+                )
+                if len(plan.members) > 1 and (apart := self._apart.of(name)) is not None:
+                    plan = _apart(apart, anchor, plan, surface)
+                return plan
+
+            plan, predicted_s = self._cut(planned, [anchor], surface, speed, actions)
+            members_s = sum([member.share_s for member in plan.members])
+            queue.shares.dispatched(turn.tag, turn.turn, members_s, clients)
+            queue.take(plan.members, RUNNING)
+        return self._start(queue, slot, plan, request, predicted_s, now)
+
+    def _cut(
+        self,
+        plan: Callable[[], Cut],
+        otherwise: Sequence[Request],
+        surface: Surface,
+        speed: float,
+        actions: list[Action],
+    ) -> tuple[Cut, float | None]:
+        """The batch that `plan` cuts, and its predicted seconds on its slot.
+
+        Where that fails, `otherwise` run as they are: to look at neighbours of any sizes must not cost a request its turn.
+        """
+        try:
+            cut = plan()
+            predicted_s = _predicted_s(cut, surface, speed)
+            rounding = otherwise[0].queue.rounding
+            if rounding is not None:
+                rounding.start(cut.call_rows, cut.shape)
+        except Exception as error:  # noqa: BLE001 - see above
+            ids = tuple([request.id for request in otherwise])
+            actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
+            return unplanned(otherwise), None
+        return cut, predicted_s
+
+    def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
+        """Starts the first suspect of a model, where nothing else runs."""
+        name = queue.profile.name
+        surface = self._costs.surface(name, slot.id)
+        request, accused = queue.take_suspect()
+        speed = self._costs.speed(name, slot.id)
+        plan, predicted_s = self._cut(
+            lambda: together([request], surface), [request], surface, speed, actions
+        )
+        action = self._start(queue, slot, plan, request, predicted_s, now)
+        batch = self._slots.batches[action.batch]
+        batch.alone, batch.accused = True, accused
+        return action
+
+    def _start(
+        self, queue: ModelQueue, slot: Slot, plan: Cut, first: Request, predicted_s: float | None, now: float
+    ) -> StartBatch:
+        batch = Batch(self._next_batch, slot, queue, plan.members, plan.sizes(queue.has_batch), predicted_s)
+        if predicted_s is not None:
+            batch.guess_s = plan.seconds * self._costs.speed(queue.profile.name, slot.id)
+        self._next_batch += 1
+        self.budget.earn(predicted_s, now)
+        behind = slot.batch
+        if behind is None:
+            self._slots.occupy(slot, batch, now)
+            self._watch.began(batch, now)
+        else:
+            self._slots.send_ahead(slot, batch)
+        self._ledger.start(batch, plan, first, behind, now)
+        return StartBatch(
+            batch=batch.id,
+            slot=slot.id,
+            model=queue.profile.name,
+            requests=batch.ids,
+            sizes=batch.sizes,
+            behind=None if behind is None else behind.id,
+        )
+
+    def _fills(self, anchor: Request) -> bool:
+        """Whether the batch of this request would be full; asked only for models that wait for company."""
+        profile = anchor.queue.profile
+        surface = self._costs.surface(profile.name)
+        try:
+            plan = plan_batch(anchor, surface, self.budget, speed=1.0, most_s=None, now=float("-inf"))
+        except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
+            return True
+        return plan.rows >= profile.max_batch
+
+    # ------------------------------------------------------------ ahead of time
+
+    def _send_ahead(self, now: float, actions: list[Action]) -> None:
+        """Sends batches to busy slots that will soon be free, of models that have no free slot."""
+        while (request := next_up(self.waiting.values(), now, _wants_ahead, self._fills)) is not None:
+            first = request.queue.commits.first()
+            assert first is not None
+            slot = first[1]
+            actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
+
+    def _recall_for_free(self, now: float, actions: list[Action]) -> None:
+        """Where a slot is free and nothing waits for it, calls back what waits elsewhere behind another batch.
+
+        Not what will start before it could be sent anew: about as long as sending takes, before and after the time
+        for which its start is predicted.
+        """
+        for queue in self._queues.values():
+            while len(queue.free) > queue.recalling and not queue.startable:
+                last = queue.ahead.last()
+                if last is None:
+                    break
+                starts_at, slot = last
+                if now >= starts_at - (slot.prefetch_s or 0.0):
+                    first = queue.ahead.first()
+                    assert first is not None
+                    starts_at, slot = first
+                    if now < starts_at + (slot.prefetch_s or 0.0):
+                        break
+                assert slot.behind is not None
+                reason = f"slot {next(iter(queue.free))} is free"
+                actions.append(self._ledger.recall(slot.behind, now, reason))
+
+
+def _apart(apart: ModelApart, anchor: Request, plan: Cut, surface: Surface) -> Cut:
+    """The same batch without those that run apart from the anchor; if there are any, only its own shape is left."""
+    if apart.runs_alone(anchor):
+        return together([anchor], surface)
+    mark = apart.mark(anchor)
+    if all(apart.mark(member) == mark for member in plan.members):
+        return plan
+    shape = anchor.shape
+    return together(
+        [member for member in plan.members if member.shape == shape and apart.mark(member) == mark],
+        surface,
+    )
+
+
+def _predicted_s(plan: Cut, surface: Surface, speed: float) -> float | None:
+    """Seconds of a batch on its slot; None while nothing is measured."""
+    if not surface.measured:
+        return None
+    rows, shape = plan.call_rows, plan.shape
+    return speed * min(plan.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
+
+
+def _has_free(queue: ModelQueue, now: float) -> bool:
+    return bool(queue.free)
+
+
+def _wants_ahead(queue: ModelQueue, now: float) -> bool:
+    """Whether all slots of a model that has waiting requests are busy, and it is time to send one of them its next batch."""
+    if queue.free or not queue.startable or not queue.profile.idempotent:
+        return False
+    first = queue.commits.first()
+    return first is not None and first[0] <= now
 
 
 class Scheduler:
@@ -78,17 +450,18 @@ class Scheduler:
         """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
         self._queues: dict[str, ModelQueue] = {}
         self._watch = HangWatch(hangs)
-        self._slots = SlotTable(self._watch)
+        self._slots = SlotTable()
         self._costs = CostModel(learned)
         waiting: dict[str, ModelQueue] = {}
         room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
         self._admission = Admission(room, waiting, self._costs)
-        self._ledger = Ledger(self._admission, Story(story_length))
-        self._dispatching = Dispatching(self._ledger, self._slots, self._costs, self._queues, waiting)
-        recovery = Recovery(self._ledger, waiting, max_attempts, self._dispatching.isolation)
-        self._reports = Reports(
-            self._ledger, self._slots, self._costs, self._dispatching, recovery, self._watch
+        self._ledger = Ledger(self._admission, self._slots, Story(story_length))
+        apart = Apart()
+        self._dispatching = Dispatching(
+            self._ledger, self._slots, self._costs, self._queues, waiting, self._watch, apart
         )
+        recovery = Recovery(self._ledger, waiting, max_attempts, self._dispatching.isolation, apart)
+        self._reports = Reports(self._ledger, self._slots, self._costs, recovery, apart, self._watch)
         self._now = float("-inf")
 
     # ------------------------------------------------------------ what the caller uses
@@ -171,7 +544,9 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
-        check(self._ledger, self._queues, self._dispatching, self._slots, self._now)
+        dispatching = self._dispatching
+        check(self._ledger, self._queues, dispatching.waiting, dispatching.isolation, self._slots, self._now)
+        assert not dispatching.idles(self._now), "a free slot idles while a request may start"
 
     def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
         """What happened to a recent request, oldest first, as (time, what)."""
@@ -179,7 +554,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """Counters and present state."""
-        return take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching)
+        return take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching.budget)
 
     def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
         """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
@@ -220,7 +595,7 @@ class Scheduler:
     def _slot_closing(self, event: SlotClosing, now: float, actions: list[Action]) -> None:
         slot = self._slots.close(event.slot)
         if slot is not None and slot.behind is not None and not slot.behind.recalled:
-            actions.append(self._dispatching.recall(slot.behind, now, f"slot {slot.id} closes"))
+            actions.append(self._ledger.recall(slot.behind, now, f"slot {slot.id} closes"))
 
     # ------------------------------------------------------------ requests
 
@@ -277,7 +652,7 @@ class Scheduler:
         """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""
         # The same batch twice: its last member was late in the very event that let it begin.
         for batch in dict.fromkeys(self._ledger.unwanted):
-            if batch.id not in self._dispatching.batches:
+            if batch.id not in self._slots.batches:
                 continue
             if batch.started is not None:
                 if batch.cancelled:
@@ -285,5 +660,5 @@ class Scheduler:
                 batch.cancelled = True
                 actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
             elif not batch.recalled:
-                actions.append(self._dispatching.recall(batch, now, "nobody waits for it any more"))
+                actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
         self._ledger.unwanted.clear()

@@ -1,17 +1,57 @@
-"""The scheduler's counters, for people and for metrics."""
+"""Statistics and stories: what the scheduler tells people and metrics about itself.
+
+A story is one entry per decision, not per request. Nothing is formatted until it is asked for, so that it costs a tuple
+per batch to keep.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from shapestream.scheduling.cost_model import CostModel
-    from shapestream.scheduling.dispatching import Dispatching
     from shapestream.scheduling.ledger import Ledger
-    from shapestream.scheduling.model_queue import ModelQueue
-    from shapestream.scheduling.slots import SlotTable
+    from shapestream.scheduling.planner import PlanningBudget
+    from shapestream.scheduling.queueing import ModelQueue
+    from shapestream.scheduling.state import SlotTable
+
+
+class Seconds(NamedTuple):
+    """A prediction, put into words when somebody asks."""
+
+    seconds: float | None
+
+    def __format__(self, _: str) -> str:
+        return "" if self.seconds is None else f"; predicted {self.seconds:.6f} s"
+
+
+class Behind(NamedTuple):
+    """The batch that another one is sent ahead to wait for."""
+
+    batch: int
+
+    def __format__(self, _: str) -> str:
+        return f"; sent ahead, behind batch {self.batch}"
+
+
+class Story:
+    """The last `length` decisions. With length 0 it remembers nothing."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, length: int) -> None:
+        self._entries: deque[tuple[float, tuple[int, ...], str, tuple[object, ...]]] = deque(maxlen=length)
+
+    def note(self, time: float, ids: tuple[int, ...], what: str, *details: object) -> None:
+        """Remembers one decision about these requests; `what` is a format string for the details."""
+        self._entries.append((time, ids, what, details))
+
+    def of(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events and actions use
+        """What is remembered of one request, oldest first; nothing if it was long ago."""
+        return [(time, what.format(*details)) for time, ids, what, details in self._entries if id in ids]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -68,7 +108,7 @@ class Statistics:
     planning_cuts: int
     """Dynamic programmes that the planner ran."""
     planning_s: float
-    """Seconds that they are taken to have cost; nothing here reads a clock, see planning_budget.py."""
+    """Seconds that they are taken to have cost; nothing here reads a clock, see planner.py."""
     rows_started: int
     padding_ratio: float
     """Elements computed only as padding / elements computed, over all batches started."""
@@ -122,7 +162,7 @@ def take_stock(
     queues: Mapping[str, ModelQueue],
     slots: SlotTable,
     costs: CostModel,
-    dispatching: Dispatching,
+    budget: PlanningBudget,
 ) -> Statistics:
     """The statistics of a scheduler that consists of these."""
     counters = ledger.counters
@@ -131,7 +171,7 @@ def take_stock(
         queued=admission.room.requests,
         queued_bytes=admission.room.nbytes,
         running=ledger.running,
-        batches=len(dispatching.batches),
+        batches=len(slots.batches),
         slots=len(slots.slots),
         free_slots=slots.free_count,
         closing_slots=sum(slot.closing for slot in slots.slots.values()),
@@ -146,8 +186,8 @@ def take_stock(
         batches_started=counters.batches_started,
         batches_ahead=counters.batches_ahead,
         batches_recalled=counters.batches_recalled,
-        planning_cuts=dispatching.budget.cuts,
-        planning_s=dispatching.budget.spent_s,
+        planning_cuts=budget.cuts,
+        planning_s=budget.spent_s,
         rows_started=counters.rows_started,
         padding_ratio=counters.padding_ratio,
         models=tuple(

@@ -1,6 +1,6 @@
 """The server: from a client's request to its answer.
 
-`ingress` reads and checks, `reception` keeps the sessions, `dispatcher` asks the scheduler and carries out,
+`client_port` reads, checks and keeps the sessions, `dispatcher` asks the scheduler and carries out,
 `local_executor` and `remote_executor` are the ways to slots, `worker_port` keeps the workers, `egress` answers;
 `server` puts them together.
 """

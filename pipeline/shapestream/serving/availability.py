@@ -1,18 +1,18 @@
-"""Which models nobody can serve any more: their workers were given up, so that waiting for one would never end.
+"""Which models clients may ask for: told to dispatcher and clients' port as executors come and go.
 
-A model without a worker *yet*, or whose worker is being started again, is another matter: its requests wait. Here it is
-said that none will come by itself; a worker that comes all the same, by dialling in, ends it.
+A model without a worker *yet*, or whose worker is being started again, stays available: its requests wait. A model is
+given up when its workers were, so that waiting for one would never end; a worker that dials in all the same brings it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import structlog
 
+from shapestream.serving.client_port import ClientPort
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.models import ServedModels
-from shapestream.serving.reception import Reception
+from shapestream.serving.models import ServedModel, ServedModels
 
 __all__ = ["Availability"]
 
@@ -20,38 +20,46 @@ log = structlog.get_logger()
 
 
 class Availability:
-    """Tells dispatcher and reception when a model becomes unavailable, and when it is back."""
+    """Tells dispatcher and clients' port when a model comes, becomes unavailable, and is back."""
 
-    def __init__(
-        self,
-        models: ServedModels,
-        dispatcher: Dispatcher,
-        reception: Reception,
-        is_served: Callable[[str], bool],
-    ) -> None:
-        """`is_served`: does any executor that is here have this model?"""
+    def __init__(self, models: ServedModels, dispatcher: Dispatcher, clients: ClientPort) -> None:
         self._models = models
         self._dispatcher = dispatcher
-        self._reception = reception
-        self._is_served = is_served
+        self._clients = clients
         self._given_up: dict[str, str] = {}
         """Why, by name; at most as many as the configuration has models."""
 
+    def models_added(self, models: Iterable[ServedModel], now: float) -> None:
+        """Let requests for these models come, which no executor has brought before."""
+        for model in models:
+            self._dispatcher.model_added(model, now)
+            self._clients.model_added(model)
+
+    def is_served(self, name: str) -> bool:
+        """Whether any executor that is here has this model."""
+        return any(name in slot.executor.models for slot in self._dispatcher.slots.values())
+
     def give_up(self, name: str, why: str, now: float) -> None:
-        """No process will be started for this model any more."""
+        """Expect no process for this model any more."""
         self._given_up[name] = why
-        self.workers_changed(now)
+        self.executors_changed(now)
+
+    def give_up_lost(self, why: str, now: float) -> None:
+        """Give up all models that no executor has any more."""
+        for name in self._models.names:
+            if not self.is_served(name):
+                self.give_up(name, why, now)
 
     def hope_again(self, name: str) -> None:
-        """Its processes are started again: whether they come up is to be seen, and waited for."""
+        """Let requests wait for a model whose processes are started again; whether they come up is to be seen."""
         if self._given_up.pop(name, None) is not None and name in self._models.unavailable:
             self._models.available_again(name)
 
-    def workers_changed(self, now: float) -> None:
-        """A worker has come or gone."""
+    def executors_changed(self, now: float) -> None:
+        """Look which of the models that were given up an executor has now, and which not."""
         for name, why in self._given_up.items():
             known = name in self._models.unavailable
-            if self._is_served(name):
+            if self.is_served(name):
                 if known:
                     log.info("model is available again", model=name)
                     self._models.available_again(name)
@@ -59,5 +67,5 @@ class Availability:
                 log.error("model is unavailable", model=name, why=why)
                 message = f"model {name!r} is unavailable: {why}"
                 self._models.make_unavailable(name, message)
-                self._reception.model_unavailable(name, message)
+                self._clients.model_unavailable(name, message)
                 self._dispatcher.model_given_up(name, message, now)

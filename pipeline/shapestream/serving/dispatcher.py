@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from shapestream.scheduling import events
-from shapestream.scheduling.actions import Action, FailRequest
+from shapestream.scheduling.events import Action, FailRequest
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.alarm import Alarm
 from shapestream.serving.effects import Effects

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shapestream.scheduling.actions import (
+from shapestream.scheduling.events import (
     Action,
     CancelBatch,
     DeliverResults,
@@ -110,10 +110,5 @@ class Effects:
     def _end(self, request: int) -> RequestRecord:
         """The request's one end: its record goes, and its client's credit comes back."""
         record = self.requests.pop(request)
-        session = record.session
-        del session.running[record.sequence]
-        nbytes = record.shape.total_nbytes
-        session.held_bytes -= nbytes
-        if session.key_credit is not None:
-            session.key_credit.give_back(nbytes)
+        record.session.end(record)
         return record

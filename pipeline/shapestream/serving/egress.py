@@ -1,6 +1,6 @@
 """The answers: results and failures become entries for their clients, with the timings of their way.
 
-They leave at the end of the turn, grouped by client (`links.Outgoing`). Large results are sent straight from
+They leave at the end of the turn, grouped by client (`outgoing.py`). Large results are sent straight from
 the arrays that the slot copied out; nothing here touches tensor bytes.
 """
 
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, error_from_code
-from shapestream.scheduling.actions import FailRequest
+from shapestream.scheduling.events import FailRequest
 from shapestream.serving.kept_replies import KeptReplies
-from shapestream.serving.links import Outgoing
+from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord, Session
-from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.wire.messages import Failure, Result, Timings
 from shapestream_engine.layout import Tensors
 
@@ -28,10 +27,10 @@ leaves unused. Such replies are not kept."""
 class Egress:
     """Turns ends of requests into replies."""
 
-    def __init__(self, outgoing: Outgoing, statistics: ServerStatistics, kept: KeptReplies) -> None:
-        self._outgoing = outgoing
-        self._statistics = statistics
-        self._kept = kept
+    def __init__(self, outgoing: Outgoing, kept: KeptReplies) -> None:
+        self.outgoing = outgoing
+        self.kept = kept
+        self._statistics = outgoing.statistics
 
     def deliver(
         self,
@@ -41,7 +40,7 @@ class Egress:
         now: float,
     ) -> None:
         """Results of one batch. Members that arrived in the same turn share their `Timings`."""
-        say, keep = self._outgoing.say, self._kept.keep
+        say, keep = self.outgoing.say, self.kept.keep
         alike, timings, arrived = 0, None, 0.0
         for record, tensors in zip(records, outputs, strict=True):
             if tensors is None:
@@ -88,16 +87,14 @@ class Egress:
     def repeat(self, session: Session, reply: Result | Failure) -> None:
         """A reply that was given before."""
         self._statistics.repeated += 1
-        self._outgoing.say(session, reply)
+        self.outgoing.say(session, reply)
 
     def _keep(self, record: RequestRecord, failure: Failure) -> None:
-        self._kept.keep(
-            record.session.answered, record.sequence, record.model.number, record.tensors, failure
-        )
+        self.kept.keep(record.session.answered, record.sequence, record.model.number, record.tensors, failure)
 
     def _tell(self, session: Session, failure: Failure) -> None:
         self._statistics.failures[failure.code] += 1
-        self._outgoing.say(session, failure)
+        self.outgoing.say(session, failure)
 
 
 def _failure(sequence: int, code: str, message: str, retry_after_s: float | None = None) -> Failure:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from shapestream.scheduling.actions import DeliverResults, FailRequest, ReportFault
+from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord
-from shapestream.simulation.trace_recorder import TraceRecorder
 from shapestream.telemetry.logging import RateLimit, debug_enabled
 from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.telemetry.trace import TraceRecorder
 from shapestream_engine.batch import BatchReport, ErrorCode
 
 __all__ = ["Journal"]

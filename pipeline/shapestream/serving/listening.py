@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import structlog
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.serving.options import ServerOptions
-from shapestream.transport.curve import ProtectedRouter
-from shapestream.transport.outbox import OutboxRoom
+from shapestream.transport.curve import KeyRole, ProtectedRouter
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zap import KeyRole
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.zeromq import OutboxRoom, RouterSocket
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import Limits
 from shapestream.wire.messages import Goodbye
@@ -60,10 +59,9 @@ def listen(
         if asks and options.security
         else RouterSocket(options=asked, room=room)
     )
-    try:
+    with ExitStack() as unless_bound:
+        unless_bound.callback(socket.close)
         for address in addresses:
             socket.bind(address)
-    except BaseException:
-        socket.close()
-        raise
+        unless_bound.pop_all()
     return socket

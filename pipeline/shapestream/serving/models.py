@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import prod
@@ -12,14 +12,14 @@ import structlog
 
 from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.scheduling.events import InputBytes, ModelProfile
-from shapestream.serving.message_room import most_rows
-from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
+from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Layout
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = ["DEFAULT_MAX_BATCH", "ModelOptions", "ServedModel", "ServedModels"]
+__all__ = ["DEFAULT_MAX_BATCH", "ModelOptions", "ServedModel", "ServedModels", "most_rows"]
 
 log = structlog.get_logger()
 
@@ -36,6 +36,12 @@ MAX_STEPS = 1 << 20
 STEPS_PER_CALL = 8
 # Models of one server, in its life.
 MAX_MODELS = 1024
+# Bytes of msgpack in a header, at most: a tensor's port, element type and the heads of its arrays and bytes; a size;
+# what a member has besides its tensors; what a batch has besides its members (names, sizes, and the calls it took).
+_TENSOR_BYTES = 64
+_SIZE_BYTES = 9
+_MEMBER_BYTES = 32
+_BATCH_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +222,27 @@ def _difference(known: ModelSignature, other: ModelSignature) -> str:
     lines = zip_longest(known.describe(), other.describe(), fillvalue="nothing")
     ours, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
     return f"{ours.strip()!r} here, {theirs.strip()!r} there"
+
+
+def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
+    """Rows of one batch that are sure to fit a message, at least 1: a single request always does.
+
+    A batch travels as one `Execute` and comes back as one `BatchDone`, and neither can be divided. In the worst case each
+    row is a request by itself, and all its tensors are as large as may be inside the header, or each a frame of its own.
+    """
+    room = limits.max_header_bytes - _BATCH_BYTES
+    fits = [limits.max_members]
+    for ports in (signature.inputs, signature.outputs):
+        fits.append(limits.max_frames // max(1, len(ports)))
+        fits.append(room // _header_bytes(ports))
+    return max(1, min(fits))
+
+
+def _header_bytes(ports: Sequence[InputPort | OutputPort]) -> int:
+    """Of one request, or of one result, with every tensor inline."""
+    return _MEMBER_BYTES + sum(
+        MAX_INLINE_BYTES + _TENSOR_BYTES + _SIZE_BYTES * port.shape.rank for port in ports
+    )
 
 
 class ServedModels:

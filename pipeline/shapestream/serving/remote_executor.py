@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shapestream.serving.batch_entries import entry_of_batch
-from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck
 from shapestream.wire.messages import CancelBatch, Clock, RecallBatch
 from shapestream_engine.batch import Batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from shapestream.scheduling.actions import StartBatch
+from shapestream.scheduling.events import StartBatch
 from shapestream.serving.executor import Executor
 from shapestream.serving.sessions import RequestRecord
 from shapestream.wire.messages import Timings

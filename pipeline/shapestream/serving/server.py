@@ -1,8 +1,8 @@
-"""The server: the tree of its tasks, what its caller may ask of it, and its end.
+"""The server: its parts, the tree of their tasks, what its caller may ask of it, and its end.
 
     serve
     ├── clients' socket, workers' socket      one watcher task each
-    ├── Ingress.run, WorkerPort.run           one task each, per turn: read, decide, act, send
+    ├── ClientPort.run, WorkerPort.run        one task each, per turn: read, decide, act, send
     ├── Dispatcher.run_alarm                  deadlines and batching delays
     ├── _beat                                 heartbeats and silence
     └── _drain                                waits for `Server.drain`, then ends the others
@@ -13,22 +13,36 @@ lock.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import structlog
 import trio
 
+from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import give_back_what_is_too_much
+from shapestream.serving.availability import Availability
+from shapestream.serving.client_port import ClientPort
+from shapestream.serving.cost_keeper import CostKeeper
+from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.egress import Egress
 from shapestream.serving.executor import InProcessExecutor, SlotSource
+from shapestream.serving.journal import Journal
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.listening import listen
-from shapestream.serving.models import ModelOptions
+from shapestream.serving.models import ModelOptions, ServedModels
 from shapestream.serving.options import ServerOptions
-from shapestream.serving.parts import Parts
-from shapestream.serving.process_owner import LastState, ProcessOwner
+from shapestream.serving.outgoing import Outgoing
+from shapestream.serving.quarantine import Quarantine
+from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.telemetry.trace import TraceRecorder
+from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter
 from shapestream.transport.interface import PeerSocket
-from shapestream.transport.outbox import OutboxRoom
-from shapestream.transport.zap import KeyRing, KeyRole
+from shapestream.transport.zeromq import OutboxRoom
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream_engine.batch import BatchReport
 
@@ -44,29 +58,71 @@ FAREWELL_S = 0.05
 STALL_S = 0.5
 
 
+# Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
+MOST_SLOTS = 1024
+
+
 class Server:
-    """A running server, as `serve` hands it to its caller."""
+    """A running server, as `serve` hands it to its caller. Made inside trio."""
 
     def __init__(self, options: ServerOptions, clients: PeerSocket, workers: PeerSocket | None) -> None:
         self._options = options
+        self._started = trio.current_time()
         self._drain_asked = trio.Event()
         self._ended = False
         self._grace_s = options.grace_s
-        self._addresses = clients.addresses
-        self._worker_addresses = () if workers is None else workers.addresses
-        self._parts = Parts(options, clients, workers)
+        self._sockets = [clients] if workers is None else [clients, workers]
+        self.addresses = clients.addresses
+        """Where clients can connect."""
+        self.worker_addresses: tuple[str, ...] = () if workers is None else workers.addresses
+        """Where workers can connect."""
+        epoch = os.urandom(16)
+        self._counters = ServerStatistics()
+        self._models = ServedModels(options.models, options.digests)
+        self._cost_keeper = None if options.cost_cache is None else CostKeeper(options.cost_cache)
+        self._scheduler = Scheduler(
+            max_queued_requests=options.max_queued_requests,
+            max_queued_bytes=options.max_queued_bytes,
+            max_queued_s=options.max_queued_s,
+            hangs=HangLimits(min_s=options.hang_min_s, grace_s=options.hang_grace_s),
+            learned={} if self._cost_keeper is None else self._cost_keeper.read(),
+        )
+        trace = None if options.record_trace is None else TraceRecorder(options.record_trace)
+        self._journal = Journal(self._counters, trio.current_time, trace)
+        self._kept = KeptReplies(
+            max_bytes=options.kept_bytes,
+            max_age_s=options.kept_s,
+            max_replies=options.window_requests,
+            now=self._started,
+        )
+        egress = Egress(Outgoing(clients, "clients", self._counters), self._kept)
+        self._dispatcher = Dispatcher(
+            self._scheduler,
+            egress,
+            self._journal,
+            clock=trio.current_time,
+            flush=self._flush,
+            prefetch=options.prefetch,
+            quarantine=Quarantine(options.quarantine_requests, options.quarantine_s),
+        )
+        self._client_port = ClientPort(
+            egress, self._dispatcher, self._models, options, epoch=epoch, describe=self.statistics
+        )
+        self._availability = Availability(self._models, self._dispatcher, self._client_port)
+        self._worker_port: WorkerPort | None = None
+        self._ports: list[ClientPort | WorkerPort] = [self._client_port]
+        if workers is not None:
+            self._worker_port = WorkerPort(
+                Outgoing(workers, "workers", self._counters, WORKER_LIMITS),
+                self._dispatcher,
+                self._models,
+                self._availability,
+                options,
+                epoch=epoch,
+            )
+            self._ports.append(self._worker_port)
 
     # ---------------------------------------------------------------- for the caller
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where clients can connect."""
-        return self._addresses
-
-    @property
-    def worker_addresses(self) -> tuple[str, ...]:
-        """Where workers can connect."""
-        return self._worker_addresses
 
     def drain(self, *, grace_s: float | None = None) -> None:
         """Begins the end: new requests are refused, admitted ones get the grace to finish; `serve` returns.
@@ -79,37 +135,36 @@ class Server:
 
     def own_processes(self, owner: ProcessOwner) -> None:
         """From now on `owner` is asked to kill workers that hang, and tells by `worker_ended` when one has ended."""
-        if self._parts.worker_ends is not None:
-            self._parts.worker_ends.owner = owner
+        if self._worker_port is not None:
+            self._worker_port.owner = owner
 
     async def worker_ended(self, worker: str, pid: int, *, died: bool) -> LastState:
         """A worker's process has ended: what it had not answered runs again elsewhere, nobody waits for its silence.
 
         `died`: by a signal, or with an error, so that it may have died of what it ran.
         """
-        ends = self._parts.worker_ends
-        if ends is None or self._ended:
+        if self._worker_port is None or self._ended:
             return LastState()
         try:
-            return await ends.process_ended(worker, pid, died=died)
+            return await self._worker_port.process_ended(worker, pid, died=died)
         except trio.ClosedResourceError:
             return LastState()  # the server has ended meanwhile: nothing is left to be run again
 
     def model_given_up(self, name: str, why: str) -> None:
         """No worker will be started for this model any more: its requests end as `unavailable`, unless one dials in."""
         if not self._ended:
-            self._parts.availability.give_up(name, why, trio.current_time())
-            self._parts.dispatcher.end_turn()
+            self._availability.give_up(name, why, trio.current_time())
+            self._dispatcher.end_turn()
 
     def model_expected(self, name: str, options: ModelOptions) -> None:
         """A worker with this model will come: requests wait for it. `options` are for a model that is new here."""
-        self._parts.models.expect(name, options)
+        self._models.expect(name, options)
         self.model_awaited(name)
 
     def model_awaited(self, name: str) -> None:
         """Its workers are started again after all: requests wait for them."""
         if not self._ended:
-            self._parts.availability.hope_again(name)
+            self._availability.hope_again(name)
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
         """From now on the models are served from files of these digests: workers that have read others are refused.
@@ -117,14 +172,16 @@ class Server:
         Workers that are here stay. Of a model that is left out the first worker that joins says it.
         """
         for name, digest in digests.items():
-            before = self._parts.models.digests.get(name)
+            before = self._models.digests.get(name)
             if before is not None and before != digest:
                 log.info("model has other files", model=name, digest=digest, before=before)
-        self._parts.models.serve_files(digests)
+        self._models.serve_files(digests)
 
     def let_in(self, ring: KeyRing) -> None:
-        """Replaces the keys that are let in; who has another one is cut off. Without effect where none is asked for."""
-        self._parts.ports.let_in(ring)
+        """Replace the keys that are let in; a peer with another one is cut off. Without effect where none is asked for."""
+        for socket in self._sockets:
+            if isinstance(socket, ProtectedRouter):
+                socket.let_in(ring)
 
     def refuse_new_shapes(self, why: str | None) -> None:
         """From now on, or no longer (None): a request of a shape that no other had lately is answered `unavailable`.
@@ -132,33 +189,59 @@ class Server:
         For a server whose own memory grows with each shape that its models meet. Models that round shapes to a
         few are not concerned.
         """
-        self._parts.models.refuse_new_shapes(why)
+        self._models.refuse_new_shapes(why)
 
     def statistics(self) -> dict[str, Any]:
         """The counters, as plain data: what `Statistics` carries."""
-        return self._parts.describe()
+        scheduler, dispatcher = self._scheduler.statistics(), self._dispatcher
+        return {
+            "uptime_s": round(trio.current_time() - self._started, 3),
+            "pid": os.getpid(),
+            "draining": scheduler.draining,
+            "clients": len(self._client_port.sessions),
+            "models": self._models.names,
+            "unavailable": dict(self._models.unavailable),
+            "digests": dict(self._models.digests),
+            "unfinished": dispatcher.unfinished,
+            "suspects": scheduler.suspects,
+            "quarantined": len(dispatcher.quarantine),
+            "kept_replies": len(self._kept),
+            "kept_bytes": self._kept.nbytes,
+            "scheduler": repr(scheduler),
+            "slots": {
+                slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
+                for slot in islice(dispatcher.slots.values(), MOST_SLOTS)
+            },
+            "slots_in_all": len(dispatcher.slots),
+            "peers_refused": {
+                socket.port: dict(socket.refused)
+                for socket in self._sockets
+                if isinstance(socket, ProtectedRouter)
+            },
+            **self._counters.to_dict(),
+        }
 
     # ---------------------------------------------------------------- its tasks
 
     async def _run(self, local: SlotSource | None, task_status: trio.TaskStatus[Server]) -> None:
         executor = None if local is None else local.start(self._local_reports)
-        cost_keeper = self._parts.cost_keeper
+        cost_keeper = self._cost_keeper
         try:
             async with trio.open_nursery() as nursery:
-                for port in self._parts.ports:
-                    await nursery.start(port.socket.run)
-                    nursery.start_soon(port.serve)
-                nursery.start_soon(self._parts.dispatcher.run_alarm)
+                for socket, port in zip(self._sockets, self._ports, strict=True):
+                    await nursery.start(socket.run)
+                    nursery.start_soon(port.run)
+                nursery.start_soon(self._dispatcher.run_alarm)
                 nursery.start_soon(self._beat)
                 if cost_keeper is not None:
-                    nursery.start_soon(cost_keeper.run, self._parts.scheduler.learned_costs)
+                    nursery.start_soon(cost_keeper.run, self._scheduler.learned_costs)
                 if executor is not None:
                     self._add_local(executor)
                 log.info(
                     "server ready",
                     listen=self.addresses,
                     workers=self.worker_addresses,
-                    models=self._parts.models.names,
+                    models=self._models.names,
                 )
                 task_status.started(self)
                 await self._drain()
@@ -167,32 +250,33 @@ class Server:
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
-            self._parts.journal.close()
+            self._journal.close()
             if executor is not None:
                 await executor.aclose()
 
     def _add_local(self, executor: InProcessExecutor) -> None:
-        now, dispatcher = trio.current_time(), self._parts.dispatcher
-        for model in self._parts.models.add_all(executor.models, executor.digests):
-            dispatcher.model_added(model, now)
-            self._parts.reception.model_added(model)
-        dispatcher.executor_joined(executor, now)
-        dispatcher.end_turn()
+        now = trio.current_time()
+        self._availability.models_added(self._models.add_all(executor.models, executor.digests), now)
+        self._dispatcher.executor_joined(executor, now)
+        self._dispatcher.end_turn()
 
     def _local_reports(self, reports: Sequence[BatchReport]) -> None:
-        self._parts.dispatcher.batches_reported(reports)
-        if any(report.slot_ended for report in reports):
-            self._give_up_lost_models()
-        self._parts.dispatcher.end_turn()
+        self._dispatcher.batches_reported(reports)
+        if any(report.slot_ended for report in reports) and not self.worker_addresses:
+            # Nothing brings a slot back, where no worker can come.
+            why = "the threads of all slots in the server's process have ended; restart the server"
+            self._availability.give_up_lost(why, trio.current_time())
+        self._dispatcher.end_turn()
 
-    def _give_up_lost_models(self) -> None:
-        """The models that no slot is left for: nothing brings one back, where no worker can come."""
-        if self._worker_addresses:
-            return
-        why = "the threads of all slots in the server's process have ended; restart the server"
-        for model in self._parts.models.names:
-            if not self._parts.is_served(model):
-                self._parts.availability.give_up(model, why, trio.current_time())
+    def _flush(self) -> None:
+        """Send what became ready, and end the links that could not be sent to; that may make more ready."""
+        lost = True
+        while lost:
+            lost = False
+            for port in self._ports:
+                for link, why in port.outgoing.flush():
+                    lost = True
+                    port.lost(link, why, trio.current_time())
 
     async def _beat(self) -> None:
         while True:
@@ -203,14 +287,15 @@ class Server:
                 log.warning("the server stood still", seconds=round(now - due, 1))
                 await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
                 now += STALL_S
-            self._parts.ports.beat(now)
-            self._parts.dispatcher.end_turn()
-            if not self._parts.dispatcher.unfinished:
+            for port in self._ports:
+                port.beat(now)
+            self._dispatcher.end_turn()
+            if not self._dispatcher.unfinished:
                 give_back_what_is_too_much()
 
     async def _drain(self) -> None:
         await self._drain_asked.wait()
-        dispatcher, counters = self._parts.dispatcher, self._parts.counters
+        dispatcher, counters = self._dispatcher, self._counters
         log.info("server drains", unfinished=dispatcher.unfinished, grace_s=self._grace_s)
         dispatcher.drain(trio.current_time())
         dispatcher.end_turn()
@@ -219,7 +304,8 @@ class Server:
         if dispatcher.unfinished:
             log.warning("grace is over", handed_back=dispatcher.unfinished)
             dispatcher.hand_back(f"the server stopped first; the grace was {self._grace_s} s")
-        self._parts.ports.say_goodbye()
+        for port in self._ports:
+            port.say_goodbye()
         dispatcher.end_turn()
         await trio.sleep(FAREWELL_S)
         log.info(

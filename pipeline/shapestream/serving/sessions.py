@@ -1,6 +1,7 @@
-"""Who the clients are: one session per client id, however often it reconnects, and what it waits for.
+"""The clients' sessions: one per client id, however often it reconnects, with the requests that wait for a reply. Pure.
 
-Where clients prove keys, the sessions of one key have a share and a credit in common (`key_credit.py`).
+A client's id is sixteen bytes of its own choice. Where clients prove keys, the key is part of the identity: another key that
+presents the same id is another client. The sessions of one key share a number at the scheduler and caps on what they hold.
 """
 
 from __future__ import annotations
@@ -8,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-from shapestream.serving.kept_replies import Answered, KeptReplies
-from shapestream.serving.key_credit import KeyCredit
-from shapestream.serving.links import Link
+from shapestream.serving.kept_replies import Answered, ClientId, KeptReplies
 from shapestream.serving.models import ServedModel
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.outgoing import Link
 from shapestream.serving.peer_clock import PeerClock
-from shapestream.wire.messages import Credit
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import RequestShape
 
-__all__ = ["RequestRecord", "Session", "Sessions"]
+__all__ = ["KeyUse", "RequestRecord", "Session", "Sessions"]
 
-
-PLACES_PER_FREE = 8
-"""One key alone can have eight places in nine."""
+PLACES_PER_KEY = 9
+"""One key may have all places but one in nine, so that others find room beside it."""
 
 
 class RequestRecord:
@@ -71,10 +70,28 @@ class RequestRecord:
         )
 
 
+class KeyUse:
+    """What all sessions of one proven key hold together. It outlives them: to reconnect is no way out of a debt."""
+
+    __slots__ = ("held_bytes", "number", "requests", "sessions")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """The scheduler's number of this key."""
+        self.sessions = 0
+        self.requests = 0
+        """Requests without a terminal reply."""
+        self.held_bytes = 0
+        """Bytes of those requests' tensors."""
+
+    def __repr__(self) -> str:
+        return f"<key: {self.sessions} sessions, {self.requests} requests, {self.held_bytes} bytes>"
+
+
 class Session(Link):
     """One client's session. Its credit is a window: requests, and bytes of them, without a terminal reply."""
 
-    __slots__ = ("answered", "client", "clock", "held_bytes", "key_credit", "number", "running", "software")
+    __slots__ = ("answered", "client", "clock", "held_bytes", "key_use", "number", "running", "software")
 
     def __init__(
         self,
@@ -83,13 +100,13 @@ class Session(Link):
         peer: bytes,
         software: str,
         now: float,
-        key_credit: KeyCredit | None = None,
+        key_use: KeyUse | None = None,
     ) -> None:
         super().__init__(peer, now)
         self.number = number
-        """The scheduler's number of whoever has a share: of this session, or of its key."""
-        self.key_credit = key_credit
-        """What it has in common with other sessions of its key; None where no key is asked for."""
+        """The scheduler's number of the owner of a fair share: this session, or its key."""
+        self.key_use = key_use
+        """None where no key is asked for."""
         self.client = answered.client
         self.answered = answered
         """What this client was answered, also in sessions before this one."""
@@ -97,32 +114,53 @@ class Session(Link):
         self.running: dict[int, RequestRecord] = {}
         """By sequence number."""
         self.held_bytes = 0
+        """Bytes of the tensors of `running`."""
         self.clock = PeerClock()
         """The client's, which its deadlines count by."""
 
     @property
     def label(self) -> str:
         """How logs name the client: enough of its id to tell clients apart."""
-        return self.client.hex()[:12]
+        return self.client[0].hex()[:12]
+
+    def begin(self, record: RequestRecord) -> None:
+        """Count a request that was admitted."""
+        nbytes = record.shape.total_nbytes
+        self.running[record.sequence] = record
+        self.held_bytes += nbytes
+        if self.key_use is not None:
+            self.key_use.requests += 1
+            self.key_use.held_bytes += nbytes
+
+    def end(self, record: RequestRecord) -> None:
+        """Count a request no longer: it has its terminal reply."""
+        nbytes = record.shape.total_nbytes
+        del self.running[record.sequence]
+        self.held_bytes -= nbytes
+        if self.key_use is not None:
+            self.key_use.requests -= 1
+            self.key_use.held_bytes -= nbytes
 
     def __repr__(self) -> str:
         return f"<session {self.label}: {len(self.running)} running, {self.held_bytes} bytes>"
 
 
 class Sessions:
-    """All sessions, by routing id and by client id."""
+    """All sessions, by routing id and by client id, and the caps on what they hold."""
 
-    def __init__(self, max_sessions: int, kept: KeptReplies, window: Credit, windows_per_key: int) -> None:
-        """`window`: what a session may have unanswered. `windows_per_key`: how many of these a key may have."""
-        self._max_sessions = max_sessions
+    def __init__(self, options: ServerOptions, kept: KeptReplies) -> None:
         self._kept = kept
-        self._window = window
-        self._windows_per_key = windows_per_key
-        self._keys: dict[str, KeyCredit] = {}
-        """Of each key that was ever used here. Only listed keys come so far, so the operator's lists bound it."""
+        self._max_sessions = options.max_sessions
+        self._max_per_key = options.max_sessions - options.max_sessions // PLACES_PER_KEY
+        self._window_requests = options.window_requests
+        self._window_bytes = options.window_bytes
+        self._key_requests = options.windows_per_key * options.window_requests
+        self._key_bytes = options.windows_per_key * options.window_bytes
+        self._keys: dict[str, KeyUse] = {}
+        """Every key that was ever used here. The operator's lists of keys bound it."""
         self._numbers = count()
         self.by_peer: dict[bytes, Session] = {}
-        self._by_client: dict[bytes, Session] = {}
+        self._by_client: dict[ClientId, Session] = {}
 
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._by_client.values()))
@@ -130,75 +168,77 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_client)
 
-    def of_client(self, client: bytes) -> Session | None:
-        """The session of this client id, on whichever connection."""
+    def of_client(self, client: ClientId) -> Session | None:
+        """The session of this client, on any connection."""
         return self._by_client.get(client)
 
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for another."""
-        return len(self._by_client) >= self._max_sessions
+    def excess(self, session: Session, nbytes: int) -> str | None:
+        """Say which cap one more request of so many bytes exceeds; None if it exceeds none."""
+        if len(session.running) >= self._window_requests or session.held_bytes + nbytes > self._window_bytes:
+            return _beyond("session", self._window_requests, self._window_bytes)
+        use = session.key_use
+        if use is not None and (
+            use.requests >= self._key_requests or use.held_bytes + nbytes > self._key_bytes
+        ):
+            return _beyond("key", self._key_requests, self._key_bytes)
+        return None
 
-    def has_room(self, key: str | None, leaving: int = 0) -> bool:
-        """Whether one more may come with this key, when so many have left.
-
-        A key has at most `PLACES_PER_FREE` times as many places as are free, so there is always one for another
-        (A. K. Choudhury, E. L. Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM
-        Transactions on Networking 1998).
-        """
-        free = self._max_sessions + leaving - len(self._by_client)
-        credit = None if key is None else self._keys.get(key)
-        return free > 0 and (credit is None or credit.connected < PLACES_PER_FREE * free)
-
-    def open(
-        self, client: bytes, peer: bytes, software: str, now: float, key: str | None = None
-    ) -> Session | None:
-        """A new session; None when there are too many, of all or of this key, which the caller must say to the peer.
-
-        One with a key gets its credit from `key_credit.join`, which is for the caller to do: others may have to be told.
-        """
-        if not self.has_room(key):
+    def open(self, client: ClientId, peer: bytes, software: str, now: float) -> Session | None:
+        """Open a session; None when there are too many, of all clients or of this key, which the caller tells the peer."""
+        key = client[1]
+        use = None
+        if key is not None and (use := self._keys.get(key)) is None:
+            use = self._keys[key] = KeyUse(next(self._numbers))
+        if len(self._by_client) >= self._max_sessions or self._is_at_cap(use):
             return None
-        credit = None if key is None else self._credit_of(key)
-        number = next(self._numbers) if credit is None else credit.number
-        session = Session(number, self._kept.of(client), peer, software, now, credit)
+        number = next(self._numbers) if use is None else use.number
+        session = Session(number, self._kept.of(client), peer, software, now, use)
+        if use is not None:
+            use.sessions += 1
         self._by_client[client] = self.by_peer[peer] = session
         return session
 
-    def longest_absent(self) -> Session | None:
-        """The session without a connection that was heard longest ago. Looks at all of them: for when there are too many."""
-        absent = [session for session in self._by_client.values() if session.peer is None]
+    def session_to_end(self, key: str | None) -> Session | None:
+        """The session to end so that one more with this key has room; None if there is room, or no such session.
+
+        It is the session without a connection that was heard longest ago; at the key's cap, of those of that key.
+        """
+        use = None if key is None else self._keys.get(key)
+        at_cap = self._is_at_cap(use)
+        if not at_cap and len(self._by_client) < self._max_sessions:
+            return None
+        absent = [
+            session
+            for session in self._by_client.values()
+            if session.peer is None and (session.key_use is use or not at_cap)
+        ]
         return min(absent, key=lambda session: session.heard_at, default=None)
 
+    def _is_at_cap(self, use: KeyUse | None) -> bool:
+        return use is not None and use.sessions >= self._max_per_key
+
     def move(self, session: Session, peer: bytes) -> None:
-        """The client came back on another connection; the old one means nothing from now on."""
+        """Bind the session to another connection of its client; the old one means nothing from now on."""
         if session.peer is not None:
             self.by_peer.pop(session.peer, None)
         session.peer = peer
         self.by_peer[peer] = session
 
     def detach(self, session: Session) -> None:
-        """The connection is gone, and the client perhaps not: it keeps its session, and what is said to it is dropped."""
+        """Keep the session without its connection, which is gone; what is said to it is dropped."""
         if session.peer is not None:
             self.by_peer.pop(session.peer, None)
             session.peer = None
-            if session.key_credit is not None:
-                session.key_credit.leave(session)
         session.outgoing.clear()
 
-    def grow(self, now: float) -> Iterator[tuple[Session, Credit]]:
-        """What sessions must be told because others of their key need less, or are over."""
-        for credit in self._keys.values():
-            yield from credit.grow(now).items()
-
     def close(self, session: Session) -> None:
-        """Forgets the session; what is said to it from now on goes nowhere."""
+        """Forget the session; what is said to it from now on goes nowhere."""
         self.detach(session)
         if self._by_client.pop(session.client, None) is not None:
             self._kept.left(session.client)
+            if session.key_use is not None:
+                session.key_use.sessions -= 1
 
-    def _credit_of(self, key: str) -> KeyCredit:
-        credit = self._keys.get(key)
-        if credit is None:
-            credit = self._keys[key] = KeyCredit(next(self._numbers), self._window, self._windows_per_key)
-        return credit
+
+def _beyond(owner: str, requests: int, nbytes: int) -> str:
+    return f"more than this {owner}'s credit: {requests} requests, {nbytes} bytes unanswered"

@@ -1,29 +1,32 @@
-"""The workers' port: who they are, what they report, and when they are gone.
+"""The workers' port: which workers there are, what they report, and how they end.
 
-A worker is half-trusted: what it sends is read as strictly as a client's messages, and a report that
-contradicts the model's signature ends the worker, not the server; what it ran is run again elsewhere.
+A worker is half-trusted: its messages are read as strictly as a client's, and a report that contradicts the model's
+signature ends the worker, not the server; its batches are run again elsewhere. Of a worker that dialled in the server knows
+only what it says. The owner of processes that were started beside the server tells how they ended, and can kill them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
+import trio
 
 from shapestream.errors import ConfigurationError, ProtocolError
+from shapestream.serving.availability import Availability
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import DEAR, Inbox, Item
-from shapestream.serving.links import Link, Outgoing
-from shapestream.serving.models import ServedModel, ServedModels
+from shapestream.serving.models import ServedModels
 from shapestream.serving.options import ServerOptions
+from shapestream.serving.outgoing import GONE, Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.serving.report_check import ReportRefused
-from shapestream.serving.worker_ends import WorkerEnds
-from shapestream.serving.worker_greeting import MAX_NAME, GreetingRefused, Offer, check_form, read_offer
 from shapestream.serving.worker_reports import report_of_done, report_of_failed
 from shapestream.telemetry.logging import LineBudget
-from shapestream.telemetry.statistics import ServerStatistics
-from shapestream.transport.interface import Message, PeerSocket
+from shapestream.transport.interface import Message
 from shapestream.wire.codec import BadEntry, Envelope, Role, decode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
@@ -39,12 +42,19 @@ from shapestream.wire.messages import (
     WorkerWelcome,
 )
 from shapestream_engine.batch import BatchReport
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.errors import EngineError
+from shapestream_engine.signature import ModelSignature
 
-__all__ = ["WorkerPort"]
+__all__ = ["GreetingRefused", "LastState", "Offer", "ProcessOwner", "WorkerPort", "check_form", "read_offer"]
 
 log = structlog.get_logger()
 
 READ_BURSTS = 8
+# Slots of one worker, each a thread of it. So many join within 10 ms of the server's loop.
+MAX_SLOTS = 256
+# Clients are told the name with every result, and people read it in logs.
+MAX_NAME = 200
 # Slots that may join at once, and per second after that. A worker with 256 takes about 20 ms to come and go, so that endless
 # greetings take a fiftieth of the event loop's time.
 MOST_JOINS = 8192
@@ -52,18 +62,42 @@ JOINS_PER_S = 256
 # What one worker may have unserved: each of its slots reports two batches at most, whatever the bytes of their outputs.
 MOST_UNREAD = 4096
 MOST_UNREAD_BYTES = 2 << 30
+# Between the end of a process and its leaving: libzmq's thread reads what it said last, so that a batch which it had
+# answered is not taken for one that it died of.
+LAST_WORDS_S = 0.05
+# How long the end of a process is waited for once it cannot be reached: how it ended says whether it was what it ran.
+EXIT_NEWS_S = 1.0
+# A process of our own that was silent for so many times `worker_silence_s` is killed, and so replaced: it is lost
+# already, and its batches were run elsewhere. One that was only stopped for a while may come back before that.
+SILENCES_TO_KILL = 10
+# Workers that dialled in and hung, remembered so that they are not welcomed with a slot that is still held.
+MAX_HUNG = 256
+
+_DIGEST = re.compile("[0-9a-f]{64}")
 _OTHER_FILES = "it has read other bytes of the model's files than those that are served"
 _ADVICE = (
     "to serve the files as they are now, send the server SIGHUP or restart it; else put the old ones back"
 )
 
 
-def _decode(frames: Message) -> Envelope:
-    """A worker's message; one bad entry makes all of it unreadable."""
-    envelope = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS)
-    if envelope.bad:
-        raise ProtocolError(envelope.bad[0].message)
-    return envelope
+class ProcessOwner(Protocol):
+    """The starter of worker processes for this server. Its calls return at once."""
+
+    def owns(self, worker: str, pid: int) -> bool:
+        """Whether this worker's process is one of its own, and its end has not been told yet."""
+
+    def kill(self, worker: str, pid: int, reason: str) -> None:
+        """Kill that process; its end is told like any other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastState:
+    """The server's knowledge of a worker whose process has ended."""
+
+    busy: bool = False
+    """Whether it had batches that it had not answered."""
+    answered_at: float | None = None
+    """When it last reported a batch that had run, if it ever did: seconds of trio's clock."""
 
 
 class WorkerPort:
@@ -71,73 +105,57 @@ class WorkerPort:
 
     def __init__(
         self,
-        socket: PeerSocket,
         outgoing: Outgoing,
         dispatcher: Dispatcher,
         models: ServedModels,
+        availability: Availability,
         options: ServerOptions,
-        statistics: ServerStatistics,
         *,
         epoch: bytes,
-        clock: Callable[[], float],
-        model_added: Callable[[ServedModel], None],
-        workers_changed: Callable[[float], None] = lambda now: None,
     ) -> None:
-        """`workers_changed` is called, with the time, after one has joined or left."""
-        self._socket = socket
-        self._inbox = Inbox(socket, _decode, window_entries=MOST_UNREAD, window_bytes=MOST_UNREAD_BYTES)
-        self._outgoing = outgoing
+        self.outgoing = outgoing
+        self._socket = outgoing.socket
+        self._inbox = Inbox(
+            outgoing.socket, _decode, window_entries=MOST_UNREAD, window_bytes=MOST_UNREAD_BYTES
+        )
         self._dispatcher = dispatcher
         self._models = models
+        self._availability = availability
         self._options = options
-        self._statistics = statistics
-        self._clock = clock
-        self._model_added = model_added
-        self._workers_changed = workers_changed
+        self._statistics = outgoing.statistics
         self._welcome = WorkerWelcome(epoch=epoch, heartbeat_ms=round(options.heartbeat_s * 1000))
         self.workers: dict[bytes, RemoteExecutor] = {}
         """By routing id."""
-        self.ends = WorkerEnds(
-            self.workers,
-            dispatcher,
-            self.worker_left,
-            read_now=self._read_now,
-            clock=clock,
-            silence_s=options.worker_silence_s,
-        )
+        self.owner: ProcessOwner | None = None
+        """The starter of the workers' processes, if this server has one."""
+        self._silent: dict[tuple[str, int], float] = {}
+        """Processes of our own that were given up for their silence, and when."""
+        self._hung: dict[str, None] = {}
         self._lines = LineBudget()
         self._join_room = float(MOST_JOINS)
         """Slots that may join now; negative after a large worker."""
-        self._joined_at = clock()
+        self._joined_at = trio.current_time()
         self._reports: list[BatchReport] = []
 
+    # ---------------------------------------------------------------- turns
+
     async def run(self) -> None:
-        """Serves the port until cancelled."""
+        """Serve the port until cancelled."""
         while True:
             self._heard(*await self._inbox.read())
             self._serve(self._inbox.turn())
 
     def _heard(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
-        now = self._clock()
+        now = trio.current_time()
         for peer in heard:
             if (worker := self.workers.get(peer)) is not None:
                 worker.heard_at = now
         for peer, why in beyond.items():
             self._cut_off(peer, why, now)
 
-    def _read_now(self, worker: RemoteExecutor | None) -> None:
-        """Reads a few bursts, serves a turn of each, and then all that one worker said."""
-        for _ in range(READ_BURSTS):
-            self._heard(*self._inbox.read_nowait())
-            self._serve(self._inbox.turn())
-            if self._inbox.read_empty:
-                break
-        if worker is not None and worker.peer is not None:
-            self._serve(self._inbox.all_of(worker.peer))
-
     def _serve(self, items: Iterable[tuple[bytes, Item]]) -> None:
-        """Takes what is served in one turn; all reports in it become one call of the dispatcher."""
-        now = self._clock()
+        """Serve one turn; all reports in it become one call of the dispatcher."""
+        now = trio.current_time()
         for peer, item in items:
             worker = self.workers.get(peer)
             if isinstance(item, ProtocolError | BadEntry):
@@ -148,21 +166,21 @@ class WorkerPort:
                 self._inbox.charge(DEAR + item.slots)
             else:
                 self._inbox.charge(DEAR if worker is None else 1)
-        self._report()
+        self._hand_on_reports()
         self._dispatcher.end_turn()
 
-    def _report(self) -> None:
+    def _hand_on_reports(self) -> None:
         if self._reports:
             reports, self._reports = self._reports, []
             self._dispatcher.batches_reported(reports)
 
     def _obey(self, peer: bytes, worker: RemoteExecutor | None, entry: Entry, now: float) -> None:
-        """Carries out one entry."""
+        """Carry out one entry."""
         if type(entry) is WorkerHello:
             self._register(peer, worker, entry, now)
             return
         if worker is None:
-            self._outgoing.tell_stranger(peer, now)
+            self.outgoing.tell_stranger(peer, now)
             return
         match entry:
             case BatchDone() | BatchFailed():
@@ -172,191 +190,11 @@ class WorkerPort:
                 self._dispatcher.executor_closing(worker, now)
                 self._dismiss_if_idle(worker, now)
             case Goodbye():
-                self.worker_left(worker, "goodbye", now)
+                self._leave(worker, "goodbye", now)
             case Heartbeat():
                 pass
             case _:
-                self._outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
-
-    # ---------------------------------------------------------------- who they are
-
-    def _register(self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, now: float) -> None:
-        """A worker that greets again, on this connection or another, has forgotten what it ran."""
-        try:
-            check_form(hello)
-            self._take_join_room(hello, now)
-        except GreetingRefused as error:
-            self._refuse(peer, worker, hello, error, now)
-            return
-        if worker is not None:
-            self.worker_left(worker, "greets again", now)
-        try:
-            self._check_identity(peer, hello)
-            offer = read_offer(hello)
-            if served := self._models.other_files(offer.models, offer.digests):
-                self._refuse_other_files(peer, hello, served, offer, now)
-                return
-            added = self._models.add_all(offer.models, offer.digests)
-        except (GreetingRefused, ConfigurationError) as error:
-            self._refuse(peer, None, hello, error, now)
-            return
-        for other in list(self.workers.values()):
-            if other.name == hello.worker:
-                self.worker_left(other, "came back on another connection", now)
-        worker = RemoteExecutor(
-            peer,
-            hello.worker,
-            hello.pid,
-            hello.slots,
-            offer.models,
-            self._outgoing,
-            now,
-            offer.costs,
-            offer.digests,
-            clock=self._clock,
-        )
-        self.workers[peer] = worker
-        self._outgoing.say(worker, self._welcome)
-        self._outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
-        self._lines.write(
-            log,
-            "info",
-            "worker joined",
-            now,
-            worker=worker.name,
-            pid=worker.pid,
-            slots=worker.slots,
-            models=list(offer.models),
-            digests=offer.digests,
-        )
-        for model in added:
-            self._dispatcher.model_added(model, now)
-            self._model_added(model)
-        self._dispatcher.executor_joined(worker, now)
-        self._workers_changed(now)
-
-    def _take_join_room(self, hello: WorkerHello, now: float) -> None:
-        """Raises GreetingRefused where slots join faster than the event loop has time for; not for processes of our own."""
-        refilled = self._join_room + JOINS_PER_S * (now - self._joined_at)
-        self._join_room, self._joined_at = min(float(MOST_JOINS), refilled), now
-        owner = self.ends.owner
-        if self._join_room <= 0.0 and not (owner is not None and owner.owns(hello.worker, hello.pid)):
-            raise GreetingRefused("too many slots join at a time; it may greet again in a few seconds")
-        self._join_room -= hello.slots
-
-    def _refuse(
-        self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, error: Exception, now: float
-    ) -> None:
-        # Without its quotes, but with its escapes: a name may try to be a line of its own.
-        name = repr(hello.worker[:MAX_NAME])[1:-1]
-        self._statistics.bad_messages["workers"] += 1
-        self._lines.write(log, "error", "worker refused", now, worker=name, pid=hello.pid, why=str(error))
-        if worker is not None:
-            self.worker_left(worker, "sent what cannot be accepted", now)
-        self._turn_away(peer)
-
-    def _refuse_other_files(
-        self, peer: bytes, hello: WorkerHello, served: Mapping[str, str], offer: Offer, now: float
-    ) -> None:
-        """A model is served from the same bytes everywhere: this worker has read others, and is told to end."""
-        for model, digest in served.items():
-            offered = offer.digests.get(model)
-            self._lines.write(
-                log,
-                "error",
-                "worker refused",
-                now,
-                worker=hello.worker,
-                pid=hello.pid,
-                model=model,
-                serves=digest,
-                offers=offered,
-                why=_OTHER_FILES,
-                advice=_ADVICE,
-            )
-            why = f"{_OTHER_FILES}: sha256 {offered or 'unknown'} of {model!r}, and {digest} is served ({_ADVICE})"
-            self._outgoing.say_once(peer, WorkerRefused(model=model, message=why))
-        self._statistics.peers_lost["worker: other files"] += 1
-        self._turn_away(peer)
-
-    def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
-        """Raises GreetingRefused for a worker that hangs, and for one that has another's name."""
-        name, key, owner = hello.worker, self._socket.key_of(peer), self.ends.owner
-        if not self.ends.may_join(name, hello.pid):
-            raise GreetingRefused("it hangs; end its process and start it again")
-        namesakes = [routing_id for routing_id, other in self.workers.items() if other.name == name]
-        if any(self._socket.key_of(routing_id) != key for routing_id in namesakes):
-            raise GreetingRefused("it has the name of a worker with another key")
-        if key is not None and owner is not None and owner.owns(name, hello.pid):
-            # Ours come over a private socket. This one's end would be taken for that of ours, and ours be killed for it.
-            raise GreetingRefused("it has the name of a process of this server")
-
-    def worker_left(self, worker: RemoteExecutor, why: str, now: float, died: bool = False) -> None:
-        """It is gone; its batches are run again elsewhere. `died`: perhaps of one of them."""
-        if worker.peer is None:
-            return
-        self._statistics.peers_lost[f"worker: {why}"] += 1
-        self._lines.write(
-            log,
-            "warning",
-            "worker left",
-            now,
-            worker=worker.name,
-            pid=worker.pid,
-            why=why,
-            batches=list(worker.running),
-        )
-        self._forget(worker, worker.peer, now, died=died)
-
-    def _dismiss_if_idle(self, worker: RemoteExecutor, now: float) -> None:
-        """Lets a worker go that wants to and has answered everything."""
-        if not worker.draining or worker.running or worker.peer is None:
-            return
-        self._lines.write(log, "info", "worker drained", now, worker=worker.name, pid=worker.pid)
-        self._outgoing.say_once(worker.peer, Goodbye())
-        self._forget(worker, worker.peer, now)
-
-    def _forget(self, worker: RemoteExecutor, peer: bytes, now: float, *, died: bool = False) -> None:
-        # Before its last reports are taken: for what it has answered it is given nothing more.
-        self._dispatcher.executor_closing(worker, now)
-        self._report()
-        self.workers.pop(peer, None)
-        worker.left()
-        self._dispatcher.executor_left(worker, now, died=died)
-        self._workers_changed(now)
-
-    def lost(self, link: Link, why: str, now: float) -> None:
-        """What was ready for this worker could not be sent; or it hangs, and is to be ended."""
-        peer = link.peer
-        worker = None if peer is None else self.workers.get(peer)
-        if peer is None or worker is None:
-            return
-        if worker.killed_for is not None:
-            if self.ends.hangs(worker, worker.killed_for, now):
-                self._outgoing.say_once(peer, Goodbye())
-                self._inbox.cut_off(peer)
-        elif why != "gone" or not self.ends.unreachable(worker, now):
-            self.worker_left(worker, why, now)
-            self._inbox.cut_off(peer)
-
-    def _cut_off(self, peer: bytes, why: str, now: float) -> None:
-        self._outgoing.refuse(peer, why, now)
-        worker = self.workers.get(peer)
-        if worker is not None:
-            self.worker_left(worker, "sent what cannot be accepted", now)
-        self._turn_away(peer)
-
-    def _turn_away(self, peer: bytes) -> None:
-        self._outgoing.say_once(peer, Goodbye())
-        self._inbox.cut_off(peer)
-
-    def beat(self, now: float) -> None:
-        """Once per heartbeat interval: gives up silent workers, tells the others that this loop is alive."""
-        self.ends.beat(now, read_empty=self._inbox.read_empty)
-        for worker in self.workers.values():
-            self._outgoing.keep_alive(worker)
-
-    # ---------------------------------------------------------------- what they report
+                self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
 
     def _reported(self, worker: RemoteExecutor, entry: BatchDone | BatchFailed, now: float) -> None:
         try:
@@ -374,3 +212,308 @@ class WorkerPort:
             return
         self._reports.append(report)
         self._dismiss_if_idle(worker, now)
+
+    # ---------------------------------------------------------------- greetings
+
+    def _register(self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, now: float) -> None:
+        """Register a worker. One that greets again, on this connection or another, has forgotten its batches."""
+        try:
+            check_form(hello)
+            self._take_join_room(hello, now)
+        except GreetingRefused as error:
+            self._refuse(peer, worker, hello, error, now)
+            return
+        if worker is not None:
+            self._leave(worker, "greets again", now)
+        try:
+            self._check_identity(peer, hello)
+            offer = read_offer(hello)
+            if served := self._models.other_files(offer.models, offer.digests):
+                self._refuse_other_files(peer, hello, served, offer, now)
+                return
+            added = self._models.add_all(offer.models, offer.digests)
+        except (GreetingRefused, ConfigurationError) as error:
+            self._refuse(peer, None, hello, error, now)
+            return
+        for other in list(self.workers.values()):
+            if other.name == hello.worker:
+                self._leave(other, "came back on another connection", now)
+        worker = RemoteExecutor(
+            peer,
+            hello.worker,
+            hello.pid,
+            hello.slots,
+            offer.models,
+            self.outgoing,
+            now,
+            offer.costs,
+            offer.digests,
+            clock=trio.current_time,
+        )
+        self.workers[peer] = worker
+        self.outgoing.say(worker, self._welcome)
+        self.outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
+        self._lines.write(
+            log,
+            "info",
+            "worker joined",
+            now,
+            worker=worker.name,
+            pid=worker.pid,
+            slots=worker.slots,
+            models=list(offer.models),
+            digests=offer.digests,
+        )
+        self._availability.models_added(added, now)
+        self._dispatcher.executor_joined(worker, now)
+        self._availability.executors_changed(now)
+
+    def _take_join_room(self, hello: WorkerHello, now: float) -> None:
+        """Raises GreetingRefused where slots join faster than the event loop has time for; not for processes of our own."""
+        refilled = self._join_room + JOINS_PER_S * (now - self._joined_at)
+        self._join_room, self._joined_at = min(float(MOST_JOINS), refilled), now
+        if self._join_room <= 0.0 and not self._owns(hello.worker, hello.pid):
+            raise GreetingRefused("too many slots join at a time; it may greet again in a few seconds")
+        self._join_room -= hello.slots
+
+    def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
+        """Raises GreetingRefused for a worker that hangs, and for one that has another's name."""
+        name, key = hello.worker, self._socket.key_of(peer)
+        self._silent.pop((name, hello.pid), None)
+        if name in self._hung:  # it holds a slot, whatever it says
+            raise GreetingRefused("it hangs; end its process and start it again")
+        namesakes = [routing_id for routing_id, other in self.workers.items() if other.name == name]
+        if any(self._socket.key_of(routing_id) != key for routing_id in namesakes):
+            raise GreetingRefused("it has the name of a worker with another key")
+        if key is not None and self._owns(name, hello.pid):
+            # Ours come over a private socket. This one's end would be taken for that of ours, and ours be killed for it.
+            raise GreetingRefused("it has the name of a process of this server")
+
+    def _refuse(
+        self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, error: Exception, now: float
+    ) -> None:
+        # Without its quotes, but with its escapes: a name may try to be a line of its own.
+        name = repr(hello.worker[:MAX_NAME])[1:-1]
+        self._statistics.bad_messages["workers"] += 1
+        self._lines.write(log, "error", "worker refused", now, worker=name, pid=hello.pid, why=str(error))
+        if worker is not None:
+            self._leave(worker, "sent what cannot be accepted", now)
+        self._turn_away(peer)
+
+    def _refuse_other_files(
+        self, peer: bytes, hello: WorkerHello, served: Mapping[str, str], offer: Offer, now: float
+    ) -> None:
+        """Tell a worker to end that has read other files: a model is served from the same bytes everywhere."""
+        for model, digest in served.items():
+            offered = offer.digests.get(model)
+            self._lines.write(
+                log,
+                "error",
+                "worker refused",
+                now,
+                worker=hello.worker,
+                pid=hello.pid,
+                model=model,
+                serves=digest,
+                offers=offered,
+                why=_OTHER_FILES,
+                advice=_ADVICE,
+            )
+            why = f"{_OTHER_FILES}: sha256 {offered or 'unknown'} of {model!r}, and {digest} is served ({_ADVICE})"
+            self.outgoing.say_once(peer, WorkerRefused(model=model, message=why))
+        self._statistics.peers_lost["worker: other files"] += 1
+        self._turn_away(peer)
+
+    # ---------------------------------------------------------------- the ways to leave
+
+    def _leave(self, worker: RemoteExecutor, why: str, now: float, *, died: bool = False) -> None:
+        """Take a worker out of the books; its batches are run again elsewhere. `died`: perhaps of one of them."""
+        if worker.peer is None:
+            return
+        self._statistics.peers_lost[f"worker: {why}"] += 1
+        self._lines.write(
+            log,
+            "warning",
+            "worker left",
+            now,
+            worker=worker.name,
+            pid=worker.pid,
+            why=why,
+            batches=list(worker.running),
+        )
+        self._forget(worker, worker.peer, now, died=died)
+
+    def _dismiss_if_idle(self, worker: RemoteExecutor, now: float) -> None:
+        """Let a worker go that drains and has answered everything."""
+        if not worker.draining or worker.running or worker.peer is None:
+            return
+        self._lines.write(log, "info", "worker drained", now, worker=worker.name, pid=worker.pid)
+        self.outgoing.say_once(worker.peer, Goodbye())
+        self._forget(worker, worker.peer, now)
+
+    def _forget(self, worker: RemoteExecutor, peer: bytes, now: float, *, died: bool = False) -> None:
+        # Before its last reports are taken: for what it has answered it is given nothing more.
+        self._dispatcher.executor_closing(worker, now)
+        self._hand_on_reports()
+        self.workers.pop(peer, None)
+        worker.left()
+        self._dispatcher.executor_left(worker, now, died=died)
+        self._availability.executors_changed(now)
+
+    def _cut_off(self, peer: bytes, why: str, now: float) -> None:
+        """End a connection whose messages cannot be accepted."""
+        self.outgoing.refuse(peer, why, now)
+        worker = self.workers.get(peer)
+        if worker is not None:
+            self._leave(worker, "sent what cannot be accepted", now)
+        self._turn_away(peer)
+
+    def _turn_away(self, peer: bytes) -> None:
+        self.outgoing.say_once(peer, Goodbye())
+        self._inbox.cut_off(peer)
+
+    def lost(self, link: Link, why: str, now: float) -> None:
+        """Take note that what was ready for this worker could not be sent, or that it hangs and is to be ended."""
+        peer = link.peer
+        worker = None if peer is None else self.workers.get(peer)
+        if peer is None or worker is None:
+            return
+        if worker.killed_for is not None:
+            self._end_hanging(worker, peer, worker.killed_for, now)
+        elif why == GONE and (worker.parting_since is not None or self._owns(worker.name, worker.pid)):
+            self._part(worker, now)  # how its process ended will be told
+        else:
+            self._leave(worker, why, now)
+            self._inbox.cut_off(peer)
+
+    def _end_hanging(self, worker: RemoteExecutor, peer: bytes, why: str, now: float) -> None:
+        """Kill a worker that hangs, if its process is our own; else cut it off, and do not let it in again."""
+        if self.owner is not None and self._owns(worker.name, worker.pid):
+            self._part(worker, now)
+            self.owner.kill(worker.name, worker.pid, why)
+            return
+        advice = "it is cut off; end it and start it again"
+        log.error("worker hangs", worker=worker.name, pid=worker.pid, why=why, what=advice)
+        self._hung[worker.name] = None
+        if len(self._hung) > MAX_HUNG:
+            del self._hung[next(iter(self._hung))]
+        self._leave(worker, "hangs", now, died=True)
+        self._turn_away(peer)
+
+    def _part(self, worker: RemoteExecutor, now: float) -> None:
+        """Give a worker nothing more; the answers and the end of its process are waited for, for a moment."""
+        if worker.parting_since is None:
+            worker.parting_since = now
+            self._dispatcher.executor_closing(worker, now)
+
+    async def process_ended(self, name: str, pid: int, *, died: bool) -> LastState:
+        """Let a worker leave whose process has ended, as soon as its last messages are read.
+
+        `died`: by a signal, or with an error. Returns what is known of it.
+        """
+        worker = self._named(name, pid)
+        if worker is not None:
+            self._part(worker, trio.current_time())
+            self._dispatcher.end_turn()
+        await trio.sleep(LAST_WORDS_S)
+        for _ in range(READ_BURSTS):
+            self._heard(*self._inbox.read_nowait())
+            self._serve(self._inbox.turn())
+            if self._inbox.read_empty:
+                break
+        if worker is not None and worker.peer is not None:
+            self._serve(self._inbox.all_of(worker.peer))
+        worker = self._named(name, pid) or worker
+        self._silent.pop((name, pid), None)
+        if worker is None:
+            return LastState()
+        state = LastState(busy=bool(worker.running), answered_at=worker.answered_at)
+        why = "its process died" if died else "its process ended"
+        self._leave(worker, why, trio.current_time(), died=died)
+        self._dispatcher.end_turn()
+        return state
+
+    def beat(self, now: float) -> None:
+        """Once per heartbeat interval: give up silent workers, tell the others that this loop is alive."""
+        # While messages are unread, a worker that seems silent may be heard in a moment.
+        read_empty, silence_s = self._inbox.read_empty, self._options.worker_silence_s
+        for worker in list(self.workers.values()):
+            parting = worker.parting_since if worker.killed_for is None else None
+            if parting is not None and now - parting > EXIT_NEWS_S:
+                # Its process has not ended either: only the connection broke.
+                self._leave(worker, GONE, now)
+            elif read_empty and now - worker.heard_at > silence_s:
+                if self._owns(worker.name, worker.pid):
+                    self._silent[worker.name, worker.pid] = now
+                self._leave(worker, "silent", now)
+        for (name, pid), since in list(self._silent.items()):
+            if self.owner is None or not self.owner.owns(name, pid):
+                del self._silent[name, pid]
+            elif now - since > SILENCES_TO_KILL * silence_s:
+                del self._silent[name, pid]
+                self.owner.kill(name, pid, f"it was silent for {now - since:.0f} s")
+        for worker in self.workers.values():
+            self.outgoing.keep_alive(worker)
+        self.outgoing.count_handshakes(now)
+
+    def say_goodbye(self) -> None:
+        """Say to all workers, at the end of this turn, that the server leaves."""
+        for worker in self.workers.values():
+            self.outgoing.say(worker, Goodbye())
+
+    def _owns(self, name: str, pid: int) -> bool:
+        """Whether this is a process of our own."""
+        return self.owner is not None and self.owner.owns(name, pid)
+
+    def _named(self, name: str, pid: int) -> RemoteExecutor | None:
+        return next((one for one in self.workers.values() if (one.name, one.pid) == (name, pid)), None)
+
+
+def _decode(frames: Message) -> Envelope:
+    """A worker's message; one bad entry makes all of it unreadable."""
+    envelope = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS)
+    if envelope.bad:
+        raise ProtocolError(envelope.bad[0].message)
+    return envelope
+
+
+# -------------------------------------------------------------------- what a worker says of itself
+
+
+class GreetingRefused(Exception):
+    """A worker cannot be welcomed; the text says why, about "it"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a worker can do."""
+
+    models: Mapping[str, ModelSignature]
+    costs: Mapping[str, CostTable]
+    """What it has measured of its models' calls; of some of them."""
+    digests: Mapping[str, str]
+    """Of the files that it has read its models from; of some of them."""
+
+
+def check_form(hello: WorkerHello) -> None:
+    """Raises GreetingRefused for a name that cannot be shown, and for a number of slots that cannot be."""
+    if len(hello.worker) > MAX_NAME or not hello.worker.isprintable():
+        raise GreetingRefused(f"a worker's name is printable, of at most {MAX_NAME} characters")
+    if not 1 <= hello.slots <= MAX_SLOTS:
+        raise GreetingRefused(f"it has {hello.slots} slots; 1 to {MAX_SLOTS} it may have")
+
+
+def read_offer(hello: WorkerHello) -> Offer:
+    """Raises GreetingRefused for what is no signature, or no table of costs of a model that it serves."""
+    try:
+        models = {name: ModelSignature.from_dict(plain) for name, plain in hello.models.items()}
+        costs = {name: CostTable.from_dict(plain) for name, plain in hello.costs.items()}
+    except EngineError as error:
+        raise GreetingRefused(str(error)) from None
+    for name, table in costs.items():
+        if name not in models or table.dimensions != models[name].dimensions:
+            raise GreetingRefused(f"its costs of {name!r} are not those of a model that it serves")
+    for name, digest in hello.digests.items():
+        if name not in models or not _DIGEST.fullmatch(digest):
+            raise GreetingRefused(f"its digest of {name!r} is not that of a model that it serves")
+    return Offer(models=models, costs=costs, digests=hello.digests)

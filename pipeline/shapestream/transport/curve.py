@@ -1,14 +1,15 @@
-"""Sockets that prove who speaks: CURVE and ZAP over the ROUTER and DEALER of `zeromq.py`.
+"""CURVE and ZAP over ROUTER and DEALER: sockets whose peers prove their keys.
 
     address   asks for           a peer is known by
     tcp       CURVE, a key that is listed for this port      its public key
-    ipc       nothing: the folder's mode says who gets there `LOCAL`
+    ipc       nothing: the folder's mode decides          `LOCAL`
 
-The key that a peer has proved to own comes with each message, from libzmq itself. A routing id proves nothing: peers may
-choose it. So each message is checked against the key of its routing id's first one, and against the list.
+libzmq attaches the proved key of its peer to each message. A routing id proves nothing: peers may choose it. So each
+message is checked against the key of the first message under its routing id, and against the list.
 
-libzmq asks its ZAP handler through an address of its context (`inproc://zeromq.zap.01`), so each protected socket has
-a context, and a handler, of its own. Without a running handler nobody gets in (ZAP_ENFORCE_DOMAIN).
+For each handshake on a protected socket libzmq sends a request (ZeroMQ's RFC 27) to `inproc://zeromq.zap.01` of its
+context, and admits the peer only after a reply with the status 200. So each protected socket has a context, and a
+handler, of its own. Without a running handler no peer is admitted (ZAP_ENFORCE_DOMAIN).
 """
 
 from __future__ import annotations
@@ -17,38 +18,89 @@ import contextlib
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import structlog
 import trio
 import zmq
+from zmq.utils import z85
 
 from shapestream.errors import PeerGone
 from shapestream.telemetry.logging import RateLimit
 from shapestream.transport.curve_keys import KeyPair
-from shapestream.transport.handshakes import HandshakeFailure
-from shapestream.transport.outbox import OutboxRoom
+from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zap import LOCAL, LOCAL_DOMAIN, PROTECTED_DOMAIN, KeyRing, KeyRole, answer_zap
-from shapestream.transport.zeromq import DealerSocket, RouterSocket
+from shapestream.transport.watched_socket import HandshakeFailure
+from shapestream.transport.zeromq import OutboxRoom, RouterSocket
 from shapestream_engine.layout import Buffer
 
-__all__ = ["CallerKeys", "ProtectedDealer", "ProtectedRouter", "ServerSecurity"]
+__all__ = [
+    "LOCAL",
+    "LOCAL_DOMAIN",
+    "PROTECTED_DOMAIN",
+    "CallerKeys",
+    "KeyRing",
+    "KeyRole",
+    "ProtectedDealer",
+    "ProtectedRouter",
+    "ServerSecurity",
+    "answer_zap",
+]
 
 log = structlog.get_logger()
 
-# Routing ids whose keys are remembered, those heard last. Enough for all sessions that a server may have (65,536):
-# to be forgotten by others' handshakes within a session's silence takes more of them than CURVE can do in that time.
+# Routing ids with remembered keys, the latest: twice the sessions of a server (65,536). CURVE cannot do enough
+# handshakes during a session's permitted silence to displace its key.
 MAX_REMEMBERED = 131_072
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 # libzmq's own routing ids: a zero, and four bytes that count up.
 _OWN_ID_BYTES = 5
+# Domains of our addresses in libzmq's requests. Connections without a key (NULL) are asked about too; they are
+# admitted where no key is wanted, and nowhere else.
+PROTECTED_DOMAIN, LOCAL_DOMAIN = b"protected", b"local"
+LOCAL = "local"
+"""The user id of a peer at an address that asks for no key. Public keys are longer."""
+_VERSION = b"1.0"
+
+
+class KeyRole(Enum):
+    """Permission of a key's owner. Peers over ipc may do everything."""
+
+    CLIENT = "client"
+    """Ask for models and send requests."""
+    ADMIN = "admin"
+    """Do what a client may, and see the server's counters, which concern other clients too."""
+    WORKER = "worker"
+    """Serve models at the workers' port."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRing:
+    """Admitted public keys, by role: Z85 -> a name for logs."""
+
+    clients: Mapping[str, str] = field(default_factory=dict)
+    admins: Mapping[str, str] = field(default_factory=dict)
+    workers: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, roles: Sequence[KeyRole]) -> dict[str, str]:
+        """Keys with one of these roles."""
+        by_role = {
+            KeyRole.CLIENT: self.clients,
+            KeyRole.ADMIN: self.admins,
+            KeyRole.WORKER: self.workers,
+        }
+        return {key: name for role in roles for key, name in by_role[role].items()}
+
+    def counts(self) -> dict[str, int]:
+        """Number of keys per role, for logs."""
+        return {"clients": len(self.clients), "admins": len(self.admins), "workers": len(self.workers)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSecurity:
-    """The server's own key, and the keys that it lets in."""
+    """The server's own key, and the keys that it admits."""
 
     key: KeyPair
     ring: KeyRing
@@ -56,16 +108,16 @@ class ServerSecurity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerKeys:
-    """What a client or a worker needs to reach a protected server: its own key, and the server's public one."""
+    """Keys of a client or worker of a protected server: its own, and the server's public one."""
 
     key: KeyPair
     server_key: str
 
 
 class ProtectedRouter(RouterSocket):
-    """A `PeerSocket` over ROUTER that lets in only listed keys, except over ipc.
+    """A `PeerSocket` over ROUTER that admits only listed keys, except over ipc.
 
-    `port` is what logs call it; `roles` are those that may use it.
+    `port` is its name in logs; keys of other than these `roles` are refused.
     """
 
     def __init__(
@@ -86,9 +138,9 @@ class ProtectedRouter(RouterSocket):
         self._admins: Mapping[str, str] = {}
         self._keys: OrderedDict[bytes, str] = OrderedDict()
         self._closed_to: OrderedDict[bytes, None] = OrderedDict()
-        """Routing ids that are sent nothing more: another key has taken them, or theirs was taken back."""
+        """Routing ids that get no more messages: another key has taken them, or their key was withdrawn."""
         self.refused: Counter[str] = Counter()
-        """Handshakes and messages that were refused, by why."""
+        """Number of refused handshakes and messages, by reason."""
         self._limit = RateLimit()
         self.let_in(security.ring)
         self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
@@ -96,17 +148,17 @@ class ProtectedRouter(RouterSocket):
         self._handler.bind(_ZAP_ADDRESS)
 
     def let_in(self, ring: KeyRing) -> None:
-        """From now on these keys are let in, and no others; connections of a key that is no longer listed are cut off."""
+        """Admit these keys from now on, and no others; cut off connections of withdrawn keys."""
         self._admitted = {**ring.of(self._roles), LOCAL: LOCAL}
         self._admins = ring.admins
         for peer in [peer for peer, key in self._keys.items() if key not in self._admitted]:
             self._close_to(peer)
 
     def bind(self, address: str) -> None:
-        """Listens at `tcp://…` for listed keys, at `ipc://…` for whoever may use the folder."""
+        """Listen at `tcp://…` for listed keys, at `ipc://…` for all users of the folder."""
         protected = not address.startswith("ipc://")
         self._check_open()
-        # Options of a listener are those that the socket has when it is bound.
+        # A listener keeps the options that the socket has when it is bound.
         self._socket.set(zmq.CURVE_SERVER, int(protected))
         self._socket.set(zmq.ZAP_DOMAIN, PROTECTED_DOMAIN if protected else LOCAL_DOMAIN)
         if protected:
@@ -114,7 +166,7 @@ class ProtectedRouter(RouterSocket):
         super().bind(address)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watches the socket, and answers who may connect, until it is closed or cancelled."""
+        """Watch the socket, and answer ZAP requests, until it is closed or cancelled."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._handler.run)
             await nursery.start(self._monitor.run)
@@ -124,13 +176,13 @@ class ProtectedRouter(RouterSocket):
             nursery.cancel_scope.cancel()
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Sends; `PeerGone` also for a routing id that another key has taken, or whose key is no longer listed."""
+        """Send; `PeerGone` also for a routing id that another key has taken, or whose key was withdrawn."""
         if self._closed_to and peer in self._closed_to:
             raise PeerGone(f"peer {peer.hex()}: its key is not, or no longer, the one that may hear this")
         super().send_nowait(peer, frames)
 
     def key_of(self, peer: bytes) -> str | None:
-        """The public key that this peer has proved to own; None for one over ipc."""
+        """The public key that this peer has proved to own; None over ipc."""
         key = self._keys.get(peer)
         return None if key == LOCAL else key
 
@@ -140,17 +192,17 @@ class ProtectedRouter(RouterSocket):
         return key == LOCAL or key in self._admins
 
     def failed_handshakes(self) -> int:
-        """None to be counted again: `refused` has them, by why."""
+        """0: `refused` counts them, by reason."""
         return 0
 
     def close(self) -> None:
-        """Stops listening. What libzmq has taken lingers, then its threads end."""
+        """Stop listening. Messages that libzmq has taken linger, then its threads end."""
         if self._closed:
             return
         super().close()
         self._handler.close()
         self._keys.clear()
-        # It waits until everything lingering is gone, so it gets a thread of its own; nobody waits for that.
+        # It waits for lingering messages, hence a thread of its own, which is not waited for.
         threading.Thread(target=self._context.term, name="shapestream-curve-end", daemon=True).start()
 
     def _may_speak(self, peer: bytes, first: zmq.Frame) -> bool:
@@ -167,7 +219,7 @@ class ProtectedRouter(RouterSocket):
             self._keys.move_to_end(peer)
             return True
         if known is not None:
-            # The connection that had this id is gone; what is meant for its owner must not reach the new one.
+            # The first connection with this id is gone; messages for its owner must not reach the new one.
             self._close_to(peer)
             return self._refuse("another's routing id", f"{key} took the routing id of {known}", peer)
         if key != LOCAL and (len(peer) != _OWN_ID_BYTES or peer[0] != 0):
@@ -203,19 +255,19 @@ class ProtectedRouter(RouterSocket):
                         continue
                     if verdict.refused is not None:
                         self._note("key not listed", verdict.refused)
-                    with contextlib.suppress(PeerGone):  # who hung up meanwhile needs no answer
+                    with contextlib.suppress(PeerGone):  # the peer has hung up
                         self._handler.send_nowait(asking, verdict.reply)
 
     async def _count_failures(self) -> None:
         with contextlib.suppress(trio.ClosedResourceError):
             while True:
                 for failure in await self._monitor.receive():
-                    if failure is not HandshakeFailure.REFUSED:  # that was counted when ZAP was asked
+                    if failure is not HandshakeFailure.REFUSED:  # counted when ZAP was asked
                         self._note("handshake failed", failure.name.lower())
 
 
 class ProtectedDealer(DealerSocket):
-    """A `Connection` over DEALER that proves its key, and speaks to the owner of `server_key` only."""
+    """A `Connection` over DEALER that proves its key, and talks only to the owner of `server_key`."""
 
     def __init__(self, keys: CallerKeys, *, options: SocketOptions | None = None) -> None:
         super().__init__(options=options)
@@ -223,3 +275,47 @@ class ProtectedDealer(DealerSocket):
         self._socket.set(zmq.CURVE_PUBLICKEY, keys.key.public.encode())
         self._socket.set(zmq.CURVE_SECRETKEY, keys.key.secret.encode())
         self._socket.set(zmq.CURVE_SERVERKEY, keys.server_key.encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The reply to one request; `refused` is the reason of a refusal, for the log, or None."""
+
+    reply: list[bytes]
+    refused: str | None
+
+
+def answer_zap(frames: Sequence[Buffer], admitted: Mapping[str, str]) -> Verdict | None:
+    """The verdict on one handshake; None for frames that are no request, and cannot be answered.
+
+    Keys in `admitted` are let in at protected addresses, all peers at local ones, and none elsewhere.
+    """
+    parts = [bytes(frame) for frame in frames]
+    if len(parts) < 7 or parts[0] != b"":
+        return None
+    _, version, request, domain, address, _, mechanism, *credentials = parts
+    whence = address.decode("latin-1")
+    if version != _VERSION:
+        return _refusal(request, f"version {version!r} of ZAP")
+    if mechanism == b"NULL" and domain == LOCAL_DOMAIN and not credentials:
+        return _admission(request, LOCAL)
+    if (
+        mechanism != b"CURVE"
+        or domain != PROTECTED_DOMAIN
+        or len(credentials) != 1
+        or len(credentials[0]) != 32
+    ):
+        return _refusal(request, f"{mechanism.decode('latin-1')} from {whence}")
+    key = z85.encode(credentials[0]).decode()
+    if key not in admitted:
+        return _refusal(request, f"the key {key} from {whence} is not listed for this port")
+    return _admission(request, key)
+
+
+def _admission(request: bytes, user: str) -> Verdict:
+    return Verdict(reply=[b"", _VERSION, request, b"200", b"OK", user.encode(), b""], refused=None)
+
+
+def _refusal(request: bytes, why: str) -> Verdict:
+    # No details: a stranger must not learn which keys are listed.
+    return Verdict(reply=[b"", _VERSION, request, b"400", b"no access", b"", b""], refused=why)

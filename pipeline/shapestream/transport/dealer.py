@@ -1,4 +1,4 @@
-"""ZeroMQ under trio: the socket of clients and workers, which connects (watched_socket.py says what bites)."""
+"""The ZeroMQ socket of clients and workers under trio: DEALER, which connects (`watched_socket.py` has the hazards)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import trio
 import zmq
 
 from shapestream.errors import TransportError
-from shapestream.transport.backpressure import send_when_there_is_room
-from shapestream.transport.handshakes import HandshakeFailure, HandshakeMonitor
-from shapestream.transport.interface import RECEIVE_BURST, Message
+from shapestream.transport.interface import RECEIVE_BURST, Message, send_when_there_is_room
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import (
     MORE_NOBLOCK,
     NOBLOCK,
     POLLIN,
     POLLOUT,
+    HandshakeFailure,
+    HandshakeMonitor,
     WatchedSocket,
     ready_to_send,
     receive_frames,
@@ -36,7 +36,7 @@ class DealerSocket(WatchedSocket):
     def __init__(
         self, *, options: SocketOptions | None = None, context: zmq.Context[Any] | None = None
     ) -> None:
-        """Raises `TransportError` where the system gives no more sockets."""
+        """Raises `TransportError` where the system has no more sockets."""
         context = context or zmq.Context.instance()
         self._senders = trio.lowlevel.ParkingLot()
         try:
@@ -52,7 +52,7 @@ class DealerSocket(WatchedSocket):
         self._has_key = False
 
     def connect(self, address: str) -> None:
-        """Starts to connect; raises `TransportError` for an address that cannot be one."""
+        """Start to connect; raises `TransportError` for an impossible address."""
         self._check_open()
         try:
             self._socket.connect(address)
@@ -62,20 +62,20 @@ class DealerSocket(WatchedSocket):
 
     @property
     def refusal(self) -> str | None:
-        """Why the other side did not let this connection in, in words for its user; None if it did, or is not there."""
+        """Reason of a failed handshake, for the user; None where none has failed."""
         if not self._closed:
             for failure in self._monitor.receive_nowait():
                 if self._refusal is None or failure is not HandshakeFailure.BROKEN:
-                    self._refusal = _in_words(failure, self._has_key)
+                    self._refusal = _advice_on(failure, self._has_key)
         return self._refusal
 
     async def receive(self) -> list[Message]:
-        """The messages that are there, at least one; one checkpoint."""
+        """The waiting messages, at least one; one checkpoint."""
         return await self._receive(self.receive_nowait)
 
     @trio.lowlevel.enable_ki_protection
     def receive_nowait(self) -> list[Message]:
-        """The messages that are there, perhaps none."""
+        """The waiting messages, perhaps none."""
         self._check_open()
         receive = self._socket.recv
         taken: list[Message] = []
@@ -93,7 +93,7 @@ class DealerSocket(WatchedSocket):
 
     @trio.lowlevel.enable_ki_protection
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
-        """Sends; raises `trio.WouldBlock` when the peer is behind, and then nothing was taken."""
+        """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""
         self._check_open()
         ready = ready_to_send(frames)
         send = self._socket.send
@@ -114,12 +114,12 @@ class DealerSocket(WatchedSocket):
             raise trio.WouldBlock
 
     async def send(self, frames: Sequence[Buffer]) -> None:
-        """Sends, waiting for room; when cancelled nothing was sent."""
+        """Send, after waiting for room; when cancelled nothing was sent."""
         await send_when_there_is_room(frames, self.send_nowait, self._senders)
 
     def close(self) -> None:
-        """Closes the connection; what libzmq has taken still lingers."""
-        _ = self.refusal  # the monitor's last words
+        """Close the connection; messages that libzmq has taken linger."""
+        _ = self.refusal  # read the monitor's last events
         self._monitor.close()
         super().close()
         self._senders.unpark_all()
@@ -132,7 +132,7 @@ class DealerSocket(WatchedSocket):
             self._senders.unpark_all()
 
 
-def _in_words(failure: HandshakeFailure, has_key: bool) -> str:
+def _advice_on(failure: HandshakeFailure, has_key: bool) -> str:
     match failure, has_key:
         case HandshakeFailure.REFUSED, _:
             return "it refuses this key: list it there, in the right role"
@@ -140,5 +140,5 @@ def _in_words(failure: HandshakeFailure, has_key: bool) -> str:
             return "it does not prove the server key that was given: another server, or one that asks for no keys"
         case HandshakeFailure.MISMATCH, False:
             return "it asks for a key: give key and server_key"
-    # Which of the two it is depends on who closes first; it may also be a server that ends, or a proxy.
+    # MISMATCH or BROKEN depends on which side closes first; a server that ends, or a proxy, gives BROKEN too.
     return "it ended the handshake; perhaps it asks for a key: give key and server_key"

@@ -1,17 +1,16 @@
-"""What the server, the workers and the client ask of a transport; `zeromq.py` and `memory.py` give it.
+"""Interfaces of a transport, for the server, the workers and the client; `zeromq.py` and `memory.py` implement them.
 
 Both kinds of socket follow trio's habit of one state object with `x_nowait()` beside `async x()`. A message
-is a list of frames. A receive hands over everything that is there, up to a burst, and never loses a message
-that it has taken, whenever it is cancelled. One task runs `run()` for as long as the socket is in use; any
-number of tasks may wait in `receive()` at the same time.
+is a list of frames. A receive returns all waiting messages, up to a burst, and loses none when it is cancelled. One
+task runs `run()` for as long as the socket is in use; any number of tasks may wait in `receive()`.
 
-Received small frames are `bytes`; large ones are buffers that nobody copied (a ZeroMQ frame,
-a memoryview), often unaligned. Sent buffers must not change until the transport has let go of them.
+Small received frames are `bytes`; large ones are uncopied buffers (a ZeroMQ frame, a memoryview), often unaligned.
+Sent buffers must not change until the transport releases them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import trio
@@ -21,7 +20,7 @@ from shapestream_engine.layout import Buffer
 Message: TypeAlias = list[Buffer]
 Addressed: TypeAlias = tuple[bytes, Message]
 
-# Messages that one receive takes at most, so that a flood from outside cannot hold the event loop.
+# The most messages of one receive, so that a flood cannot hold the event loop.
 RECEIVE_BURST = 256
 # Frames of at least this size are neither copied in nor out (measured: below it a copy is cheaper).
 COPY_BELOW_BYTES = 64 * 1024
@@ -32,72 +31,93 @@ class PeerSocket(Protocol):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, ports filled in."""
+        """Addresses that it listens at, ports filled in."""
 
     @property
     def drained(self) -> bool:
-        """Whether the last receive took everything that had arrived."""
+        """Whether the last receive took all messages that had arrived."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watches the socket until it is closed (then it returns) or cancelled."""
+        """Watch the socket until it is closed (then it returns) or cancelled."""
 
     async def receive(self) -> list[Addressed]:
-        """The messages that are there, at least one, each with its sender; one checkpoint.
+        """The waiting messages, at least one, each with its sender; one checkpoint.
 
         Raises `trio.ClosedResourceError` once the socket is closed.
         """
 
     def receive_nowait(self) -> list[Addressed]:
-        """The messages that are there, perhaps none."""
+        """The waiting messages, perhaps none."""
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Sends, or puts into the peer's bounded outbox; never blocks, and keeps the order per peer.
+        """Send, or put into the peer's bounded outbox; never block, and keep the order per peer.
 
-        Raises `PeerGone`, or `OutboxFull`: the caller then gives the peer up, with `forget`.
+        Raises `PeerGone`, or `OutboxFull`; the caller then calls `forget`.
         """
 
     def forget(self, peer: bytes) -> None:
-        """Drops what still waits for this peer. It may be heard again."""
+        """Drop the messages that wait for this peer. It may be heard again."""
 
     def cut_off(self, peer: bytes) -> None:
-        """Forgets the peer, and neither hears it nor sends to it for as long as this connection lasts.
+        """Forget the peer, and neither hear it nor send to it for as long as its connection lasts.
 
         Its connection ends at its next message; sending to it raises `OutboxFull`.
         """
 
     def failed_handshakes(self) -> int:
-        """How many connections ended before they began, since the last call: garbage, wrong keys, other protocols."""
+        """Number of failed handshakes since the last call: garbage, wrong keys, other protocols."""
 
     def key_of(self, peer: bytes) -> str | None:
-        """The public key that this peer has proved to own; None where none is asked for. It says who it is."""
+        """The public key that this peer has proved to own, its identity; None where the address asks for no key."""
 
     def is_admin(self, peer: bytes) -> bool:
-        """Whether this peer may see what concerns others: the counters."""
+        """Whether this peer may see the counters, which concern other peers too."""
 
     def close(self) -> None:
-        """Stops listening; waiting receivers get `trio.ClosedResourceError`. Twice is once."""
+        """Stop listening; waiting receivers get `trio.ClosedResourceError`. A second call does nothing."""
 
 
 class Connection(Protocol):
     """The side that connects: one peer, which may go away and come back without notice."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watches the socket until it is closed (then it returns) or cancelled."""
+        """Watch the socket until it is closed (then it returns) or cancelled."""
 
     async def receive(self) -> list[Message]:
-        """The messages that are there, at least one; one checkpoint.
+        """The waiting messages, at least one; one checkpoint.
 
         Raises `trio.ClosedResourceError` once the socket is closed.
         """
 
     def receive_nowait(self) -> list[Message]:
-        """The messages that are there, perhaps none."""
+        """The waiting messages, perhaps none."""
 
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
-        """Sends; raises `trio.WouldBlock` when the peer is behind and nothing was taken."""
+        """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""
 
     async def send(self, frames: Sequence[Buffer]) -> None:
-        """Sends, waiting for room; when cancelled nothing was sent."""
+        """Send, after waiting for room; when cancelled nothing was sent."""
 
     def close(self) -> None:
-        """Closes the connection; waiting tasks get `trio.ClosedResourceError`. Twice is once."""
+        """Close the connection; waiting tasks get `trio.ClosedResourceError`. A second call does nothing."""
+
+
+async def send_when_there_is_room(
+    frames: Sequence[Buffer],
+    send_nowait: Callable[[Sequence[Buffer]], None],
+    senders: trio.lowlevel.ParkingLot,
+) -> None:
+    """Call `send_nowait` until it does not raise `trio.WouldBlock`; park in `senders` in between.
+
+    One checkpoint; when cancelled nothing was sent. Other errors of `send_nowait` pass through.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    while True:
+        try:
+            send_nowait(frames)
+        except trio.WouldBlock:
+            await senders.park()
+        else:
+            # Shielded: a sent message must not look unsent.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return

@@ -12,6 +12,7 @@ is removed here, under the lock.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -45,27 +46,26 @@ class IpcPath:
             self._lock: int | None = self._take_lock(address)
         except OSError as error:
             raise TransportError(f"{address}: {error.strerror}: {error.filename}") from error
-        try:
+        with contextlib.ExitStack() as unless_stale_is_gone:
+            unless_stale_is_gone.callback(self._drop_lock)
             self._remove_stale(address)
-        except BaseException:
-            self._drop_lock()
-            raise
+            unless_stale_is_gone.pop_all()
         self._new = Path(f"{self.path}{_SUFFIX}")
         self._new.unlink(missing_ok=True)
         self.bind_address = f"ipc://{self._new}"
-        """What libzmq must bind; then `publish` makes it reachable under the wanted address."""
+        """The address for libzmq to bind; `publish` then makes it reachable under the wanted one."""
 
     def publish(self) -> None:
-        """Gives the bound socket file its final name."""
+        """Give the bound socket file its final name."""
         self._new.rename(self.path)
 
     def hide(self) -> None:
-        """Nobody finds the socket until `publish` is called again; connections stay, and the lock does."""
+        """Take the final name away until the next `publish`; connections stay, and so does the lock."""
         if self._lock is not None:
             self.path.rename(self._new)
 
     def release(self) -> None:
-        """Removes the socket file and lets others bind. Twice is once."""
+        """Remove the socket file and let others bind; a second call does nothing."""
         if self._lock is not None:
             self.path.unlink(missing_ok=True)
             self._new.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class IpcPath:
             return
         if not stat.S_ISSOCK(mode):
             raise TransportError(f"{address}: a file that is not a socket is in the way")
-        # A process that does not know of the lock may listen there.
+        # A process that takes no lock may listen there.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             try:

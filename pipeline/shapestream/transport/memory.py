@@ -17,8 +17,13 @@ from typing import Generic, Self, TypeVar
 import trio
 
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone
-from shapestream.transport.backpressure import send_when_there_is_room
-from shapestream.transport.interface import COPY_BELOW_BYTES, RECEIVE_BURST, Addressed, Message
+from shapestream.transport.interface import (
+    COPY_BELOW_BYTES,
+    RECEIVE_BURST,
+    Addressed,
+    Message,
+    send_when_there_is_room,
+)
 from shapestream_engine.layout import Buffer
 
 __all__ = ["MemoryConnection", "MemoryEndpoint", "MemoryServer", "memory_server"]

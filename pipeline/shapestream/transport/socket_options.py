@@ -1,4 +1,4 @@
-"""What our sockets ask of libzmq."""
+"""Options of our ZeroMQ sockets, with their reasons."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import zmq
 __all__ = ["MAX_FRAMES", "SocketOptions"]
 
 MAX_FRAMES = 65_536 + 2
-"""More than a message may have on any port (wire/limits.py, which this layer does not know): an object per frame costs
-more memory than the frame."""
+"""Above the frames of a valid message on any port (`wire/limits.py`, which this layer does not import): a frame's object
+costs more memory than a small frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,17 +19,17 @@ class SocketOptions:
     """Options of one socket. Flow control is the protocol's credit; the high-water mark is the last fence."""
 
     high_water_mark: int = 256
-    """Messages that libzmq holds for a peer that does not read; it does not count their bytes, so it is kept low."""
+    """Messages that libzmq queues for a peer that does not read; low, since libzmq does not count their bytes."""
     receive_high_water_mark: int = 0
-    """Messages that this side has not read. 0: no limit. Other values are for `inproc://` only; `apply` says why."""
+    """Unread messages on this side. 0: no limit. Other values are for `inproc://` only; `apply` has the reason."""
     max_frame_bytes: int = 1024 * 1024 * 1024
     """A peer that announces a larger frame is disconnected."""
     max_frames: int = MAX_FRAMES
-    """A ROUTER hands over so many frames of a longer message, drops the rest, and ends its connection."""
+    """Frames of a longer message that a ROUTER hands over; it drops the rest, and ends the connection."""
     linger_ms: int = 1000
-    """How long a closed socket goes on sending what it was given."""
+    """Time that a closed socket goes on sending its queue."""
     handshake_ms: int = 5000
-    """A connection that has not finished its handshake by then is closed. It takes three messages."""
+    """Time for a handshake, which takes three messages; then the connection is closed."""
     dead_after_ms: int = 15000
     """A tcp connection whose other end acknowledges nothing for so long is closed by the kernel. It only clears dead
     connections away: heartbeats of the event loops decide which peer is alive, and sooner."""
@@ -41,12 +41,12 @@ class SocketOptions:
     outbox_messages: int = 1024
     """Messages that wait for one peer behind the high-water mark; then the peer must be given up."""
     outbox_bytes: int = 256 * 1024 * 1024
-    """The same, in bytes."""
+    """Bytes that wait for one peer behind the high-water mark; then the peer must be given up."""
     farewell: bytes = b""
     """A message of one frame that a ROUTER sends before it hangs up: it says, again, that the connection is over."""
 
     def apply(self, socket: zmq.Socket[Any]) -> None:
-        """Sets them, before bind or connect."""
+        """Set the options of a socket, before bind or connect."""
         # libzmq 4.3.5 must never stop to read a connection, and has no timer that writes. Where a pipe is full
         # (ZMQ_RCVHWM) and the connection breaks, `stream_engine_base_t::in_event_internal` sets `_io_error`, and each
         # later `out_event` ends the process (`!_io_error`, stream_engine_base.cpp:310; issue 4841). `timer_event`

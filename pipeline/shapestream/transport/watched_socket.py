@@ -21,24 +21,27 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 import trio
 import zmq
 
-from shapestream.transport.interface import COPY_BELOW_BYTES, Message
+from shapestream.transport.interface import COPY_BELOW_BYTES, RECEIVE_BURST, Message
 from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
 from shapestream_engine.layout import Buffer
 
-__all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "WatchedSocket", "frames_from", "hang_up",
-           "ready_to_send", "receive_frames"]  # fmt: skip
+__all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "HandshakeFailure", "HandshakeMonitor", "WatchedSocket",
+           "frames_from", "hang_up", "ready_to_send", "receive_frames"]  # fmt: skip
 
 # Plain integers: pyzmq's enumerations cost as much as a small send.
 NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 T = TypeVar("T")
+_names = count()
 
 
 class WatchedSocket:
@@ -106,6 +109,55 @@ class WatchedSocket:
                 await trio.lowlevel.checkpoint()  # all that was there came from peers that are cut off
             messages = receive_nowait()
         return messages
+
+
+class HandshakeFailure(Enum):
+    """Why a handshake failed, as far as libzmq can tell. The values are its event numbers."""
+
+    REFUSED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    """The server's ZAP handler said no."""
+    MISMATCH = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    """One side asks for a key and the other has none, the keys do not fit, or it is not ZeroMQ at all."""
+    BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    """The connection ended in the middle."""
+
+
+class HandshakeMonitor(WatchedSocket):
+    """Tells of the failed handshakes of one socket, from its construction on. libzmq keeps up to 1000, and drops more.
+
+    `run` is needed only by those who wait in `receive`.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], context: zmq.Context[Any]) -> None:
+        self._monitored = socket
+        address = f"inproc://shapestream-handshakes-{next(_names)}"
+        socket.monitor(address, sum(failure.value for failure in HandshakeFailure))
+        super().__init__(zmq.PAIR, SocketOptions(linger_ms=0, receive_high_water_mark=1000), context)
+        self._socket.connect(address)
+
+    async def receive(self) -> list[HandshakeFailure]:
+        """What failed, at least one; raises `trio.ClosedResourceError` once this is closed."""
+        return await self._receive(self.receive_nowait)
+
+    def receive_nowait(self) -> list[HandshakeFailure]:
+        """What failed since the last call, perhaps nothing."""
+        self._check_open()
+        taken: list[HandshakeFailure] = []
+        self._drained = False
+        try:
+            for _ in range(RECEIVE_BURST):
+                event = self._socket.recv_multipart(NOBLOCK)[0]
+                number = int.from_bytes(event[:2], "little")
+                taken += [failure for failure in HandshakeFailure if failure.value == number]
+        except zmq.Again:
+            self._drained = True
+        return taken
+
+    def close(self) -> None:
+        """Stops listening. Before the end of the socket that it tells of."""
+        if not self._closed:
+            self._monitored.disable_monitor()
+        super().close()
 
 
 def receive_frames(receive: Callable[..., Any]) -> Message:

@@ -1,10 +1,10 @@
-"""ZeroMQ under trio: the sockets between clients, server and workers (watched_socket.py says what bites)."""
+"""The server's ZeroMQ socket under trio: ROUTER, with an outbox per peer (`watched_socket.py` has the hazards)."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
+import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -12,16 +12,14 @@ import trio
 import zmq
 
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.descriptors import Doorkeeper
-from shapestream.transport.handshakes import HandshakeMonitor
+from shapestream.transport.guards import Doorkeeper, seed_routing_ids
 from shapestream.transport.interface import RECEIVE_BURST, Addressed
 from shapestream.transport.ipc_path import IpcPath
-from shapestream.transport.outbox import Outbox, OutboxRoom
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import (
     MORE_NOBLOCK,
     NOBLOCK,
+    HandshakeMonitor,
     WatchedSocket,
     frames_from,
     hang_up,
@@ -29,16 +27,88 @@ from shapestream.transport.watched_socket import (
 )
 from shapestream_engine.layout import Buffer
 
-__all__ = ["DealerSocket", "RouterSocket"]
+__all__ = ["Outbox", "OutboxRoom", "RouterSocket"]
 
-# Frames that one receive takes or drops, before the rest of the event loop has a turn: some 10 ms. One message may pass it.
+# Frames that one receive takes or drops before the event loop's next turn: some 10 ms. One message may pass it.
 FRAMES_AT_ONCE = 16_384
-# So many bytes of a header count as a frame, so that a receive takes about 1 MiB of headers: copied and kept for a turn.
+# Bytes of a header that count as a frame, so that a receive copies about 1 MiB of headers.
 BYTES_PER_FRAME = 64
-# A blocked peer is tried again this often, should other traffic have swallowed libzmq's announcement.
+# Interval between attempts to send to a blocked peer: other traffic may swallow libzmq's announcement.
 RETRY_S = 0.01
-# So many peers that are cut off are remembered, the latest; libzmq does not use a peer id twice.
+# Remembered peers that are cut off, the latest; libzmq does not use a peer id twice.
 MAX_CUT_OFF = 4096
+
+
+class Outbox:
+    """Messages behind a peer's high-water mark; false when empty. The socket keeps its bound."""
+
+    def __init__(self, room: OutboxRoom) -> None:
+        self.nbytes = 0
+        """Bytes of all waiting frames, which stay allocated."""
+        self.given_up = False
+        """Whether its messages were dropped to make room. The peer gets no more: messages would be missing."""
+        self._messages: deque[Sequence[bytes | zmq.Frame]] = deque()
+        self._room = room
+
+    @property
+    def first(self) -> Sequence[bytes | zmq.Frame]:
+        """The next message to send."""
+        return self._messages[0]
+
+    def put(self, frames: Sequence[bytes | zmq.Frame]) -> None:
+        """Append a message. When all outboxes together pass their bound, the largest is given up, perhaps this one."""
+        self._messages.append(frames)
+        nbytes = sum(map(len, frames))
+        self.nbytes += nbytes
+        self._room.take(self, nbytes)
+
+    def remove_first(self) -> None:
+        """Remove the oldest message, which has been sent."""
+        nbytes = sum(map(len, self._messages.popleft()))
+        self.nbytes -= nbytes
+        self._room.give_back(self, nbytes)
+
+    def clear(self) -> None:
+        """Drop all messages: the peer is gone."""
+        self._messages.clear()
+        nbytes, self.nbytes = self.nbytes, 0
+        self._room.give_back(self, nbytes)
+
+    def give_up(self) -> None:
+        """Drop all messages, and take no more."""
+        self.given_up = True
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __repr__(self) -> str:
+        if self.given_up:
+            return "<Outbox: given up, since all outboxes held too much>"
+        return f"<Outbox: {len(self)} messages, {self.nbytes} bytes>"
+
+
+class OutboxRoom:
+    """Bound on the bytes that all outboxes of one server hold together, at both of its ports."""
+
+    def __init__(self, max_bytes: int = sys.maxsize) -> None:
+        self._max_bytes = max_bytes
+        self._nbytes = 0
+        self._waiting: dict[Outbox, None] = {}
+        """Outboxes with messages, the longest waiting first."""
+
+    def take(self, outbox: Outbox, nbytes: int) -> None:
+        """Count bytes into an outbox; give up the largest, of equal ones the oldest, until the bound is kept."""
+        self._waiting[outbox] = None
+        self._nbytes += nbytes
+        while self._nbytes > self._max_bytes and self._waiting:
+            max(self._waiting, key=lambda waiting: waiting.nbytes).give_up()
+
+    def give_back(self, outbox: Outbox, nbytes: int) -> None:
+        """Count bytes out of an outbox."""
+        self._nbytes -= nbytes
+        if not outbox:
+            self._waiting.pop(outbox, None)
 
 
 class RouterSocket(WatchedSocket):
@@ -54,9 +124,9 @@ class RouterSocket(WatchedSocket):
         context: zmq.Context[Any] | None = None,
         room: OutboxRoom | None = None,
     ) -> None:
-        """`room` is what its outboxes may hold, where other sockets share that."""
+        """`room` bounds the outboxes of several sockets together."""
         self._options = options or SocketOptions()
-        _unpredictable_routing_ids()
+        seed_routing_ids()
         context = context or zmq.Context.instance()
         super().__init__(zmq.ROUTER, self._options, context)
         self._monitor = HandshakeMonitor(self._socket, context)
@@ -66,13 +136,13 @@ class RouterSocket(WatchedSocket):
         self._room = room or OutboxRoom()
         self._blocked = trio.Event()
         self._cut_off: dict[bytes, bool] = {}
-        """Peers that are not heard, and whether their connection was ended."""
+        """Peers that are cut off, and whether their connection was ended."""
         self._skipping = False
-        """Whether frames follow of a message that is dropped."""
+        """Whether frames of a dropped message follow."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, wildcard ports filled in."""
+        """Addresses that it listens at, wildcard ports filled in."""
         return tuple(self._addresses)
 
     @property
@@ -81,7 +151,7 @@ class RouterSocket(WatchedSocket):
         return self._drained
 
     def bind(self, address: str) -> None:
-        """Listens at `tcp://…`, `ipc://…` or `inproc://…` too.
+        """Listen at `tcp://…`, `ipc://…` or `inproc://…` too.
 
         Raises `AddressInUse`, or `TransportError` for an address that cannot be used.
         """
@@ -104,7 +174,7 @@ class RouterSocket(WatchedSocket):
         self._look()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watches the socket until it is closed or cancelled; `receive` works only while this runs."""
+        """Watch the socket until it is closed or cancelled; `receive` works only while this runs."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._retry_blocked)
             if self._paths:
@@ -113,12 +183,12 @@ class RouterSocket(WatchedSocket):
             nursery.cancel_scope.cancel()
 
     async def receive(self) -> list[Addressed]:
-        """The messages that are there, at least one, each with its sender; one checkpoint."""
+        """The waiting messages, at least one, each with its sender; one checkpoint."""
         return await self._receive(self.receive_nowait)
 
     @trio.lowlevel.enable_ki_protection  # an interrupt between two frames would leave half a message behind
     def receive_nowait(self) -> list[Addressed]:
-        """The messages that are there, perhaps none."""
+        """The waiting messages, perhaps none."""
         self._check_open()
         taken: list[Addressed] = []
         self._drained = False
@@ -137,9 +207,9 @@ class RouterSocket(WatchedSocket):
         return taken
 
     def _receive_one(self, taken: list[Addressed], left: int) -> int:
-        """Appends the next message to `taken`, unless its peer is not heard. Raises `zmq.Again` when there is none.
+        """Append the next message to `taken`, unless its peer is cut off. Raises `zmq.Again` when there is none.
 
-        Returns how many of the `left` frames, or bytes of headers in their place, may still be taken.
+        Returns the rest of the `left` frames, or bytes of headers in their place.
         """
         receive = self._socket.recv
         peer = receive(NOBLOCK)
@@ -152,14 +222,14 @@ class RouterSocket(WatchedSocket):
             return self._skip(left - 1)
         frames, self._skipping = frames_from(first, receive, self._options.max_frames)
         if self._skipping:
-            self._hang_up(peer, first)  # the beginning is handed over, and refused
+            self._hang_up(peer, first)  # the beginning is handed over, and the decoder refuses it
         taken.append((peer, frames))
         return self._skip(left - len(frames) - len(frames[0]) // BYTES_PER_FRAME)
 
     def _hang_up(self, peer: bytes, frame: zmq.Frame) -> None:
-        """Ends the connection that a frame came over, unless it has ended: its descriptor may be another's by then.
+        """End the connection that a frame came over, unless it has ended: its descriptor may be reused by then.
 
-        A last message tells, since libzmq takes none for a connection that is gone.
+        A last message shows this, since libzmq takes none for a connection that is gone.
         """
         try:
             self._try_send(peer, [self._options.farewell])
@@ -168,7 +238,7 @@ class RouterSocket(WatchedSocket):
         hang_up(frame)
 
     def _skip(self, left: int) -> int:
-        """Goes on to drop the frames of a message that nobody reads: libzmq gives no other message before its end."""
+        """Go on dropping the frames of an unwanted message: libzmq gives no other message before its end."""
         receive = self._socket.recv
         while self._skipping and left > 0:
             self._skipping = receive(NOBLOCK, False).more
@@ -176,12 +246,12 @@ class RouterSocket(WatchedSocket):
         return left
 
     def _may_speak(self, peer: bytes, first: zmq.Frame) -> bool:
-        """Whether this peer is heard (`curve.py` asks for its key)."""
+        """Whether to take this peer's message (`curve.py` checks its key)."""
         return True
 
     @trio.lowlevel.enable_ki_protection
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Sends, or puts into the peer's outbox; after `PeerGone` or `OutboxFull` nothing was taken."""
+        """Send, or put into the peer's outbox; after `PeerGone` or `OutboxFull` nothing was taken."""
         self._check_open()
         ready = ready_to_send(frames)
         if self._cut_off and peer in self._cut_off:
@@ -200,39 +270,39 @@ class RouterSocket(WatchedSocket):
                 outbox.put(ready)
                 self._blocked.set()
         finally:
-            # Also a send to a peer that is gone may have swallowed the news of others' messages.
+            # Even a send to a peer that is gone may swallow the announcement of others' messages.
             if self._receivers:
                 self._look()
 
     def forget(self, peer: bytes) -> None:
-        """Drops what still waits for this peer here."""
+        """Drop the messages that wait for this peer."""
         if (outbox := self._outboxes.pop(peer, None)) is not None:
             outbox.clear()
 
     def cut_off(self, peer: bytes) -> None:
-        """Forgets the peer, neither hears it nor sends to it from now on, and hangs up at its next message."""
+        """Forget the peer, neither hear it nor send to it from now on, and hang up at its next message."""
         self.forget(peer)
         self._cut_off[peer] = False
         if len(self._cut_off) > MAX_CUT_OFF:
             del self._cut_off[next(iter(self._cut_off))]
 
     def key_of(self, peer: bytes) -> str | None:
-        """None: nobody proves a key here (`curve.py` has the socket that asks for one)."""
+        """None: this socket asks for no key (`ProtectedRouter` does)."""
         return None
 
     def is_admin(self, peer: bytes) -> bool:
-        """True: whoever gets here is at home, or the operator said that the network is safe."""
+        """True: peers are local, or the operator said that the network is safe."""
         return True
 
     def failed_handshakes(self) -> int:
-        """Connections that ended before they began, since the last call; libzmq tells of 1000, and drops more."""
+        """Number of failed handshakes since the last call; libzmq reports 1000, and drops more."""
         failed = 0
         while not self._closed and (failures := self._monitor.receive_nowait()):
             failed += len(failures)
         return failed
 
     def close(self) -> None:
-        """Stops listening; what libzmq has taken still lingers, outboxes are dropped."""
+        """Stop listening; messages that libzmq has taken linger, outboxes are dropped."""
         self._monitor.close()
         super().close()
         for peer in list(self._outboxes):
@@ -243,7 +313,7 @@ class RouterSocket(WatchedSocket):
 
     def _hide_paths(self) -> None:
         for path in self._paths:
-            with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 path.hide()
 
     def _publish_paths(self) -> None:
@@ -260,7 +330,7 @@ class RouterSocket(WatchedSocket):
         )
 
     def _try_send(self, peer: bytes, frames: Sequence[bytes | zmq.Frame]) -> bool:
-        """Whether libzmq took the message. Only the first part can be refused: there the peer is chosen."""
+        """Send, and tell whether libzmq took the message. Only the first part, which chooses the peer, can be refused."""
         send = self._socket.send
         try:
             send(peer, MORE_NOBLOCK)
@@ -277,13 +347,13 @@ class RouterSocket(WatchedSocket):
 
     def _look(self) -> None:
         if self._outboxes:
-            self._events()  # libzmq learns only now who has read; the flush may then swallow other news
+            self._events()  # libzmq now processes who has read; the flush may swallow other announcements
             self._flush()
         super()._look()
 
     @trio.lowlevel.enable_ki_protection
     def _flush(self) -> None:
-        """Sends what blocked peers take by now. A blocked peer keeps nobody else from being served."""
+        """Send what blocked peers accept by now. A blocked peer does not delay the others."""
         for peer, outbox in list(self._outboxes.items()):
             try:
                 while outbox and self._try_send(peer, outbox.first):
@@ -296,7 +366,7 @@ class RouterSocket(WatchedSocket):
                 del self._outboxes[peer]
 
     async def _retry_blocked(self) -> None:
-        """With a ROUTER, POLLOUT means "some peer", so blocked peers are tried again by a timer as well."""
+        """Send to blocked peers by a timer as well: with a ROUTER, POLLOUT means "some peer"."""
         while True:
             await self._blocked.wait()
             while self._outboxes:
@@ -304,16 +374,3 @@ class RouterSocket(WatchedSocket):
                 if self._outboxes:
                     self._look()
             self._blocked = trio.Event()
-
-
-_LIBC = ctypes.CDLL(None)
-
-
-def _unpredictable_routing_ids() -> None:
-    """Seeds the random numbers that libzmq starts counting its routing ids from.
-
-    It takes them from C's rand() and seeds that nowhere, so they would be the same in each process. A peer that knows
-    the next one could connect under it, since it may choose its own; libzmq 4.3.5 then ends the process at an
-    assertion ("ok", socket_base.cpp) with the next ordinary connection.
-    """
-    _LIBC.srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))

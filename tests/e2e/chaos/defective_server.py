@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
-from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import Entry, Result
 from shapestream_engine.batch import Batch

@@ -20,12 +20,11 @@ from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
 from shapestream.telemetry.logging import configure
-from shapestream.transport.curve import CallerKeys, ProtectedDealer, ServerSecurity
+from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair
+from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zap import KeyRing
-from shapestream.transport.zeromq import DealerSocket
 from shapestream_workers.worker import Worker
 
 

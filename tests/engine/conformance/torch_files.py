@@ -92,7 +92,7 @@ _MODULES = {
 
 def write(model: Model, folder: Path) -> Path:
     """The model's file. `torch.export` keeps the bounds of dimensions, but not their names."""
-    dims = {name: Dim(name, min=0, max=2**40) for name in _EXAMPLES}
+    dims = {name: Dim(name, min=0) for name in _EXAMPLES}
     examples, dynamic = [], []
     for element_type, shape in model.inputs.values():
         parsed = NamedShape.parse(shape)

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from tests.pipeline.client.bench import Caller
 
-from shapestream.client.inbox import Attend, Inbox, Posted, Withdraw, WithdrawAll
+from shapestream.client.core import Attend, Inbox, Posted, Withdraw, WithdrawAll
 from shapestream.client.tickets import AnyTicket, EndTicket, OpenTicket
 from shapestream.errors import Cancelled
 

@@ -16,9 +16,8 @@ from shapestream import aio, blocking
 from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
-from shapestream.transport.curve import ServerSecurity
+from shapestream.transport.curve import KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import new_key_pair, write_key_pair
-from shapestream.transport.zap import KeyRing
 
 SERVER, ALICE, STRANGER = (new_key_pair() for _ in range(3))
 SECURITY = ServerSecurity(key=SERVER, ring=KeyRing(clients={ALICE.public: "alice"}))

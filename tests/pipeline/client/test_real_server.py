@@ -14,7 +14,7 @@ import trio
 import trio.testing
 from tests.pipeline.serving.batches import batch_of
 
-from shapestream.client.inputs import InputEncoder
+from shapestream.client.models import InputEncoder
 from shapestream.errors import InvalidRequest, ModelError
 from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.options import ServerOptions

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 import shapestream
 from shapestream.client.link import LinkSettings
-from shapestream.client.terms import MAX_PRIORITY, checked_deadline, checked_priority, deadline_at
+from shapestream.client.tickets import MAX_PRIORITY, checked_deadline, checked_priority, deadline_at
 from shapestream.errors import DeadlineExceeded
 from shapestream.wire.limits import MAX_PRIORITY as MAX_READ
 

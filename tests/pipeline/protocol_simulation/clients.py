@@ -11,12 +11,10 @@ from tests.pipeline.protocol_simulation.plan import COMMON, RARE
 from tests.pipeline.protocol_simulation.slots import answer_of, question_of
 
 from shapestream.client.connector import Connector
-from shapestream.client.core import Core
-from shapestream.client.inbox import Withdraw
+from shapestream.client.core import Core, Withdraw
 from shapestream.client.link import LinkSettings
 from shapestream.client.models import OpenedModel, OpenModels
-from shapestream.client.terms import deadline_at
-from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, deadline_at
 from shapestream.wire.messages import Result
 from shapestream.wire.tensor_frames import to_array
 

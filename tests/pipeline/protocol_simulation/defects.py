@@ -9,10 +9,10 @@ import pytest
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
 from shapestream.client.ledger import Ledger
-from shapestream.scheduling.actions import Action
+from shapestream.scheduling.events import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving.egress import Egress
-from shapestream.serving.links import Link, Outgoing
+from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
 from shapestream_workers import worker_session

@@ -16,8 +16,8 @@ from tests.pipeline.protocol_simulation.network import Exchange, Line, error_of_
 from tests.pipeline.protocol_simulation.plan import COMMON, RARE, Plan
 from tests.pipeline.protocol_simulation.slots import SimulatedSlots
 
-from shapestream.serving.process_owner import LastState
 from shapestream.serving.server import Server
+from shapestream.serving.worker_port import LastState
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
 from shapestream_workers.supervisor.events import (

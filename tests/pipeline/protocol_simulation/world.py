@@ -26,11 +26,10 @@ from tests.pipeline.protocol_simulation.workers import PRESENT_PID, SimulatedWor
 from trio.testing import MockClock
 
 import shapestream.client.core
-import shapestream.serving.parts
+import shapestream.serving.server
 import shapestream_workers.worker
 from shapestream.client.session import Session, Turn
-from shapestream.scheduling.actions import Action
-from shapestream.scheduling.events import Event
+from shapestream.scheduling.events import Action, Event
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
@@ -91,7 +90,7 @@ def _worker_session(name: str, pid: int, *arguments: Any, **options: Any) -> Wor
 @contextmanager
 def _checked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shapestream.serving.parts, "Scheduler", _CheckedScheduler)
+        patch.setattr(shapestream.serving.server, "Scheduler", _CheckedScheduler)
         patch.setattr(shapestream.client.core, "Session", _CheckedSession)
         patch.setattr(shapestream_workers.worker, "WorkerSession", _worker_session)
         yield

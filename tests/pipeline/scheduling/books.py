@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from shapestream.scheduling.actions import (
-    StartBatch,
-)
 from shapestream.scheduling.events import (
     Arrival,
     ModelProfile,
+    StartBatch,
 )
 
 MAX_QUEUED_REQUESTS = 14

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from shapestream.scheduling.events import InputBytes, ModelProfile
-from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.records import RUNNING, Request
+from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.state import RUNNING, Request
 
 
 class FormulaSurface:

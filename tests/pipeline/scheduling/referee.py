@@ -24,27 +24,25 @@ from tests.pipeline.scheduling.books import (
 )
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import (
+from shapestream.scheduling.events import (
     Action,
+    BatchFailed,
+    BatchFinished,
     CancelBatch,
     DeliverResults,
+    Event,
     FailRequest,
     ForgetRequest,
     KillSlot,
+    ModelProfile,
     RecallBatch,
     ReportFault,
-    StartBatch,
-)
-from shapestream.scheduling.events import (
-    BatchFailed,
-    BatchFinished,
-    Event,
-    ModelProfile,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
+    StartBatch,
 )
-from shapestream.scheduling.hang_watch import HangLimits
+from shapestream.scheduling.recovery import HangLimits
 
 
 class Referee(RuleBasedStateMachine):

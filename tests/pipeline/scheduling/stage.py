@@ -7,24 +7,22 @@ from itertools import count
 from typing import Any
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import (
-    Action,
-    DeliverResults,
-    FailRequest,
-    ForgetRequest,
-    ReportFault,
-    StartBatch,
-)
 from shapestream.scheduling.events import (
+    Action,
     Arrival,
     BatchFailed,
     BatchFinished,
+    DeliverResults,
     Event,
+    FailRequest,
+    ForgetRequest,
     ModelAdded,
     ModelProfile,
+    ReportFault,
     RequestsArrived,
     SlotJoined,
     SlotsJoined,
+    StartBatch,
     TimePassed,
 )
 from shapestream_engine.cost_table import CostPoint, CostTable

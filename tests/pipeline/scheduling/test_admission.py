@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import FailRequest
-from shapestream.scheduling.events import SlotLeft
+from shapestream.scheduling.events import FailRequest, SlotLeft
 
 
 def _failures(stage) -> list[tuple[int, str, float | None]]:

@@ -10,7 +10,7 @@ from tests.pipeline.scheduling.planning_stage import FormulaSurface, affine
 
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.planning_budget import PlanningBudget
+from shapestream.scheduling.planner import PlanningBudget
 from shapestream.scheduling.rounding import ShapeRounding
 
 

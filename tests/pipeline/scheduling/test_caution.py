@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.scheduling.actions import FailRequest
-from shapestream.scheduling.caution import FIRST_CAUTION, MAX_CAUTION, Caution
+from shapestream.scheduling.admission import FIRST_CAUTION, MAX_CAUTION, Caution
+from shapestream.scheduling.events import FailRequest
 
 
 def test_the_first_rush_is_met_with_a_margin_that_results_take_away() -> None:

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 from tests.pipeline.scheduling.stage import Stage, table
 
-from shapestream.scheduling.actions import FailRequest, StartBatch
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
+    FailRequest,
     InputBytes,
     ModelProfile,
     RequestCancelled,
     RequestsArrived,
     SlotJoined,
+    StartBatch,
 )
-from shapestream.scheduling.hang_watch import HangLimits
+from shapestream.scheduling.recovery import HangLimits
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.learned_costs import LearnedCosts
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage
 
-from shapestream.scheduling.actions import FailRequest, StartBatch
-from shapestream.scheduling.deadlines import PROBE_EVERY
+from shapestream.scheduling.admission import PROBE_EVERY
+from shapestream.scheduling.events import FailRequest, StartBatch
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage
 
-from shapestream.scheduling.division import water_level
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.slot import Slot
+from shapestream.scheduling.planner import water_level
+from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.state import Slot
 
 
 def _sizes(stage) -> list[int]:

@@ -11,7 +11,7 @@ from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.events import ModelProfile, RequestsAbandoned, SlotJoined
 from shapestream.scheduling.fairness import FairShares
-from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.queueing import ModelQueue
 
 
 def _order(stage, until: int = 10**6) -> list[int]:

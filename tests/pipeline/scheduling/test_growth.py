@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import StartBatch
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
@@ -20,9 +19,10 @@ from shapestream.scheduling.events import (
     RequestCancelled,
     RequestsArrived,
     SlotJoined,
+    StartBatch,
 )
-from shapestream.scheduling.lazy_heap import LazyHeap
-from shapestream.scheduling.records import DONE, QUEUED, Request, State
+from shapestream.scheduling.queueing import LazyHeap
+from shapestream.scheduling.state import DONE, QUEUED, Request, State
 
 
 def _lines(call: Callable[[], Any]) -> tuple[int, Any]:

@@ -6,9 +6,17 @@ from math import inf
 
 import pytest
 
-from shapestream.scheduling.actions import CancelBatch, FailRequest, KillSlot, RecallBatch, StartBatch
-from shapestream.scheduling.events import BatchFailed, RequestCancelled, SlotLeft
-from shapestream.scheduling.hang_watch import HangLimits
+from shapestream.scheduling.events import (
+    BatchFailed,
+    CancelBatch,
+    FailRequest,
+    KillSlot,
+    RecallBatch,
+    RequestCancelled,
+    SlotLeft,
+    StartBatch,
+)
+from shapestream.scheduling.recovery import HangLimits
 
 LIMITS = HangLimits(min_s=10.0, grace_s=5.0)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from shapestream.scheduling.actions import RecallBatch, StartBatch
 from shapestream.scheduling.events import (
     BatchFailed,
+    RecallBatch,
     RequestCancelled,
     RequestsAbandoned,
     SlotClosing,
     SlotLeft,
+    StartBatch,
 )
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.scheduling.planning_stage import Waiting, affine, ids, make_queue
 
-from shapestream.scheduling.lane_plan import RENEW, WINDOWS
-from shapestream.scheduling.planner import PlanningBudget, plan_batch
-from shapestream.scheduling.planning_budget import (
+from shapestream.scheduling.planner import (
     LOOP_SHARE,
     MOST_CUT_S,
     MOST_S,
+    RENEW,
     SHARE,
     UNMEASURED_S,
+    WINDOWS,
+    PlanningBudget,
+    plan_batch,
     planning_s,
 )
-from shapestream.scheduling.records import DONE
+from shapestream.scheduling.state import DONE
 
 SURFACE = affine(0.05, 0.001)
 

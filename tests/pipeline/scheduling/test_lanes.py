@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.lanes import CHUNK, Bucket, Lane
-from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.records import DONE, QUEUED, Request
+from shapestream.scheduling.queueing import CHUNK, Bucket, Lane, ModelQueue
+from shapestream.scheduling.state import DONE, QUEUED, Request
 
 
 def _queue() -> ModelQueue:

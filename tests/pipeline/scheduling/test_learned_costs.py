@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream.scheduling.actions import FailRequest, StartBatch
 from shapestream.scheduling.cost_line import Line
 from shapestream.scheduling.cost_model import CostModel
-from shapestream.scheduling.events import Arrival, ModelAdded, ModelProfile, RequestsArrived, SlotJoined
+from shapestream.scheduling.events import (
+    Arrival,
+    FailRequest,
+    ModelAdded,
+    ModelProfile,
+    RequestsArrived,
+    SlotJoined,
+    StartBatch,
+)
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream_engine.cost_table import MAX_SECONDS, CostPoint, CostTable
 from shapestream_engine.learned_costs import LearnedCosts

@@ -17,9 +17,8 @@ from tests.pipeline.scheduling.planning_stage import (
 )
 
 from shapestream.scheduling.call_costs import USES
-from shapestream.scheduling.lane_plan import BATCH_S
-from shapestream.scheduling.planner import DELAYED, PlanningBudget, plan_batch, together
-from shapestream.scheduling.records import QUEUED
+from shapestream.scheduling.planner import BATCH_S, DELAYED, PlanningBudget, plan_batch, together
+from shapestream.scheduling.state import QUEUED
 
 RICH = 1e6
 SIZES = st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 5))

@@ -9,14 +9,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage, table
 
-from shapestream.scheduling.actions import CancelBatch, RecallBatch, StartBatch
 from shapestream.scheduling.events import (
     BatchFailed,
     BatchFinished,
+    CancelBatch,
+    RecallBatch,
     SlotClosing,
     SlotJoined,
     SlotLeft,
     SlotsJoined,
+    StartBatch,
 )
 
 

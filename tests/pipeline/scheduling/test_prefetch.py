@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import pytest
 
-from shapestream.scheduling.actions import (
+from shapestream.scheduling.events import (
+    BatchFailed,
+    BatchFinished,
     CancelBatch,
     DeliverResults,
     FailRequest,
     RecallBatch,
-    StartBatch,
-)
-from shapestream.scheduling.events import (
-    BatchFailed,
-    BatchFinished,
     RequestCancelled,
     SlotClosing,
     SlotLeft,
+    StartBatch,
 )
-from shapestream.scheduling.slots import EARLY
+from shapestream.scheduling.state import EARLY
 
 
 @pytest.fixture

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from shapestream.scheduling import Scheduler
-from shapestream.scheduling.actions import FailRequest
-from shapestream.scheduling.events import ModelProfile
-from shapestream.simulation.records import DONE
-from shapestream.simulation.simulated_slots import SlotPlan, Truth
-from shapestream.simulation.simulator import Workload, simulate
-from shapestream.simulation.trace import TraceRequest
-from shapestream.simulation.true_cost import FormulaCost
+from shapestream.scheduling.events import FailRequest, ModelProfile
+from shapestream.telemetry.trace import TraceRequest
+from shapestream_workers.lab.simulator import DONE, SlotPlan, Truth, Workload, simulate
+from shapestream_workers.lab.true_cost import FormulaCost
 
 
 def _served(rates: list[float], seconds: float, *, bound: int) -> Counter[int]:

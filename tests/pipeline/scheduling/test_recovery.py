@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapestream.scheduling.actions import StartBatch
-from shapestream.scheduling.events import BatchFinished, RequestCancelled, SlotLeft
+from shapestream.scheduling.events import BatchFinished, RequestCancelled, SlotLeft, StartBatch
 
 
 def _run_all(stage, breaks) -> list[tuple[int, ...]]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage
 
-from shapestream.scheduling.actions import StartBatch
+from shapestream.scheduling.events import StartBatch
 
 BOUNDS = (8, 256)
 

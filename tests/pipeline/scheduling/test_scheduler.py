@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from shapestream.scheduling.actions import CancelBatch, DeliverResults, FailRequest, ForgetRequest, StartBatch
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
+    CancelBatch,
+    DeliverResults,
     DrainStarted,
+    FailRequest,
+    ForgetRequest,
     RequestCancelled,
     RequestsAbandoned,
     RequestsArrived,
     SlotLeft,
+    StartBatch,
 )
 
 

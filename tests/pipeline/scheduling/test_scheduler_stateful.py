@@ -17,15 +17,13 @@ from tests.pipeline.scheduling.books import (
 )
 from tests.pipeline.scheduling.referee import Referee
 
-from shapestream.scheduling.actions import (
-    DeliverResults,
-    FailRequest,
-)
 from shapestream.scheduling.events import (
     Arrival,
     BatchFailed,
     BatchFinished,
+    DeliverResults,
     DrainStarted,
+    FailRequest,
     ModelAdded,
     ModelProfile,
     RequestCancelled,

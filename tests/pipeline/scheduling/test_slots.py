@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shapestream.scheduling.actions import KillSlot
-from shapestream.scheduling.events import BatchFinished, ModelAdded, ModelProfile, SlotClosing, SlotLeft
-from shapestream.scheduling.hang_watch import HangLimits
-from shapestream.scheduling.slots import aside_s
+from shapestream.scheduling.events import (
+    BatchFinished,
+    KillSlot,
+    ModelAdded,
+    ModelProfile,
+    SlotClosing,
+    SlotLeft,
+)
+from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.state import aside_s
 
 
 def places(stage) -> list[int]:

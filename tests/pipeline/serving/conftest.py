@@ -12,14 +12,14 @@ from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.hostile import Hostile, client, hostile_server
 from tests.pipeline.serving.raw_messages import assert_served
 
-import shapestream.serving.parts
+import shapestream.serving.server
 
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> EagerScheduler:
     """The one that the next server uses."""
     made = EagerScheduler()
-    monkeypatch.setattr(shapestream.serving.parts, "Scheduler", lambda **_: made)
+    monkeypatch.setattr(shapestream.serving.server, "Scheduler", lambda **_: made)
     return made
 
 

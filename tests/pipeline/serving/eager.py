@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from shapestream.scheduling import events
-from shapestream.scheduling.actions import (
+from shapestream.scheduling.events import (
     Action,
     CancelBatch,
     DeliverResults,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from shapestream.serving import ingress, links, reception, worker_port
+from shapestream.serving import client_port, outgoing, worker_port
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.options import ServerOptions
@@ -91,9 +91,9 @@ async def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    for module in (ingress, links):
+    for module in (client_port, outgoing):
         module.RateLimit = partial(RateLimit, 0.0)  # type: ignore[attr-defined] # see above
-    for module in (reception, worker_port):
+    for module in (client_port, worker_port):
         module.LineBudget = partial(LineBudget, 10**9)  # type: ignore[attr-defined] # the same
     keep_freed_memory()  # as `shapestream serve` does
     configure("info", "json")

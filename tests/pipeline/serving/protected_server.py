@@ -12,9 +12,8 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
-from shapestream.transport.curve import CallerKeys, ProtectedDealer, ServerSecurity
+from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair, new_key_pair
-from shapestream.transport.zap import KeyRing
 from shapestream.wire.codec import Role
 
 SERVER, ALICE, BOB, ADMIN, BOX, OTHER_BOX = (new_key_pair() for _ in range(6))

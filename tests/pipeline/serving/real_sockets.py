@@ -13,7 +13,7 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from shapestream.serving.executor import SlotSource
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
-from shapestream.transport.zeromq import DealerSocket
+from shapestream.transport.dealer import DealerSocket
 from shapestream.wire.codec import Role
 
 

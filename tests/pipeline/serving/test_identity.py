@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.harness import SIGNATURE, Owner, ScriptedSlots, echo_tensors, request
+from tests.pipeline.serving.harness import SIGNATURE, Owner, ScriptedSlots, echo_tensors, ending, request
 from tests.pipeline.serving.protected_server import ADMIN, ALICE, BOB, BOX, OTHER_BOX, Place, serving
 
 from shapestream.errors import ConfigurationError
-from shapestream.serving import ownership
 from shapestream.serving.options import ServerOptions
-from shapestream.serving.ownership import ClientOwners
 from shapestream.serving.server import serve
 from shapestream.wire.codec import Role
-from shapestream.wire.messages import Execute, Failure, Goodbye, Hello, Result, WorkerHello
+from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, Result, WorkerHello
 
 ID = b"alice's own id.."
 
@@ -28,37 +24,37 @@ def bad(place: Place, port: str) -> int:
 
 
 @real_time
-async def test_a_client_id_belongs_to_the_key_that_used_it_first() -> None:
-    """Bob presents the id of Alice's session: his connection ends, hers goes on, and one counter has moved."""
+async def test_a_client_id_is_another_clients_with_another_key() -> None:
+    """Bob presents the id and number of Alice's running request: both run, and each hears the end of its own."""
     slots = ScriptedSlots()
     async with serving(slots) as place:
-        alice, bob = await place.client(ALICE, ID), await place.peer(BOB)
+        alice, bob = await place.client(ALICE, ID), await place.client(BOB, ID)
         alice.say(request(1))
         batch = await slots.next_batch()
-        bob.say(Hello(client=ID, software="bob"), request(1))
-        await bob.hear(Goodbye)
-        assert 1 == bad(place, "clients")
+        bob.say(request(1, echo_tensors(value=2.0)), Cancel(sequence=1))
+        assert (1, "cancelled") == ending(await bob.hear(Failure))
         slots.finish(batch)
         assert 1 == (await alice.hear(Result)).sequence
-        assert 1 == place.server.statistics()["clients"]
+        assert 2 == place.server.statistics()["clients"]
 
 
 @real_time
-async def test_a_kept_reply_goes_to_nobody_else() -> None:
-    """Alice's connection is gone, her reply is kept; Bob asks for it under her id and number, and gets nothing."""
+async def test_a_kept_reply_goes_to_no_other_key() -> None:
+    """Alice's connection is gone, her reply is kept; Bob asks under her id and number, and what he asked for runs."""
     slots = ScriptedSlots()
     async with serving(slots) as place:
-        alice, bob = await place.client(ALICE, ID), await place.peer(BOB)
+        alice = await place.client(ALICE, ID)
         alice.say(request(1))
         slots.finish(await slots.next_batch())
         first = await alice.hear(Result)
         place.sockets[0].close()
-        bob.say(Hello(client=ID, software="bob"), request(1))
-        await bob.hear(Goodbye)
-        assert not bob.has_heard(Result)
+        bob = await place.client(BOB, ID)
+        bob.say(request(1))
+        slots.finish(await slots.next_batch())
+        await bob.hear(Result)
         again = await place.client(ALICE, ID)
         again.say(request(1))
-        assert first.tensors.layout == (await again.hear(Result)).tensors.layout
+        assert first == await again.hear(Result)
         assert [] == slots.started
 
 
@@ -138,37 +134,3 @@ def test_no_address_beyond_loopback_without_keys(address: str) -> None:
     """Also where no YAML was read: the error comes before anything listens."""
     with pytest.raises(ConfigurationError, match="security is needed"):
         trio.run(serve, ServerOptions(listen=(address,)))
-
-
-# ---------------------------------------------------------------- the table of owners
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([b"a" * 16, b"b" * 16]), st.sampled_from([None, "k1", "k2"])), max_size=20
-    )
-)
-def test_an_id_has_one_owner(claims: list[tuple[bytes, str | None]]) -> None:
-    """Whatever the order: who came first keeps it, others never get it, and no two keys share what it is kept under."""
-    owners = ClientOwners()
-    first: dict[bytes, str | None] = {}
-    kept: dict[tuple[bytes, str | None], object] = {}
-    for client, key in claims:
-        owner = first.setdefault(client, key)
-        under = owners.claim(client, key)
-        assert (under is not None) == (owner == key)
-        if under is not None:
-            assert under == kept.setdefault((client, key), under)
-    assert len(set(kept.values())) == len(kept)
-
-
-def test_a_forgotten_id_is_still_not_the_same_to_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table is bounded; what is kept for a client is kept under its key, too."""
-    monkeypatch.setattr(ownership, "MAX_OWNED", 2)
-    owners = ClientOwners()
-    mine = owners.claim(b"a" * 16, "alice")
-    for number in range(3):
-        owners.claim(bytes([number]) * 16, "alice")
-    theirs = owners.claim(b"a" * 16, "bob")
-    assert None not in (mine, theirs)
-    assert mine != theirs

@@ -1,28 +1,48 @@
-"""Replies that are kept: what is found again, what is only remembered, and the bounds."""
+"""Replies that are kept: what is found again, what counts as answered, the bounds, and what a request is known by."""
 
 from __future__ import annotations
 
-import gc
+from zlib import crc32
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shapestream.serving.kept_replies import MAX_ABSENT, Answered, KeptReplies, _level
-from shapestream.serving.kept_reply import OVERHEAD_NBYTES
-from shapestream.serving.spans import MAX_SPANS, Spans
+from shapestream.serving.kept_replies import (
+    BLOCK_NBYTES,
+    BLOCKS,
+    MAX_ABSENT,
+    OVERHEAD_NBYTES,
+    WHOLE_NBYTES,
+    Answered,
+    ClientId,
+    KeptReplies,
+    checksum,
+    same_tensors,
+)
 from shapestream.wire.messages import Failure, Result, Timings
 from shapestream_engine.layout import Tensors
 
 TIMINGS = Timings(queue_us=1, run_us=2, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
-QUESTION = Tensors(layout=((0, "u8", (3,)),), buffers=(b"abc",))
+A: ClientId = (b"a" * 16, None)
+B: ClientId = (b"b" * 16, None)
+C: ClientId = (b"a" * 16, "key")
+
+
+def tensors(*buffers: bytes) -> Tensors:
+    """Tensors of these bytes."""
+    layout = tuple((number, "u8", (len(buffer),)) for number, buffer in enumerate(buffers))
+    return Tensors(layout=layout, buffers=buffers)
+
+
+QUESTION = tensors(b"abc")
 
 
 def result(sequence: int, nbytes: int = 0) -> Result:
     """A reply with so many bytes of tensors."""
-    tensors = Tensors(layout=((0, "u8", (nbytes,)),), buffers=(bytes(nbytes),))
-    return Result(sequence=sequence, timings=TIMINGS, tensors=tensors)
+    return Result(sequence=sequence, timings=TIMINGS, tensors=tensors(bytes(nbytes)))
 
 
 def kept_replies(*, max_bytes: int = 1 << 20, max_age_s: float = 60.0, max_replies: int = 8) -> KeptReplies:
@@ -30,183 +50,95 @@ def kept_replies(*, max_bytes: int = 1 << 20, max_age_s: float = 60.0, max_repli
     return KeptReplies(max_bytes=max_bytes, max_age_s=max_age_s, max_replies=max_replies, now=0.0)
 
 
-def keep(kept: KeptReplies, answered: Answered, sequence: int, nbytes: int = 0) -> None:
-    """One reply; the books balance after it."""
-    kept.keep(answered, sequence, 0, QUESTION, result(sequence, nbytes))
-    kept.check_invariants()
+def keep(kept: KeptReplies, answered: Answered, *sequences: int, nbytes: int = 0) -> None:
+    """Replies to these; the books balance after each."""
+    for sequence in sequences:
+        kept.keep(answered, sequence, 0, QUESTION, result(sequence, nbytes))
+        kept.check_invariants()
 
 
 def test_a_reply_is_found_for_the_same_model_layout_and_bytes_only() -> None:
     """Whatever differs makes it another request."""
     kept = kept_replies()
-    answered = kept.of(b"a")
+    answered = kept.of(A)
     keep(kept, answered, 5)
-    reply = answered.find(5)
-    assert reply is not None
-    assert result(5) == reply.reply
-    assert reply.answers(0, QUESTION)
-    assert not reply.answers(1, QUESTION)
-    assert not reply.answers(0, Tensors(layout=((0, "u8", (3,)),), buffers=(b"abd",)))
-    assert not reply.answers(0, Tensors(layout=((0, "i8", (3,)),), buffers=(b"abc",)))
-
-
-def test_a_session_that_ends_takes_nothing_with_it() -> None:
-    """The replies belong to the client's id."""
-    kept = kept_replies()
-    keep(kept, kept.of(b"a"), 5)
-    kept.left(b"a")
-    kept.expire(30.0)
-    assert [5] == list(kept.of(b"a").order)
+    assert result(5) == answered.reply_to(5, 0, QUESTION)
+    assert answered.reply_to(5, 1, QUESTION) is None
+    assert answered.reply_to(5, 0, tensors(b"abd")) is None
+    assert answered.reply_to(5, 0, Tensors(layout=((0, "i8", (3,)),), buffers=(b"abc",))) is None
+    failure = Failure(sequence=6, code="model_error", message="no", retryable=False, retry_after_ms=None)
+    kept.keep(answered, 6, 0, QUESTION, failure)
+    assert failure == answered.reply_to(6, 0, QUESTION)
+    assert 2 * OVERHEAD_NBYTES == kept.nbytes
 
 
 def test_what_is_too_old_is_remembered_by_its_number_alone() -> None:
-    """Sixty seconds later the reply is gone, and its number is not free again."""
+    """Also while its client is away: the replies belong to the client, and not to its session."""
     kept = kept_replies(max_age_s=60.0)
-    answered = kept.of(b"a")
-    keep(kept, answered, 1)
+    keep(kept, kept.of(A), 1)
+    kept.left(A)
     kept.expire(40.0)
-    keep(kept, answered, 2)
+    answered = kept.of(A)
+    keep(kept, answered, 3)
     kept.expire(60.0)
-    assert [2] == list(answered.order)
-    assert 1 in answered.gone
-    assert (1, OVERHEAD_NBYTES) == (len(kept), kept.nbytes)
+    assert [3] == list(answered.replies)
+    assert [True, True, False, True] == [answered.knows(number) for number in (0, 1, 2, 3)]
 
 
 def test_a_client_keeps_as_many_as_it_may_have_unanswered() -> None:
-    """The oldest make room."""
+    """The oldest make room; they and all numbers below them count as answered."""
     kept = kept_replies(max_replies=3)
-    answered = kept.of(b"a")
-    for sequence in range(10):
-        keep(kept, answered, sequence)
-    assert [7, 8, 9] == list(answered.order)
-    assert "0..6" == repr(answered.gone)
+    answered = kept.of(A)
+    keep(kept, answered, 1, 2, 7, 4, 5)
+    assert [7, 4, 5] == list(answered.replies)
+    keep(kept, answered, 6)
+    assert [4, 5, 6] == list(answered.replies)
+    assert all(answered.knows(number) for number in range(8))
+    assert not answered.knows(8)
 
 
-def test_who_holds_most_makes_room_so_that_none_pushes_out_another() -> None:
-    """One alone has all the room; when others come, it shrinks by its oldest, and theirs stay."""
+def test_the_client_that_holds_most_makes_room_so_that_none_pushes_out_another() -> None:
+    """One alone has all the room; when others come it gives up its oldest, and theirs stay."""
     kept = kept_replies(max_bytes=16 * OVERHEAD_NBYTES, max_replies=100)
-    greedy, modest, other = kept.of(b"g"), kept.of(b"m"), kept.of(b"o")
-    for sequence in range(20):
-        keep(kept, greedy, sequence)
-    assert list(range(20))[-len(greedy.order) :] == list(greedy.order)
-    assert 14 <= len(greedy.order) <= 16
-    for sequence in range(4):
-        keep(kept, modest, sequence)
-        keep(kept, other, sequence)
-    for sequence in range(20, 60):
-        keep(kept, greedy, sequence)
-    assert (4, 4) == (len(modest.order), len(other.order))
-    assert 4 <= len(greedy.order) <= 8
+    greedy, modest, other = kept.of(A), kept.of(B), kept.of(C)
+    keep(kept, greedy, *range(16))
+    assert 16 == len(kept)
+    keep(kept, modest, *range(4))
+    keep(kept, other, *range(4))
+    keep(kept, greedy, *range(20, 60))
+    assert (4, 4) == (len(modest.replies), len(other.replies))
+    assert 4 <= len(greedy.replies) <= 8
+    assert 59 in greedy.replies
 
 
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(0, 1000))
-def test_the_level_is_the_highest_that_fits(sizes: list[int], total: int) -> None:
-    """Max-min fairness: no one above the level keeps more, no one below it loses anything, and little is wasted."""
-    level = _level(sizes, total)
-    assert sum(min(size, level) for size in sizes) <= max(total, 0)
-    if level < max(sizes):
-        assert sum(min(size, level + 1) for size in sizes) > total
-
-
-def test_who_leaves_on_purpose_leaves_only_numbers() -> None:
-    """Nobody will ask; what did not run twice still may not."""
-    kept = kept_replies()
-    answered = kept.of(b"a")
-    for sequence in range(3):
-        keep(kept, answered, sequence)
-    kept.drop(answered)
-    kept.check_invariants()
-    assert (0, "0..2") == (len(kept), repr(answered.gone))
-
-
-def test_a_reply_beyond_all_room_is_remembered_by_its_number() -> None:
-    """It pushes nothing out."""
+def test_what_is_dropped_on_purpose_or_beyond_all_room_counts_as_answered() -> None:
+    """No reply will be asked for, or none can be kept; what did not run twice still may not."""
     kept = kept_replies(max_bytes=4096)
-    answered = kept.of(b"a")
+    answered = kept.of(A)
     keep(kept, answered, 1)
     keep(kept, answered, 2, nbytes=4096)
-    assert [1] == list(answered.order)
-    assert 2 in answered.gone
-
-
-def test_failures_are_replies_too() -> None:
-    """Their size is that of any reply without tensors."""
-    kept = kept_replies()
-    answered = kept.of(b"a")
-    failure = Failure(sequence=1, code="model_error", message="no", retryable=False, retry_after_ms=None)
-    kept.keep(answered, 1, 0, QUESTION, failure)
-    reply = answered.find(1)
-    assert reply is not None
-    assert failure == reply.reply
-    assert OVERHEAD_NBYTES == kept.nbytes
-
-
-def test_the_garbage_collector_has_nothing_to_look_at() -> None:
-    """Kept replies are bytes, which it lets go: thousands of them make none of its passes longer."""
-    kept = kept_replies(max_bytes=1 << 24, max_replies=5000)
-    answered = kept.of(b"a")
-    for sequence in range(5000):
-        kept.keep(answered, sequence, 0, QUESTION, result(sequence, 3))
-    gc.collect()
-    before = len(gc.get_objects())
+    assert [1] == list(answered.replies)
+    assert answered.knows(2)
     kept.drop(answered)
-    assert abs(before - len(gc.get_objects())) < 100
-
-
-@pytest.mark.parametrize("nbytes", [(0,), (5, 0, 1024), (5, 1025), (1 << 16, 3)])
-def test_a_reply_comes_back_as_it_was(nbytes: tuple[int, ...]) -> None:
-    """Small tensors and large ones, one or several."""
-    kept = kept_replies()
-    answered = kept.of(b"a")
-    layout = tuple((number, "u8", (size,)) for number, size in enumerate(nbytes))
-    tensors = Tensors(layout=layout, buffers=tuple(bytes([size % 251]) * size for size in nbytes))
-    given = Result(sequence=3, timings=TIMINGS, tensors=tensors)
-    kept.keep(answered, 3, 0, QUESTION, given)
-    reply = answered.find(3)
-    assert reply is not None
-    assert given == reply.reply
+    kept.check_invariants()
+    assert (0, True) == (len(kept), answered.knows(1))
 
 
 def test_clients_that_left_are_remembered_up_to_a_number_and_those_without_answers_not_at_all() -> None:
     """A flood of greetings leaves nothing behind."""
     kept = kept_replies(max_bytes=1 << 24)
-    for number in range(3 * MAX_ABSENT):
-        name = str(number).encode()
+    names: list[ClientId] = [(str(number).encode(), None) for number in range(3 * MAX_ABSENT)]
+    for name in names:
         kept.of(name)
         kept.left(name)
     assert MAX_ABSENT == len(kept._by_client)
     kept.expire(1.0)
     assert {} == kept._by_client
-    for number in range(MAX_ABSENT + 1):
-        name = str(number).encode()
-        keep_one = kept.of(name)
-        kept.keep(keep_one, 1, 0, QUESTION, result(1))
+    for name in names[: MAX_ABSENT + 1]:
+        kept.keep(kept.of(name), 1, 0, QUESTION, result(1))
         kept.left(name)
     kept.check_invariants()
-    assert [] == list(kept.of(b"0").order)
-    assert [1] == list(kept.of(b"1").order)
-
-
-@given(st.lists(st.integers(0, 40)))
-def test_spans_hold_what_was_added(numbers: list[int]) -> None:
-    """Against a set; the spans are as few as they can be."""
-    spans, expected = Spans(), set[int]()
-    for number in numbers:
-        spans.add(number)
-        expected.add(number)
-    assert expected == {number for number in range(-2, 45) if number in spans}
-    assert len([number for number in expected if number - 1 not in expected]) == len(spans)
-
-
-def test_spans_stay_few_by_closing_the_lowest_gap() -> None:
-    """A peer that numbers at random costs no more memory; what it left out far below counts as used."""
-    spans = Spans()
-    for number in range(0, 10 * MAX_SPANS, 2):
-        spans.add(number)
-    assert MAX_SPANS == len(spans)
-    assert 1 in spans
-    assert 10 * MAX_SPANS - 3 not in spans
-    assert "none" == repr(Spans())
+    assert [False, True] == [kept.of(name).knows(1) for name in names[:2]]
 
 
 class Books(RuleBasedStateMachine):
@@ -216,34 +148,33 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.kept = kept_replies(max_bytes=6000, max_age_s=5.0, max_replies=4)
-        self.present: dict[bytes, Answered] = {}
-        self.ended: dict[bytes, set[int]] = {}
-        self.number = 0
+        self.present: dict[ClientId, Answered] = {}
+        self.ended: dict[ClientId, set[int]] = {}
 
-    @rule(client=st.sampled_from([b"a", b"b", b"c"]))
-    def come(self, client: bytes) -> None:
+    @rule(client=st.sampled_from([A, B, C]))
+    def come(self, client: ClientId) -> None:
         """A session begins; what was answered is known still."""
-        self.present[client] = answered = self.kept.of(client)
-        for sequence in self.ended.get(client, ()):
-            assert (answered.find(sequence) is not None) != (sequence in answered.gone)
+        self.present[client] = self.kept.of(client)
 
     @precondition(lambda self: self.present)
     @rule(data=st.data(), nbytes=st.integers(0, 3000))
     def answer(self, data: st.DataObject, nbytes: int) -> None:
         """A request ends; numbers come nearly in order."""
-        client = data.draw(st.sampled_from(sorted(self.present)))
-        ended = self.ended.setdefault(client, set())
+        client = data.draw(st.sampled_from(sorted(self.present, key=repr)))
+        answered, ended = self.present[client], self.ended.setdefault(client, set())
         sequence = data.draw(
-            st.integers(0, 40).filter(lambda number: number not in ended), label="a number that is free"
+            st.integers(0, 60).filter(lambda number: number not in ended), label="a number that is free"
         )
         ended.add(sequence)
-        self.kept.keep(self.present[client], sequence, 0, QUESTION, result(sequence, nbytes))
+        self.kept.keep(answered, sequence, 0, QUESTION, result(sequence, nbytes))
+        if sequence in answered.replies:
+            assert result(sequence, nbytes) == answered.reply_to(sequence, 0, QUESTION)
 
     @precondition(lambda self: self.present)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """A session ends."""
-        client = data.draw(st.sampled_from(sorted(self.present)))
+        client = data.draw(st.sampled_from(sorted(self.present, key=repr)))
         del self.present[client]
         self.kept.left(client)
 
@@ -255,15 +186,76 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def balanced(self) -> None:
-        """The books balance, and nothing that was answered looks new."""
+        """The books balance, and nothing that was answered looks new; nor does anything above it look answered."""
         self.kept.check_invariants()
         for client, answered in self.present.items():
-            for sequence in self.ended.get(client, ()):
-                assert (answered.find(sequence) is not None) != (sequence in answered.gone)
-                assert sequence <= answered.highest
+            ended = self.ended.get(client, set())
+            assert all(answered.knows(sequence) for sequence in ended)
+            assert not answered.knows(max(ended, default=-1) + 1)
 
 
 class TestBooks(Books.TestCase):  # type: ignore[misc,valid-type] # made by hypothesis
     """Nothing that was answered is ever taken for new, and no bound is passed."""
 
     settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+# ---------------------------------------------------------------- what a request is known by
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4))
+def test_small_tensors_are_summed_whole(buffers: list[bytes]) -> None:
+    """The checksum is CRC-32 of all bytes, in their order."""
+    assert crc32(b"".join(buffers)) == checksum(tensors(*buffers))
+
+
+@pytest.mark.parametrize("at", [0, 1, WHOLE_NBYTES - 1])
+def test_each_byte_of_a_tensor_up_to_the_limit_counts(at: int) -> None:
+    """The first and the last, and those between."""
+    data = bytearray(WHOLE_NBYTES)
+    before = checksum(tensors(bytes(data)))
+    data[at] = 1
+    assert before != checksum(tensors(bytes(data)))
+
+
+@pytest.mark.parametrize("nbytes", [WHOLE_NBYTES + 1, 1_000_003])
+def test_of_a_larger_tensor_evenly_spaced_blocks_count(nbytes: int) -> None:
+    """Its first and last bytes do, and as many bytes in all as of a small one; what lies between them does not."""
+    whole = np.zeros(nbytes, np.uint8)
+    before = checksum(tensors(whole.tobytes()))
+    counted = []
+    for at in range(0, nbytes, 997):
+        whole[at] = 1
+        counted.append(before != checksum(tensors(whole.tobytes())))
+        whole[at] = 0
+    assert counted[0]
+    assert sum(counted) == pytest.approx(BLOCKS * BLOCK_NBYTES / nbytes * len(counted), rel=0.1)
+    whole[-1] = 1
+    assert before != checksum(tensors(whole.tobytes()))
+
+
+def test_arrays_of_any_kind_are_bytes() -> None:
+    """In-memory peers hand over arrays; their bytes count, large or small, also without elements."""
+    for shape in [(3, 4), (300, 400), (0, 4), ()]:
+        array = np.ones(shape, np.float32)
+        one = Tensors(layout=((0, "f32", shape),), buffers=(array,))
+        other = Tensors(layout=((0, "f32", shape),), buffers=(array.tobytes(),))
+        assert checksum(one) == checksum(other)
+        assert same_tensors(one, other)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_tensors_are_the_same_when_layout_and_bytes_are(one: bytes, other: bytes) -> None:
+    """Against the plain comparison."""
+    assert (one == other) == same_tensors(tensors(one), tensors(other))
+
+
+@pytest.mark.parametrize("at", [0, 70_000, 199_999])
+def test_every_byte_of_a_large_tensor_is_compared(at: int) -> None:
+    """Unlike the checksum, which may miss one."""
+    data = bytearray(200_000)
+    one = tensors(bytes(data))
+    data[at] = 1
+    assert not same_tensors(one, tensors(bytes(data)))
+    data[at] = 0
+    assert same_tensors(one, tensors(bytes(data)))

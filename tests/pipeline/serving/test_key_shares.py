@@ -1,22 +1,22 @@
-"""At a protected server shares and credit go by key, however many connections it has. Over real sockets."""
+"""At a protected server shares and caps go by key, however many connections it has. Over real sockets, or pure."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import trio
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.harness import SIGNATURE, RawPeer, ScriptedSlots, echo_tensors, request
-from tests.pipeline.serving.protected_server import ALICE, BOB, SERVER, Place, serving
+from tests.pipeline.serving.protected_server import ALICE, BOB, Place, serving
 
-import shapestream
-from shapestream.serving.models import ModelOptions
-from shapestream.transport.curve_keys import KeyPair, write_key_pair
-from shapestream.wire.messages import Credit, Failure, Goodbye, Heartbeat, Hello, Result, Unknown
+from shapestream.serving.kept_replies import KeptReplies
+from shapestream.serving.models import ModelOptions, ServedModel
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.sessions import RequestRecord, Session, Sessions
+from shapestream.transport.curve_keys import KeyPair
+from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, Result, Unknown
 from shapestream_engine.cost_table import CostPoint, CostTable
 
+ECHO = ServedModel(0, SIGNATURE.name, SIGNATURE, ModelOptions())
 ONE_BY_ONE = {SIGNATURE.name: ModelOptions(max_batch=1)}
 SECONDS = {4: 0.1, 16: 0.3}
 """What a request with so many numbers takes."""
@@ -61,16 +61,6 @@ async def refused(peer: RawPeer, requests: int, first: int = 0) -> int:
     return len(failures)
 
 
-async def parts(peers: list[RawPeer], window: int) -> list[int]:
-    """How many requests each may have unanswered, as it was told by now; `window` is what the welcome said."""
-    told = [window] * len(peers)
-    for number, peer in enumerate(peers):
-        await peer.statistics()
-        while peer.has_heard(Credit):
-            told[number] = (await peer.hear(Credit)).window_requests
-    return told
-
-
 @pytest.mark.parametrize("n", [4, 16])
 @real_time
 async def test_two_keys_get_half_each_whatever_their_connections(n: int) -> None:
@@ -87,40 +77,6 @@ async def test_two_keys_get_half_each_whatever_their_connections(n: int) -> None
             spent_s[float(values[0])] += SECONDS[len(values)]
             slots.finish(batch, busy_s=SECONDS[len(values)])
     assert abs(spent_s[1.0] - spent_s[2.0]) <= 2 * max(SECONDS.values())
-
-
-@real_time
-async def test_one_session_of_a_key_is_told_nothing_new() -> None:
-    """Its window is that of the welcome, as where no key is asked for."""
-    async with serving(ScriptedSlots(), window_requests=16) as place:
-        (alice,) = await sessions(place, ALICE, 1)
-        await alice.statistics()
-        assert not alice.has_heard(Credit)
-
-
-@real_time
-async def test_sessions_of_a_key_are_told_their_parts() -> None:
-    """As they come, and the others have repeated theirs; and again when one has gone. Another key's are told nothing."""
-    async with serving(ScriptedSlots(), window_requests=16, heartbeat_s=0.1) as place:
-        alice = await sessions(place, ALICE, 1)
-        bob = await sessions(place, BOB, 3)
-        assert [8, 8, 0] == await parts(bob, 16)
-        for peer in bob[:2]:
-            peer.say(Credit(window_requests=8, window_bytes=256 << 20))
-        assert 8 == (await bob[2].hear(Credit)).window_requests
-        bob.pop().say(Goodbye())
-        assert [16, 16] == [(await peer.hear(Credit)).window_requests for peer in bob]
-        assert [16] == await parts(alice, 16)
-
-
-@real_time
-async def test_a_session_that_greets_again_is_told_its_part_again() -> None:
-    """A welcome says the whole window, so its part must come behind."""
-    async with serving(ScriptedSlots(), window_requests=16) as place:
-        bob = await sessions(place, BOB, 3)
-        bob[0].heard.clear()
-        await bob[0].open_session(client_id(BOB, 0))
-        assert [8] == await parts(bob[:1], 16)
 
 
 @real_time
@@ -164,25 +120,76 @@ async def test_one_key_cannot_take_every_place() -> None:
         await bob[0].open_session(client_id(BOB, 9))
 
 
-@real_time
-async def test_clients_that_heed_their_credit_are_never_refused(tmp_path: Path) -> None:
-    """Six of our own clients with one key send 40 each, of a credit of two windows of eight: all get all their results."""
-    secret, _ = write_key_pair(tmp_path, "bob", BOB)
-    slots = ScriptedSlots()
-    async with serving(slots, window_requests=8, heartbeat_s=0.1) as place, trio.open_nursery() as nursery:
-        done: list[int] = []
+# ---------------------------------------------------------------- the table of sessions
 
-        async def ask() -> None:
-            keys = {"key": secret, "server_key": SERVER.public}
-            async with shapestream.connect(place.server.addresses[0], **keys) as client:
-                inputs = {"x": np.ones((1, 4), np.float32), "scale": np.ones(1, np.float32)}
-                async with client.stream("echo", [inputs] * 40) as results:
-                    done.append(len([result async for result in results]))
-            if len(done) == 6:
-                nursery.cancel_scope.cancel()
 
-        for _ in range(6):
-            nursery.start_soon(ask)
-        while True:
-            slots.finish(await slots.next_batch())
-    assert [40] * 6 == done
+def table(**options: int) -> Sessions:
+    """Of a server with these options."""
+    kept = KeptReplies(max_bytes=1, max_age_s=1.0, max_replies=1, now=0.0)
+    return Sessions(ServerOptions(**options), kept)  # type: ignore[arg-type] # all of them are numbers
+
+
+def opened(sessions: Sessions, name: str, key: str | None, heard_at: float = 0.0) -> Session:
+    """A new session, for which there is room."""
+    session = sessions.open((16 * name.encode(), key), name.encode(), "test", heard_at)
+    assert session is not None
+    return session
+
+
+def begin(session: Session, sequence: int) -> RequestRecord:
+    """A request of 20 bytes is admitted."""
+    tensors = echo_tensors()
+    shape = SIGNATURE.resolve(tensors.layout)
+    assert 20 == shape.total_nbytes
+    record = RequestRecord(0, session, sequence, ECHO, shape, tensors, 0.0, None, 0)
+    session.begin(record)
+    return record
+
+
+def test_the_caps_of_a_key_are_on_requests_and_on_bytes_of_all_its_sessions() -> None:
+    """One session alone cannot reach them. What ends makes room, and another key has caps of its own."""
+    sessions = table(window_requests=4, window_bytes=100)
+    first, second, third = [opened(sessions, name, "bob") for name in "abc"]
+    other = opened(sessions, "d", "alice")
+    records = [begin(session, number) for session in (first, second) for number in range(4)]
+    session_excess = sessions.excess(first, 1)
+    assert session_excess is not None
+    assert "session's credit: 4 requests, 100 bytes" in session_excess
+    key_excess = sessions.excess(third, 1)
+    assert key_excess is not None
+    assert "key's credit: 8 requests, 200 bytes" in key_excess
+    assert sessions.excess(other, 100) is None
+    records[0].session.end(records[0])
+    assert sessions.excess(third, 60) is None
+    assert sessions.excess(third, 61) is not None
+
+
+def test_a_session_without_a_connection_gives_up_its_place() -> None:
+    """At a key's cap the session is one of that key, where all places are taken one of any: the one last heard first."""
+    sessions = table(max_sessions=9)
+    bob = [opened(sessions, name, "bob", heard_at=float(ord(name))) for name in "abcdefgh"]
+    alice = opened(sessions, "i", "alice")
+    assert sessions.session_to_end("bob") is None
+    for session in (alice, bob[5], bob[3]):
+        sessions.detach(session)
+    assert bob[3] is sessions.session_to_end("bob")
+    assert alice is sessions.session_to_end("carol")
+    sessions.close(alice)
+    assert bob[3] is sessions.session_to_end("bob")
+    assert sessions.session_to_end("carol") is None
+
+
+def test_a_key_keeps_its_number_when_all_of_its_sessions_have_gone() -> None:
+    """So its debts: each return would be a new client's, which goes first. Without a key no client is known again."""
+    sessions = table()
+
+    def numbers(key: str | None) -> list[int]:
+        found = []
+        for name in "ab":
+            session = opened(sessions, name, key)
+            found.append(session.number)
+            sessions.close(session)
+        return found
+
+    assert 1 == len({*numbers("key"), *numbers("key")})
+    assert 6 == len({*numbers("key"), *numbers("other"), *numbers(None), *numbers(None)})

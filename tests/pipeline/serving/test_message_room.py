@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from shapestream.serving.message_room import most_rows
-from shapestream.serving.models import DEFAULT_BATCH_BYTES, ModelOptions, ServedModel
+from shapestream.serving.models import DEFAULT_BATCH_BYTES, ModelOptions, ServedModel, most_rows
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember

@@ -8,7 +8,7 @@ from typing import Any
 from tests.pipeline.serving.batches import batch_of
 from tests.pipeline.serving.harness import SIGNATURE, echo_tensors
 
-from shapestream.serving.links import Link
+from shapestream.serving.outgoing import Link
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import Clock, Entry, Execute
 

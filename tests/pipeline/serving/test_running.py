@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed
 
-from shapestream.scheduling.actions import StartBatch
+from shapestream.scheduling.events import StartBatch
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.models import ModelOptions, ServedModel
 from shapestream.serving.remote_executor import RemoteExecutor
@@ -28,7 +28,7 @@ def executor(slots: int = 1) -> RemoteExecutor:
 def records(*deadlines: float | None) -> list[RequestRecord]:
     """Requests of one session, numbered from 1."""
     kept = KeptReplies(max_bytes=0, max_age_s=0.0, max_replies=8, now=0.0)
-    session = Session(0, kept.of(b"c" * 16), b"peer", "test", 0.0)
+    session = Session(0, kept.of((b"c" * 16, None)), b"peer", "test", 0.0)
     model, tensors = ServedModel(0, "echo", SIGNATURE, ModelOptions()), echo_tensors()
     shape = SIGNATURE.resolve(tensors.layout)
     return [

@@ -10,9 +10,9 @@ from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors
 from tests.pipeline.serving.harness import memory_serving, request
 
-import shapestream.serving.parts
+import shapestream.serving.server
 from shapestream.scheduling import Scheduler, events
-from shapestream.scheduling.actions import Action, FailRequest, ReportFault
+from shapestream.scheduling.events import Action, FailRequest, ReportFault
 from shapestream.wire.messages import Failure, Result
 
 UNLUCKY = (1, 13)
@@ -42,7 +42,7 @@ async def test_a_fault_is_one_line_and_one_failure(monkeypatch: pytest.MonkeyPat
     def made(**options: Any) -> Scheduler:
         return Faulty(**options)
 
-    monkeypatch.setattr(shapestream.serving.parts, "Scheduler", made)
+    monkeypatch.setattr(shapestream.serving.server, "Scheduler", made)
     with capture_logs() as lines:
         async with memory_serving() as running:
             client, worker = await running.client_and_worker()

@@ -10,7 +10,7 @@ from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.harness import SIGNATURE, memory_serving
 
 from shapestream.scheduling import events
-from shapestream.scheduling.actions import Action
+from shapestream.scheduling.events import Action
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.wire.messages import Goodbye, WorkerHello, WorkerWelcome

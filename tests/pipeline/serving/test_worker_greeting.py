@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.pipeline.serving.echo_model import SIGNATURE
 
-from shapestream.serving.worker_greeting import GreetingRefused, check_form, read_offer
+from shapestream.serving.worker_port import GreetingRefused, check_form, read_offer
 from shapestream.wire.messages import WorkerHello
 
 

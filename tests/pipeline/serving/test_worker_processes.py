@@ -8,7 +8,7 @@ from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import Owner, RawPeer, done, memory_serving, request
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from shapestream.serving.process_owner import LastState
+from shapestream.serving.worker_port import LastState
 from shapestream.wire.messages import (
     Cancel,
     CancelBatch,

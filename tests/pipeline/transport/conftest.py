@@ -11,12 +11,19 @@ from typing import TypeAlias
 import pytest
 import trio
 
-from shapestream.transport.curve import CallerKeys, ProtectedDealer, ProtectedRouter, ServerSecurity
+from shapestream.transport.curve import (
+    CallerKeys,
+    KeyRing,
+    KeyRole,
+    ProtectedDealer,
+    ProtectedRouter,
+    ServerSecurity,
+)
 from shapestream.transport.curve_keys import new_key_pair
+from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection, PeerSocket
 from shapestream.transport.memory import memory_server
-from shapestream.transport.zap import KeyRing, KeyRole
-from shapestream.transport.zeromq import DealerSocket, RouterSocket
+from shapestream.transport.zeromq import RouterSocket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,18 @@ import zmq
 from zmq.utils import z85
 
 from shapestream.errors import ConfigurationError, PeerGone
-from shapestream.transport.curve import CallerKeys, ProtectedDealer, ProtectedRouter, ServerSecurity
+from shapestream.transport.curve import (
+    LOCAL,
+    LOCAL_DOMAIN,
+    PROTECTED_DOMAIN,
+    CallerKeys,
+    KeyRing,
+    KeyRole,
+    ProtectedDealer,
+    ProtectedRouter,
+    ServerSecurity,
+    answer_zap,
+)
 from shapestream.transport.curve_keys import (
     KeyPair,
     new_key_pair,
@@ -30,9 +41,8 @@ from shapestream.transport.curve_keys import (
     read_key_pair,
     write_key_pair,
 )
+from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zap import LOCAL, LOCAL_DOMAIN, PROTECTED_DOMAIN, KeyRing, KeyRole, answer_zap
-from shapestream.transport.zeromq import DealerSocket
 
 SERVER, ALICE, BOB, ADMIN, WORKER, STRANGER = (new_key_pair() for _ in range(6))
 RING = KeyRing(
@@ -372,7 +382,8 @@ def test_routing_ids_begin_at_random() -> None:
     """Two fresh processes do not count from the same number: who knew the next one could end the process."""
     code = (
         "import trio, zmq\n"
-        "from shapestream.transport.zeromq import DealerSocket, RouterSocket\n"
+        "from shapestream.transport.dealer import DealerSocket\n"
+        "from shapestream.transport.zeromq import RouterSocket\n"
         "async def main():\n"
         "    with RouterSocket() as router, DealerSocket() as dealer:\n"
         "        router.bind('inproc://x')\n"

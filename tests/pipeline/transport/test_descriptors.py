@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from shapestream.transport.descriptors import RESERVE, Doorkeeper, free_descriptors
-from shapestream.transport.zeromq import DealerSocket, RouterSocket
+from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.guards import RESERVE, Doorkeeper, free_descriptors
+from shapestream.transport.zeromq import RouterSocket
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_the_limit_is_raised_to_what_the_system_allows() -> None:
     """In a process of its own, as limits are the process's."""
     code = (
         "import resource\n"
-        "from shapestream.transport.descriptors import raise_descriptor_limit\n"
+        "from shapestream.transport.guards import raise_descriptor_limit\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
         "raise_descriptor_limit()\n"

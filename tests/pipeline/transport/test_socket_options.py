@@ -8,8 +8,9 @@ import pytest
 import trio
 import zmq
 
+from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zeromq import DealerSocket, RouterSocket
+from shapestream.transport.zeromq import RouterSocket
 
 
 @pytest.mark.parametrize("socket", [RouterSocket, DealerSocket])

@@ -14,7 +14,8 @@ import trio
 import zmq
 
 from shapestream.errors import AddressInUse, TransportError
-from shapestream.transport.zeromq import DealerSocket, RouterSocket
+from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.zeromq import RouterSocket
 
 LISTEN = """
 import sys, trio

@@ -15,8 +15,9 @@ import trio.testing
 import zmq
 
 from shapestream.errors import OutboxFull, PeerGone, TransportError
+from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zeromq import DealerSocket, RouterSocket
+from shapestream.transport.zeromq import RouterSocket
 
 LARGE = SocketOptions(high_water_mark=1000, receive_high_water_mark=1000)
 SMALL = SocketOptions(

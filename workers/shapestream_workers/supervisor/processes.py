@@ -16,7 +16,7 @@ from typing import TypeAlias
 import structlog
 import trio
 
-from shapestream.serving.process_owner import LastState
+from shapestream.serving.worker_port import LastState
 from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
 from shapestream_workers.supervisor.events import (
     Action,

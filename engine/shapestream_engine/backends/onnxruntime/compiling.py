@@ -126,7 +126,9 @@ def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePor
     for argument in arguments:
         onnx_type = str(argument.type).removeprefix("tensor(").removesuffix(")")
         if onnx_type not in _ELEMENT_TYPES:
-            raise SignatureError(f"model {spec.name!r}: {_cannot_travel(kind, argument)}")
+            raise SignatureError(
+                f"model {spec.name!r}: {_cannot_travel(kind, argument)}", key=(f"{kind}s", argument.name)
+            )
         ports.append(
             FilePort(
                 name=argument.name,

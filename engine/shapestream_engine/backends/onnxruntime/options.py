@@ -42,7 +42,9 @@ def session_options(
         try:
             _set(options, name, value)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise SignatureError(f"model {spec.name!r}: property {name!r}: {error}") from error
+            raise SignatureError(
+                f"model {spec.name!r}: property {name!r}: {error}", key=("properties", name)
+            ) from error
     return options, plain
 
 

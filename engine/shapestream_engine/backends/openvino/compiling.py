@@ -139,7 +139,7 @@ class PreparingModel(CompiledModel):
         try:
             reshape_inputs(shaped, ports)
         except SignatureError as error:
-            raise SignatureError(f"model {self.signature.name!r}: {error}") from error
+            raise SignatureError(f"model {self.signature.name!r}: {error}", key=error.key) from error
         inputs = sum(bound for bound in port_bounds(ports) if bound is not None)
         prepared = self._made(shaped, ports, self._weights + inputs)
         self.properties = prepared.properties

@@ -27,9 +27,12 @@ class SpecNames:
         if len(found) == 1:
             return found[0]
         if found:
-            raise SignatureError(f"{self.kind} {name!r} may be any of {', '.join(found)}")
+            raise SignatureError(
+                f"{self.kind} {name!r} may be any of {', '.join(found)}", key=(f"{self.kind}s", name)
+            )
         raise SignatureError(
-            f"there is no {self.kind} {name!r}; the model has {', '.join(self.names) or 'none'}"
+            f"there is no {self.kind} {name!r}; the model has {', '.join(self.names) or 'none'}",
+            key=(f"{self.kind}s", name),
         )
 
 
@@ -45,7 +48,8 @@ def match_spec(kind: str, ports: Sequence[Any], configured: Iterable[str]) -> Sp
         number = known.names.index(known.resolve(name))
         if number in chosen:
             raise SignatureError(
-                f"{kind} {known.names[number]!r} is configured twice: as {chosen[number]!r} and {name!r}"
+                f"{kind} {known.names[number]!r} is configured twice: as {chosen[number]!r} and {name!r}",
+                key=(f"{kind}s", known.names[number]),
             )
         chosen[number] = names[number] = name
     return SpecNames(

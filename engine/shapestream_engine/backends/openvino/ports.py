@@ -35,10 +35,11 @@ def signature_of(model: ov.Model, spec: ModelSpec) -> ModelSignature:
         reshape_inputs(model, inputs)
         table = DimensionTable.of(inputs)
         findings = follow(model, inputs, dict(zip(table.names, table.bounds, strict=True)))
-        for dimension, change in opened:
+        for changed, dimension, change in opened:
             if not (findings.accepted if dimension is None else dimension in findings.varied):
                 raise SignatureError(
-                    f"{change}; of other sizes the model takes none, as far as was tried: {findings.complaint}"
+                    f"{change}; of other sizes the model takes none, as far as was tried: {findings.complaint}",
+                    key=("inputs", changed),
                 )
         outputs = tuple(
             _output(number, port, name, spec.outputs, output_names, findings, batched=table.has_batch)
@@ -47,14 +48,17 @@ def signature_of(model: ov.Model, spec: ModelSpec) -> ModelSignature:
     except RuleMissing as error:
         raise error.of_model(spec.name) from error
     except EngineError as error:
-        raise SignatureError(f"model {spec.name!r}: {error}") from error
+        raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
     return ModelSignature(spec.name, inputs, outputs, spec.strategy)
 
 
 def _inputs(
     model: ov.Model, spec: ModelSpec, names: SpecNames
-) -> tuple[tuple[InputPort, ...], list[tuple[str | None, str]]]:
-    """The inputs, and what of them the spec changes that the file has fixed: dimension (None: fixed again) and words."""
+) -> tuple[tuple[InputPort, ...], list[tuple[str, str | None, str]]]:
+    """The inputs, and the axes that the file has fixed and the spec changes.
+
+    Of each such axis: its input, its dimension (None: fixed again) and words.
+    """
     shapes = {}
     for port, name in zip(model.inputs, names.names, strict=True):
         stated = spec.inputs.get(name, InputSpec()).shape
@@ -62,7 +66,7 @@ def _inputs(
     shapes = _named_by_file(model, spec, shapes)
     bounds = _stated_bounds(shapes)
     ports: list[InputPort] = []
-    opened: list[tuple[str | None, str]] = []
+    opened: list[tuple[str, str | None, str]] = []
     for port, name in zip(model.inputs, names.names, strict=True):
         own = spec.inputs.get(name, InputSpec())
         element_type = _element_type("input", name, port, own.element_type)
@@ -103,7 +107,9 @@ def _named_by_file(
 
 def _file_shape(port: Any, name: str) -> NamedShape:
     if port.partial_shape.rank.is_dynamic:
-        raise SignatureError(f"input {name!r} has any number of axes in the model file; state its shape")
+        raise SignatureError(
+            f"input {name!r} has any number of axes in the model file; state its shape", key=("inputs", name)
+        )
     dimensions = tuple(map(_dimension, port.partial_shape))
     return NamedShape((None,) * len(dimensions), dimensions)
 
@@ -118,7 +124,9 @@ def _stated_bounds(shapes: Mapping[str, NamedShape]) -> dict[str, Dimension]:
             try:
                 bounds[name] = bounds.get(name, _ANY).intersection(dimension)
             except EngineError as error:
-                raise SignatureError(f"input {port!r}: dimension {name!r}: {error}") from error
+                raise SignatureError(
+                    f"input {port!r}: dimension {name!r}: {error}", key=("inputs", port)
+                ) from error
     return bounds
 
 
@@ -128,7 +136,8 @@ def _settled(port: Any, name: str, shape: NamedShape, bounds: Mapping[str, Dimen
     if rank.is_static and rank.get_length() != len(shape):
         raise SignatureError(
             f"input {name!r} has {rank.get_length()} axes in the model file, {port.partial_shape}, "
-            f"and {len(shape)} in the configuration, [{shape}]"
+            f"and {len(shape)} in the configuration, [{shape}]",
+            key=("inputs", name),
         )
     settled = []
     for axis, (axis_name, dimension) in enumerate(zip(shape.names, shape.dimensions, strict=True)):
@@ -151,12 +160,13 @@ def _with_batch_of_layout(port: Any, shape: NamedShape) -> NamedShape:
     return NamedShape((*shape.names[:axis], BATCH, *shape.names[axis + 1 :]), shape.dimensions)
 
 
-def _opened(in_file: Any, port: InputPort) -> list[tuple[str | None, str]]:
+def _opened(in_file: Any, port: InputPort) -> list[tuple[str, str | None, str]]:
     if in_file.partial_shape.rank.is_dynamic:
         return []
     fixed = map(_dimension, in_file.partial_shape)
     return [
         (
+            port.name,
             name,
             f"input {port.name!r}: axis {axis} is {own} in the model file and {wanted} in the configuration",
         )
@@ -208,7 +218,9 @@ def _output(
 def _output_shape(port: Any, name: str, stated: str | None, follows: Sequence[str | None]) -> NamedShape:
     if port.partial_shape.rank.is_dynamic:
         if stated is None:
-            raise SignatureError(f"output {name!r} may have any number of axes; state its shape")
+            raise SignatureError(
+                f"output {name!r} may have any number of axes; state its shape", key=("outputs", name)
+            )
         return NamedShape.parse(stated)
     dimensions = tuple(map(_dimension, port.partial_shape))
     if stated is None:
@@ -217,19 +229,23 @@ def _output_shape(port: Any, name: str, stated: str | None, follows: Sequence[st
     if len(shape) != len(dimensions):
         raise SignatureError(
             f"output {name!r} has {len(dimensions)} axes, {port.partial_shape}, and {len(shape)} in the "
-            f"configuration, [{shape}]"
+            f"configuration, [{shape}]",
+            key=("outputs", name),
         )
     for axis, (said, shown) in enumerate(zip(shape.names, follows, strict=True)):
         if said is not None and shown is not None and said != shown:
             raise SignatureError(
-                f"output {name!r}: axis {axis} follows {shown!r}, and is called {said!r} in the configuration"
+                f"output {name!r}: axis {axis} follows {shown!r}, and is called {said!r} in the configuration",
+                key=("outputs", name),
             )
     try:
         together = tuple(
             said.intersection(own) for said, own in zip(shape.dimensions, dimensions, strict=True)
         )
     except EngineError as error:
-        raise SignatureError(f"output {name!r} is {port.partial_shape}, not [{shape}]: {error}") from error
+        raise SignatureError(
+            f"output {name!r} is {port.partial_shape}, not [{shape}]: {error}", key=("outputs", name)
+        ) from error
     return NamedShape(
         tuple(said or shown for said, shown in zip(shape.names, follows, strict=True)), together
     )
@@ -251,7 +267,10 @@ def _default_rule(name: str, shape: NamedShape, findings: Findings, *, batched: 
 def _element_type(kind: str, name: str, port: Any, stated: str | None) -> str:
     own = str(port.element_type.get_type_name())
     if stated is not None and stated != own:
-        raise SignatureError(f"{kind} {name!r} is {own} in the model, and {stated} in the configuration")
+        raise SignatureError(
+            f"{kind} {name!r} is {own} in the model, and {stated} in the configuration",
+            key=(f"{kind}s", name),
+        )
     return own
 
 

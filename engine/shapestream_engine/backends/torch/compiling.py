@@ -38,7 +38,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> TorchMo
     try:
         inputs, outputs = ports_of(program)
     except EngineError as error:
-        raise SignatureError(f"model {spec.name!r}: {error}") from error
+        raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
     signature = signature_of(spec, inputs, outputs)
     try:
         module = device.place(program)
@@ -106,11 +106,13 @@ def _properties(spec: ModelSpec) -> dict[str, Any]:
     for name, value in spec.properties.items():
         if name not in properties:
             raise SignatureError(
-                f"model {spec.name!r}: property {name!r}: unknown; known are {', '.join(properties)}"
+                f"model {spec.name!r}: property {name!r}: unknown; known are {', '.join(properties)}",
+                key=("properties", name),
             )
         if value not in _PRECISIONS:
             raise SignatureError(
-                f"model {spec.name!r}: property {name!r}: expected one of {', '.join(_PRECISIONS)}, not {value!r}"
+                f"model {spec.name!r}: property {name!r}: expected one of {', '.join(_PRECISIONS)}, not {value!r}",
+                key=("properties", name),
             )
         properties[name] = value
     return properties

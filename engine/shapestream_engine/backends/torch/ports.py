@@ -58,9 +58,14 @@ def _port(
 ) -> FilePort:
     value = values.get(argument.name) if isinstance(argument, TensorArgument) else None
     if not isinstance(value, torch.Tensor):
-        raise SignatureError(f"{kind} {name or argument!r} of the program is no tensor; export it without")
+        raise SignatureError(
+            f"{kind} {name or argument!r} of the program is no tensor; export it without",
+            key=(f"{kind}s", name),
+        )
     if value.dtype not in ELEMENT_TYPES:
-        raise SignatureError(f"{kind} {name!r} is of type {value.dtype}, which cannot travel")
+        raise SignatureError(
+            f"{kind} {name!r} is of type {value.dtype}, which cannot travel", key=(f"{kind}s", name)
+        )
     axes = [_axis(program, size) for size in value.shape]
     return FilePort(
         name=name,

@@ -1,0 +1,395 @@
+"""The requests that a model is tried with: realistic values, drawn or read, made into requests, each run alone once.
+
+Values are ranges, distributions or samples; defaults by element type stand in where the configuration names none. Real
+samples come from an .npz with arrays called like the inputs, `ids`, or several per input, `ids.0`, `ids.1`.
+Everything drawn is a function of the generator that draws it, so a proof can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+from zipfile import BadZipFile
+
+import numpy as np
+
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.layout import Tensors
+from shapestream_engine.signature import ModelSignature, RequestShape
+
+__all__ = [
+    "Array",
+    "Extreme",
+    "Integers",
+    "Normal",
+    "Pool",
+    "Runner",
+    "Sample",
+    "Samples",
+    "Uniform",
+    "Values",
+    "default_values",
+    "drawn",
+    "extremes",
+    "filled",
+    "make_request",
+    "read_samples",
+    "spell_sizes",
+]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Extreme: TypeAlias = Literal["smallest", "largest", "huge", "not a number"]
+
+_BLOCK = 8
+"""Elements along each of the last two axes that share a value in a blocky draw."""
+_SPREAD = 3
+"""Requests that are usually tried: together they see the beginning, the middle and the end of the samples."""
+_FAR = 4.0
+"""Standard deviations that count as extreme."""
+_HUGE = {"f16": 1e4}
+"""A value that no ordinary input comes near and every float type but this one holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Whole numbers between two, both included."""
+
+    low: int
+    high: int
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Independent elements."""
+        return random.integers(self.low, self.high, shape, endpoint=True)
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that is ordinary."""
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        return f"integers {self.low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Numbers between two, all equally likely."""
+
+    low: float
+    high: float
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Independent elements."""
+        return random.uniform(self.low, self.high, shape)
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that is ordinary."""
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        return f"uniform {self.low:g}..{self.high:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Numbers around a mean."""
+
+    mean: float
+    std: float
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Independent elements."""
+        return random.normal(self.mean, self.std, shape)
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that is ordinary."""
+        return self.mean - _FAR * self.std, self.mean + _FAR * self.std
+
+    def __str__(self) -> str:
+        return f"normal {self.mean:g} +- {self.std:g}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Real inputs, each of one row; cut, or repeated, to the shape that is asked for."""
+
+    rows: tuple[Array, ...]
+    batch_axis: int | None
+
+    def cut(self, shape: tuple[int, ...], number: int) -> Array:
+        """Rows, spread over all; the same number gives rows that belong together in all inputs of a request."""
+        first = number * max(1, len(self.rows) // _SPREAD)
+        count = 1 if self.batch_axis is None else shape[self.batch_axis]
+        drawn = [
+            _fitted(self.rows[(first + row) % len(self.rows)], shape, self.batch_axis) for row in range(count)
+        ]
+        if self.batch_axis is None:
+            return drawn[0]
+        return np.concatenate(drawn, self.batch_axis) if drawn else np.zeros(shape, self.rows[0].dtype)
+
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value that is ordinary."""
+        return float(min(row.min() for row in self.rows)), float(max(row.max() for row in self.rows))
+
+    def __str__(self) -> str:
+        return f"{len(self.rows)} sample{'s' if len(self.rows) != 1 else ''}"
+
+
+Values: TypeAlias = Integers | Uniform | Normal | Samples
+
+
+def default_values(element_type: str) -> tuple[Values, ...]:
+    """What is tried for an input that nobody described, the first first."""
+    match element_type:
+        case "boolean":
+            return (Integers(0, 1),)
+        case "u8":
+            return (Integers(0, 255),)
+        case "i8":
+            return (Integers(-128, 127), Integers(0, 1))
+        case "f16" | "bf16" | "f32" | "f64":
+            return (Normal(0.0, 1.0), Uniform(0.0, 1.0), Uniform(0.0, 255.0))
+        case _:
+            # Mostly indices: small ones are in every table.
+            return (Integers(0, 1), Integers(0, 99))
+
+
+def drawn(
+    values: Values, element_type: str, shape: tuple[int, ...], random: np.random.Generator, *, number: int
+) -> Array:
+    """An input of that shape. Every second picture is blocky, since many a model sees nothing in noise."""
+    dtype = dtype_of(element_type)
+    if isinstance(values, Samples):
+        return values.cut(shape, number).astype(dtype)
+    is_picture = len(shape) >= 3 and (dtype.kind not in "iub" or element_type == "u8")
+    if number % 2 == 0 or not is_picture:
+        return _held(values.draw(shape, random), dtype)
+    coarse = (*shape[:-2], -(-shape[-2] // _BLOCK), -(-shape[-1] // _BLOCK))
+    blocks = values.draw(coarse, random).repeat(_BLOCK, -2).repeat(_BLOCK, -1)
+    return _held(blocks[..., : shape[-2], : shape[-1]], dtype)
+
+
+def extremes(values: Values, element_type: str) -> Iterator[tuple[Extreme, float]]:
+    """Values for all elements of a hostile neighbour; only floats can be worse than the ends of their range."""
+    low, high = values.range()
+    yield "smallest", low
+    yield "largest", high
+    if dtype_of(element_type).kind not in "iub":
+        yield "huge", _HUGE.get(element_type, 1e6)
+        yield "not a number", float("nan")
+
+
+def filled(value: float, element_type: str, shape: tuple[int, ...]) -> Array:
+    """An input that is that value everywhere."""
+    return _held(np.full(shape, value), dtype_of(element_type))
+
+
+def _fitted(row: Array, shape: tuple[int, ...], batch_axis: int | None) -> Array:
+    if row.ndim != len(shape):
+        raise SignatureError(f"a sample has {row.ndim} axes, {list(row.shape)}; the input has {len(shape)}")
+    for axis, size in enumerate(shape):
+        if axis != batch_axis and row.shape[axis] != size:
+            row = row.take(range(size), axis, mode="wrap")
+    return row
+
+
+def _held(array: Array, dtype: np.dtype[Any]) -> Array:
+    """As the element type can hold it: no value wraps around."""
+    if dtype.kind == "b":
+        return np.not_equal(array, 0)
+    if dtype.kind not in "iu":
+        with np.errstate(over="ignore"):
+            return np.asarray(array.astype(dtype))
+    limits = np.iinfo(dtype)
+    if array.dtype.kind == "f":
+        whole = np.nan_to_num(np.rint(array))
+        # As floats the ends of 64-bit types lie outside of them.
+        least, most = np.nextafter(float(limits.min), 0), np.nextafter(float(limits.max), 0)
+        held = np.clip(whole, least, most).astype(dtype)
+        return np.where(
+            whole <= limits.min, limits.min, np.where(whole >= limits.max, limits.max, held)
+        ).astype(dtype)
+    return np.asarray(np.clip(array, limits.min, limits.max).astype(dtype))
+
+
+def read_samples(
+    path: Path, batch_axes: Mapping[str, int | None], *, only: str | None = None
+) -> dict[str, Samples]:
+    """The samples per input, of all inputs or of one; each array is a request, of which every row is a sample.
+
+    `batch_axes` has the batch axis of each input. Raises `SignatureError` for files and names that are no use.
+    """
+    rows: dict[str, list[Array]] = {}
+    for name, array in _arrays(path):
+        port = _port_of(name, batch_axes)
+        if port is None:
+            first = next(iter(batch_axes), "x")
+            known = ", ".join(batch_axes)
+            raise SignatureError(
+                f"{path}: {name!r} is no input (name arrays {known}; several {first}.0, {first}.1)",
+                key=("probe",),
+            )
+        if only not in (None, port):
+            continue
+        axis = batch_axes[port]
+        if array.size == 0 or (axis is not None and axis >= array.ndim):
+            raise SignatureError(
+                f"{path}: {name!r} has the shape {list(array.shape)}, which has no rows", key=("probe",)
+            )
+        own = [array] if axis is None else np.split(array, array.shape[axis], axis)
+        rows.setdefault(port, []).extend(own)
+    if only is not None and only not in rows:
+        raise SignatureError(f"{path}: there is no array {only!r}, nor {only}.0 and so on", key=("probe",))
+    return {port: Samples(tuple(own), batch_axes[port]) for port, own in rows.items()}
+
+
+def _arrays(path: Path) -> list[tuple[str, Array]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return [(name, archive[name]) for name in sorted(archive.files, key=_in_order)]
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+        raise SignatureError(f"cannot read samples from {path}: {error}", key=("probe",)) from error
+
+
+def _in_order(name: str) -> tuple[str, int]:
+    port, _, number = name.rpartition(".")
+    return (port, int(number)) if number.isdigit() else (name, 0)
+
+
+def _port_of(name: str, known: Mapping[str, int | None]) -> str | None:
+    if name in known:
+        return name
+    port, _, number = name.rpartition(".")
+    return port if number.isdigit() and port in known else None
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One request, and its results alone, per output; None while it has not run, or if it failed."""
+
+    tensors: Tensors
+    shape: RequestShape
+    words: str
+    results: list[Array] | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of each dimension of the signature."""
+        return self.shape.sizes
+
+
+class Runner(Protocol):
+    """A bench, or the model as it is served; it runs requests alone. `phase` is what for."""
+
+    phase: str
+
+    @property
+    def signature(self) -> ModelSignature:
+        """What requests are made for."""
+
+    def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
+        """The results of each member, per output."""
+
+
+class Pool:
+    """Samples by sizes. One that the model refuses alone is None: it would be no fair neighbour."""
+
+    def __init__(self, bench: Runner, values: Mapping[str, Values], *, seed: int) -> None:
+        self._bench = bench
+        self.values = dict(values)
+        self._seed = seed
+        self._made: dict[tuple[Any, ...], Sample | None] = {}
+        self.complaint = ""
+        """The error of the last sample that failed."""
+
+    def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
+        """An ordinary request; each `number` is another one."""
+        key = (sizes, number)
+        if key not in self._made:
+            signature = self._bench.signature
+            tensors = make_request(signature, self.values, sizes, number=number, seed=self._seed)
+            words = f"{spell_sizes(signature.dimensions, sizes)}, inputs no. {number}"
+            self._made[key] = self._alone(tensors, words)
+        return self._made[key]
+
+    def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> Sample | None:
+        """A request whose inputs are all at one end; None too where no input knows that kind."""
+        key = (sizes, kind)
+        if key not in self._made:
+            signature = self._bench.signature
+            tensors = _extreme_request(signature, self.values, sizes, kind)
+            words = f"{spell_sizes(signature.dimensions, sizes)}, {kind} values"
+            before = self._bench.phase
+            # A model that crashes on such values by itself is another matter than one whose batches do.
+            self._bench.phase = f"neighbours/{kind}"
+            self._made[key] = None if tensors is None else self._alone(tensors, words)
+            self._bench.phase = before
+        return self._made[key]
+
+    def all_results(self, output: int) -> list[tuple[tuple[int, ...], Array]]:
+        """What ordinary requests gave alone, with the sizes of each."""
+        return [
+            (sample.sizes, sample.results[output])
+            for (_, number), sample in self._made.items()
+            if isinstance(number, int) and sample is not None and sample.results is not None
+        ]
+
+    def _alone(self, tensors: Tensors, words: str) -> Sample | None:
+        try:
+            # Larger than any size that the strategy runs it at, it is refused here.
+            sample = Sample(tensors, self._bench.signature.resolve(tensors.layout), words)
+            (sample.results,) = self._bench.run(sample.sizes, [sample], f"alone: {words}")
+        except (EngineError, RuntimeError) as error:
+            self.complaint = str(error)
+            return None
+        return sample
+
+
+def make_request(
+    signature: ModelSignature,
+    values: Mapping[str, Values],
+    sizes: tuple[int, ...],
+    *,
+    number: int = 0,
+    seed: int = 0,
+) -> Tensors:
+    """A request of these sizes. Masks that the server can make are left out of every second one."""
+    random = np.random.default_rng([seed, number, *sizes])
+    arrays: dict[int, Array] = {}
+    for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
+        if port.mask_of is not None and number % 2 == 0:
+            continue
+        arrays[index] = (
+            filled(1, port.element_type, shape)
+            if port.mask_of is not None
+            else drawn(values[port.name], port.element_type, shape, random, number=number)
+        )
+    return _tensors(signature, arrays)
+
+
+def _extreme_request(
+    signature: ModelSignature, values: Mapping[str, Values], sizes: tuple[int, ...], kind: Extreme
+) -> Tensors | None:
+    arrays: dict[int, Array] = {}
+    matches = False
+    for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):
+        if port.mask_of is not None:
+            continue
+        known: dict[Extreme, float] = dict(extremes(values[port.name], port.element_type))
+        matches |= kind in known
+        value = known[kind] if kind in known else known["largest"]
+        arrays[index] = filled(value, port.element_type, shape)
+    return _tensors(signature, arrays) if matches else None
+
+
+def _tensors(signature: ModelSignature, arrays: Mapping[int, Array]) -> Tensors:
+    layout = tuple(
+        (index, signature.inputs[index].element_type, tuple(array.shape)) for index, array in arrays.items()
+    )
+    return Tensors(layout=layout, buffers=[array.tobytes() for array in arrays.values()])
+
+
+def spell_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:
+    """`batch 2, seq 7`."""
+    return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True)) or "the only shape"

@@ -1,0 +1,593 @@
+"""The queue of one model: buckets of equal shapes, lanes of compatible ones, and heaps over them.
+
+A *lane* holds the requests that may share a batch: one model, equal sizes of every dimension that must not be padded.
+A *bucket* holds those of a lane with exactly the same sizes, in the order of their ranks; only the number of rows may
+differ. The planner cuts batches out of neighbouring buckets.
+
+Requests without elements (some size is 0) have a lane of their own, `EMPTY`. They share no batch with any other, since
+nothing backs the sizes that they claim along the other dimensions.
+
+Admission fixes a request's *rank* (fairness.py); the smallest goes first. A later request may have a smaller rank. It is
+inserted at its place, so nothing is ever sorted again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain, islice
+from math import prod
+
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.fairness import FairShares
+from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.state import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Request, Slot, State
+
+
+class Agenda:
+    """(time, slot) pairs, sorted. A slot stands in it once, with a time that the caller remembers.
+
+    A sorted list: finding a place takes logarithmic time; making room moves 8 bytes per slot, which for thousands of
+    slots is less than what one step of a heap costs in Python. Nothing dead is ever kept.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Slot]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<agenda of {len(self._entries)} slots>"
+
+    def __iter__(self) -> Iterator[tuple[float, int, Slot]]:
+        return iter(self._entries)
+
+    def add(self, time: float, slot: Slot) -> None:
+        """Puts a slot into its place."""
+        insort(self._entries, (time, slot.id, slot))
+
+    def remove(self, time: float, slot: Slot) -> None:
+        """Takes a slot out; `time` is what it was added with. Nothing happens if it is not here."""
+        entries = self._entries
+        # A pair sorts before the triple that begins with it.
+        at = bisect_left(entries, (time, slot.id))
+        if at < len(entries) and entries[at][2] is slot:
+            del entries[at]
+
+    def first(self) -> tuple[float, Slot] | None:
+        """The earliest."""
+        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
+
+    def last(self) -> tuple[float, Slot] | None:
+        """The latest."""
+        return (self._entries[-1][0], self._entries[-1][2]) if self._entries else None
+
+    def sampled(self, count: int) -> Iterator[tuple[float, Slot, int]]:
+        """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
+        entries = self._entries
+        size = len(entries)
+        step = -(-size // count)
+        for at in range(0, size, step or 1):
+            time, _, slot = entries[at]
+            yield time, slot, min(step, size - at)
+
+
+# Below this many entries nothing is gained by throwing the dead ones out.
+_SMALL = 64
+
+
+class LazyHeap:
+    """Requests by (time, order of admission), for as long as their state is `last_live` or before.
+
+    A request that leaves its state is not searched for: it is skipped when it reaches the top, or thrown
+    out with all the others once the dead outnumber the living (`shrink`), so that every operation is
+    logarithmic, amortised, and memory stays proportional to the living.
+    """
+
+    __slots__ = ("_entries", "_last_live")
+
+    def __init__(self, last_live: State) -> None:
+        self._entries: list[tuple[float, int, Request]] = []
+        self._last_live = last_live
+
+    def __len__(self) -> int:
+        """Entries held, the dead included."""
+        return len(self._entries)
+
+    def push(self, time: float, request: Request) -> None:
+        """Adds a request; its state must be a live one."""
+        heappush(self._entries, (time, request.order, request))
+
+    def first(self) -> tuple[float, int, Request] | None:
+        """The earliest living entry, left where it is."""
+        entries = self._entries
+        last_live = self._last_live
+        while entries:
+            entry = entries[0]
+            if entry[2].state <= last_live:
+                return entry
+            heappop(entries)
+        return None
+
+    def postpone(self, time: float) -> None:
+        """Gives the first living entry, which must exist, a later time."""
+        entry = self.first()
+        assert entry is not None
+        heapreplace(self._entries, (time, entry[1], entry[2]))
+
+    def shrink(self, living: int) -> None:
+        """Throws the dead out if they outnumber the `living`."""
+        if len(self._entries) > 2 * living + _SMALL:
+            last_live = self._last_live
+            self._entries = [entry for entry in self._entries if entry[2].state <= last_live]
+            heapify(self._entries)
+
+    def cost_until(self, time: float, most: int) -> float:
+        """Predicted slot seconds of the living that are not later than `time`, as far as they are known.
+
+        Looks at `most` entries, evenly spaced, if there are more; each of them stands for as many as were left out.
+        """
+        every = -(-len(self._entries) // most) or 1
+        last_live = self._last_live
+        seen = [
+            entry[2].cost_s
+            for entry in self._entries[::every]
+            if entry[2].state <= last_live and entry[0] <= time
+        ]
+        return every * sum(seen)
+
+    def living(self) -> list[Request]:
+        """Every living request, in no order; for checks only."""
+        return [entry[2] for entry in self._entries if entry[2].state <= self._last_live]
+
+
+EMPTY = (-1,)
+"""The key of the lane of requests without elements. No size is negative."""
+
+CHUNK = 512
+"""Requests per piece of a bucket, at most: an insertion anywhere moves no more than that."""
+
+# A bucket is rebuilt when more of its entries than this, and than the living, are dead.
+_FEW_DEAD = 32
+
+
+def _by_rank(request: Request) -> tuple[float, int]:
+    return request.rank, request.order
+
+
+def _last_by_rank(chunk: list[Request]) -> tuple[float, int]:
+    return _by_rank(chunk[-1])
+
+
+class Bucket:
+    """The waiting requests of one lane with the same sizes, whatever their rows, by rank."""
+
+    __slots__ = (
+        "_chunks",
+        "_held",
+        "count",
+        "elements",
+        "key",
+        "lane",
+        "name",
+        "rows",
+        "shape",
+        "single_rows",
+    )
+
+    def __init__(self, lane: Lane, shape: tuple[int, ...], elements: int) -> None:
+        self.lane = lane
+        self.shape = shape
+        self.name = (*lane.key, *shape) if lane.key == EMPTY else shape
+        """By which its queue knows it."""
+        self.elements = elements
+        """Elements of one row, along the dimensions that may be padded."""
+        self.key = (elements, shape)
+        self.count = 0
+        self.rows = 0
+        self.single_rows = True
+        """Whether every request that was ever put here has exactly one row."""
+        # Sorted, in sorted pieces, none of them empty. Those that no longer wait are left where they are until
+        # they come to the front.
+        self._chunks: list[list[Request]] = []
+        self._held = 0
+
+    def __repr__(self) -> str:
+        return f"<bucket {self.shape}: {self.count} requests, {self.rows} rows>"
+
+    def add(self, request: Request) -> None:
+        """Puts a request in its place by rank; after its equals."""
+        chunks = self._chunks
+        if not chunks:
+            chunks.append([request])
+        else:
+            last = chunks[-1]
+            if request.rank < last[-1].rank:
+                self._insert(request)
+            elif len(last) < CHUNK:
+                last.append(request)
+            else:
+                chunks.append([request])
+        self._held += 1
+        self.count += 1
+        self.rows += request.rows
+        if request.rows != 1:
+            self.single_rows = False
+        self.lane.arrivals += 1
+
+    def _insert(self, request: Request) -> None:
+        chunks = self._chunks
+        at = bisect_right(chunks, _by_rank(request), key=_last_by_rank)
+        chunk = chunks[at]
+        insort(chunk, request, key=_by_rank)
+        if len(chunk) > CHUNK:
+            middle = len(chunk) // 2
+            chunks[at : at + 1] = [chunk[:middle], chunk[middle:]]
+
+    def prefix(self, max_rows: int, max_requests: int | None = None) -> list[Request]:
+        """The first requests by rank that have at most `max_rows` rows together. None is passed over.
+
+        Nor are there more than `max_requests` (`max_rows` if None), though they had no rows at all.
+        """
+        most = max_rows if max_requests is None else max_requests
+        taken = self.first_requests(min(most, max_rows) if self.single_rows else most)
+        if not self.single_rows:
+            rows = 0
+            for place, request in enumerate(taken):
+                rows += request.rows
+                if rows > max_rows:
+                    return taken[:place]
+        return taken
+
+    def first_requests(self, count: int) -> list[Request]:
+        """The first `count` requests by rank, or all there are."""
+        if count <= 0 or not self._chunks:
+            return []
+        first = self._chunks[0][:count]
+        if len(first) == count and all(request.state is QUEUED for request in first):
+            return first
+        living = (request for request in self.held() if request.state is QUEUED)
+        return list(islice(living, count))
+
+    def first(self) -> Request:
+        """The first request by rank. The bucket must not be empty; dead entries never stay in front."""
+        return self._chunks[0][0]
+
+    def held(self) -> Iterable[Request]:
+        """Everything that is held, by rank, the dead that are still among the living included."""
+        chunks = self._chunks
+        return chunks[0] if len(chunks) == 1 else chain.from_iterable(chunks)
+
+    def drop_dead(self) -> None:
+        """Forgets the entries that no longer wait: those in front at once, the rest when they are many."""
+        chunks = self._chunks
+        while chunks:
+            chunk = chunks[0]
+            dead = 0
+            for request in chunk:
+                if request.state is QUEUED:
+                    break
+                dead += 1
+            self._held -= dead
+            if dead < len(chunk):
+                if dead:
+                    del chunk[:dead]
+                break
+            del chunks[0]
+        if self._held > 2 * self.count + _FEW_DEAD:
+            living = [request for request in chain.from_iterable(chunks) if request.state is QUEUED]
+            self._chunks = [living[start : start + CHUNK] for start in range(0, len(living), CHUNK)]
+            self._held = len(living)
+
+
+class Lane:
+    """The buckets whose requests may share a batch, sorted by the elements of a row."""
+
+    __slots__ = ("arrivals", "buckets", "key")
+
+    def __init__(self, key: tuple[int, ...]) -> None:
+        self.key = key
+        self.buckets: list[Bucket] = []
+        self.arrivals = 0
+        """Requests that were ever put into a bucket of it."""
+
+    def __repr__(self) -> str:
+        return f"<lane {self.key}: {self.buckets}>"
+
+    def add(self, bucket: Bucket) -> None:
+        """Puts a new bucket into its place."""
+        insort(self.buckets, bucket, key=_bucket_key)
+
+    def remove(self, bucket: Bucket) -> None:
+        """Takes an empty bucket out."""
+        del self.buckets[self.position(bucket)]
+
+    def position(self, bucket: Bucket) -> int:
+        """Where a bucket of this lane stands."""
+        return bisect_left(self.buckets, bucket.key, key=_bucket_key)
+
+    def window(self, bucket: Bucket, size: int) -> list[tuple[Bucket, int]]:
+        """About `size` requests around the first of `bucket`: buckets, smallest first, with how many of each.
+
+        Half of them are smaller and half are larger, unless one side has fewer. The bucket's own count as
+        the larger ones.
+        """
+        at = self.position(bucket)
+        half = size // 2
+        smaller = _take(self._walk(range(at - 1, -1, -1)), half)
+        wanted = size - sum(count for _, count in smaller)
+        larger = _take(self._walk(range(at, len(self.buckets))), wanted)
+        missing = wanted - sum(count for _, count in larger)
+        if missing > 0 and wanted == size - half:
+            smaller = _take(self._walk(range(at - 1, -1, -1)), half + missing)
+        smaller.reverse()
+        return smaller + larger
+
+    def _walk(self, places: range) -> Iterator[Bucket]:
+        return (self.buckets[place] for place in places)
+
+
+def _take(buckets: Iterable[Bucket], size: int) -> list[tuple[Bucket, int]]:
+    taken: list[tuple[Bucket, int]] = []
+    for bucket in buckets:
+        if size <= 0:
+            break
+        taken.append((bucket, min(bucket.count, size)))
+        size -= bucket.count
+    return taken
+
+
+def _bucket_key(bucket: Bucket) -> tuple[int, tuple[int, ...]]:
+    return bucket.key
+
+
+MAX_SEEN = 1024
+"""Sizes of batches that are remembered to tell new ones. When another comes, the one that was met first goes."""
+
+
+class ModelQueue:
+    """Everything that waits for one model, and the free slots that it may wait for."""
+
+    __slots__ = (
+        "_fastest",
+        "_paces",
+        "ahead",
+        "buckets",
+        "commits",
+        "cost_s",
+        "count",
+        "delay_s",
+        "due",
+        "ends",
+        "free",
+        "full",
+        "has_batch",
+        "lanes",
+        "oldest",
+        "padded",
+        "profile",
+        "recalling",
+        "rerun_count",
+        "reruns",
+        "rounding",
+        "rows",
+        "seen",
+        "shares",
+        "slot_count",
+        "suspect_count",
+        "suspects",
+    )
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.profile = profile
+        self.has_batch = profile.has_batch
+        # A request that runs alone has no company to wait for.
+        self.delay_s = profile.max_delay_s if profile.has_batch else 0.0
+        self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
+        self.buckets: dict[tuple[int, ...], Bucket] = {}
+        self.lanes: dict[tuple[int, ...], Lane] = {}
+        self.oldest = LazyHeap(State.QUEUED)
+        """By rank; what waits in lanes."""
+        self.due = LazyHeap(State.QUEUED)
+        """By the end of their delay; filled only where the model has one."""
+        self.full: dict[tuple[int, ...], Bucket] = {}
+        """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
+        self.reruns: list[tuple[float, int, Sequence[Request]]] = []
+        self.suspects: list[tuple[float, int, Request, bool]] = []
+        self.shares = FairShares(self)
+        self.rounding: ShapeRounding | None = None
+        """What call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
+        self.count = 0
+        self.rows = 0
+        self.cost_s = 0.0
+        """Predicted slot seconds of what waits in lanes."""
+        self.rerun_count = 0
+        self.suspect_count = 0
+        self.free: dict[int, Slot] = {}
+        """The free slots that serve this model, longest free first."""
+        self.slot_count = 0
+        self._paces: Counter[float] = Counter()
+        """How many of its slots have each pace: seconds there / seconds on the most common kind."""
+        self._fastest: float | None = None
+        """The smallest pace; None where it must be looked for."""
+        self.ends = Agenda()
+        """The busy slots that serve this model, by when they are predicted to become free."""
+        self.commits = Agenda()
+        """Those of them that take a batch ahead and have none, by when it should be sent."""
+        self.ahead = Agenda()
+        """The slots where a batch of this model waits behind another, by when it is predicted to start; not the
+        recalled ones."""
+        self.recalling = 0
+        """Batches of this model that were recalled, of which nothing was heard yet."""
+        self.seen: dict[tuple[int, ...], None] = {}
+        """The sizes of recent batches."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.profile.name}: {self.waiting} waiting, {len(self.free)} of {self.slot_count} slots free>"
+        )
+
+    @property
+    def fastest(self) -> float:
+        """The smallest pace of its slots; 1.0 where it has none."""
+        if self._fastest is None:
+            self._fastest = min(self._paces, default=1.0)
+        return self._fastest
+
+    def add_pace(self, pace: float) -> None:
+        """Count a slot with this pace."""
+        self._paces[pace] += 1
+        if self._fastest is not None and pace < self._fastest:
+            self._fastest = pace
+
+    def remove_pace(self, pace: float) -> None:
+        """Count it no longer. Slots leave by the thousand, so the smallest of the others is looked for when it is needed."""
+        self._paces[pace] -= 1
+        if not self._paces[pace]:
+            del self._paces[pace]
+            if pace == self._fastest:
+                self._fastest = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, in lanes, to be run again, or to be run alone."""
+        return self.count + self.rerun_count + self.suspect_count
+
+    @property
+    def startable(self) -> int:
+        """Those of them that any slot may be given."""
+        return self.count + self.rerun_count
+
+    def add(self, request: Request) -> None:
+        """Puts a new request into its bucket."""
+        name = (*EMPTY, *request.shape) if request.empty else request.shape
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            bucket = self.buckets[name] = self._open_bucket(request)
+        request.bucket = bucket
+        bucket.add(request)
+        self.oldest.push(request.rank, request)
+        self.count += 1
+        self.rows += request.rows
+        self.cost_s += request.cost_s
+        if self.delay_s and bucket.rows >= self.profile.max_batch:
+            self.full[bucket.name] = bucket
+
+    def _open_bucket(self, request: Request) -> Bucket:
+        shape = request.shape
+        sizes_and_padded = list(zip(shape, self.padded, strict=True))
+        key = EMPTY if request.empty else tuple(size for size, padded in sizes_and_padded if not padded)
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(key)
+        elements = prod(size for size, padded in sizes_and_padded if padded)
+        bucket = Bucket(lane, shape, elements)
+        lane.add(bucket)
+        return bucket
+
+    def take(self, requests: Sequence[Request], state: State) -> None:
+        """Takes requests out of their buckets and into another state: running, or done."""
+        touched: dict[tuple[int, ...], Bucket] = {}
+        rows = 0
+        cost_s = 0.0
+        for request in requests:
+            request.state = state
+            rows += request.rows
+            cost_s += request.cost_s
+            bucket = request.bucket
+            bucket.count -= 1
+            bucket.rows -= request.rows
+            touched[bucket.name] = bucket
+        self.count -= len(requests)
+        self.rows -= rows
+        # Sums of floats drift; nothing is exactly nothing.
+        self.cost_s = max(0.0, self.cost_s - cost_s) if self.count else 0.0
+        for bucket in touched.values():
+            if bucket.count:
+                bucket.drop_dead()
+                if self.full and bucket.rows < self.profile.max_batch:
+                    self.full.pop(bucket.name, None)
+            else:
+                self._close_bucket(bucket)
+        self.oldest.shrink(self.count)
+        self.due.shrink(self.count)
+
+    def _close_bucket(self, bucket: Bucket) -> None:
+        del self.buckets[bucket.name]
+        self.full.pop(bucket.name, None)
+        lane = bucket.lane
+        lane.remove(bucket)
+        if not lane.buckets:
+            del self.lanes[lane.key]
+
+    def meet(self, sizes: tuple[int, ...]) -> bool:
+        """Remembers a batch's sizes; whether they are new, as far as remembered."""
+        seen = self.seen
+        if sizes in seen:
+            return False
+        if len(seen) >= MAX_SEEN:
+            del seen[next(iter(seen))]
+        seen[sizes] = None
+        return True
+
+    def put_rerun(self, group: Sequence[Request]) -> None:
+        """Lets a group wait at the front, to be run again exactly as it is."""
+        for request in group:
+            request.state = RERUN
+        self.rerun_count += len(group)
+        heappush(self.reruns, (group[0].rank, group[0].order, group))
+
+    def next_rerun(self) -> list[Request]:
+        """What is left of the first group; it stays where it is. There must be one (`rerun_count`)."""
+        reruns = self.reruns
+        while not (living := [request for request in reruns[0][2] if request.state is RERUN]):
+            heappop(reruns)
+        return living
+
+    def take_rerun(self) -> list[Request]:
+        """Takes the first group out, to run. It must not stay: its members may come back in other groups."""
+        living = self.next_rerun()
+        heappop(self.reruns)
+        for request in living:
+            request.state = RUNNING
+        self.rerun_count -= len(living)
+        return living
+
+    def drop_rerun(self, request: Request) -> None:
+        """Takes one request that was to be run again out, for good."""
+        request.state = DONE
+        self.rerun_count -= 1
+        if not self.rerun_count:
+            self.reruns.clear()
+
+    def put_suspect(self, request: Request, *, accused: bool) -> None:
+        """Lets a request wait at the front, to be run where nothing else runs; `accused` is remembered with it."""
+        request.state = SUSPECT
+        self.suspect_count += 1
+        heappush(self.suspects, (request.rank, request.order, request, accused))
+
+    def next_suspect(self) -> Request | None:
+        """The first of those, left where it is."""
+        suspects = self.suspects
+        while suspects and suspects[0][2].state is not SUSPECT:
+            heappop(suspects)
+        return suspects[0][2] if suspects else None
+
+    def take_suspect(self) -> tuple[Request, bool]:
+        """Takes the first of those out, to run, and whether it is accused; there must be one (`suspect_count`)."""
+        assert self.next_suspect() is not None
+        _, _, request, accused = heappop(self.suspects)
+        request.state = RUNNING
+        self.suspect_count -= 1
+        return request, accused
+
+    def drop_suspect(self, request: Request) -> None:
+        """Takes one of them out, for good."""
+        request.state = DONE
+        self.suspect_count -= 1
+        self.next_suspect()

@@ -1,0 +1,403 @@
+"""The clients' port: sessions, and the way of requests from received frames to one `submit` per turn.
+
+The entries that arrived in one turn of the event loop are read in order, and their requests are handed on together. Nothing
+that arrives is trusted: the codec has checked what needs no model, `ModelSignature.resolve` checks the rest, and a bad
+request is answered by its own id. Nothing here awaits but the socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+import trio
+
+from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, Unavailable
+from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.egress import Egress
+from shapestream.serving.inbox import DEAR, QUANTUM, Inbox
+from shapestream.serving.kept_replies import same_tensors
+from shapestream.serving.models import ServedModel, ServedModels
+from shapestream.serving.options import ServerOptions
+from shapestream.serving.outgoing import GONE, Link
+from shapestream.serving.sessions import RequestRecord, Session, Sessions
+from shapestream.telemetry.logging import LineBudget, RateLimit, debug_enabled
+from shapestream.wire.codec import BadEntry, Role, decode
+from shapestream.wire.messages import (
+    Cancel,
+    Clock,
+    Credit,
+    Entry,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelOpened,
+    ModelRefused,
+    OpenModel,
+    Request,
+    Statistics,
+    StatisticsRequest,
+    Welcome,
+)
+from shapestream_engine.errors import ShapeError
+
+__all__ = ["ClientPort"]
+
+log = structlog.get_logger()
+
+_CONFLICT = "use a number once: another request of this client has it"
+
+
+class ClientPort:
+    """Reads the clients' port and keeps its sessions; requests go to the dispatcher, replies come by `egress`."""
+
+    def __init__(
+        self,
+        egress: Egress,
+        dispatcher: Dispatcher,
+        models: ServedModels,
+        options: ServerOptions,
+        *,
+        epoch: bytes,
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        """`describe` gives the counters that `Statistics` carries."""
+        self.outgoing = egress.outgoing
+        self.sessions = Sessions(options, egress.kept)
+        self._egress = egress
+        self._socket = egress.outgoing.socket
+        self._inbox = Inbox(
+            self._socket,
+            partial(decode, role=Role.SERVER_OF_CLIENTS),
+            window_entries=options.window_requests,
+            window_bytes=options.window_bytes,
+        )
+        self._dispatcher = dispatcher
+        self._models = models
+        self._options = options
+        self._statistics = egress.outgoing.statistics
+        self._describe = describe
+        self._welcome = Welcome(
+            epoch=epoch,
+            window_requests=options.window_requests,
+            window_bytes=options.window_bytes,
+            heartbeat_ms=round(options.heartbeat_s * 1000),
+        )
+        self._window = Credit(window_requests=options.window_requests, window_bytes=options.window_bytes)
+        self._waiting: dict[str, dict[Session, None]] = {}
+        """Sessions that asked for a model that the configuration promises and no executor has brought yet."""
+        self._arrived: list[RequestRecord] = []
+        """Requests of this turn that the dispatcher has not been given."""
+        self._debug = debug_enabled()
+        self._limit = RateLimit()
+        self._lines = LineBudget()
+
+    # ---------------------------------------------------------------- turns
+
+    async def run(self) -> None:
+        """Serve the port until cancelled."""
+        inbox, by_peer = self._inbox, self.sessions.by_peer
+        while True:
+            heard, beyond = await inbox.read()
+            now = trio.current_time()
+            self._statistics.messages = inbox.messages
+            for peer in heard:
+                if (session := by_peer.get(peer)) is not None:
+                    session.heard_at = now
+            for peer, why in beyond.items():
+                self._turn_away(peer, why, now)
+            self._serve_turn(now)
+
+    def _serve_turn(self, now: float) -> None:
+        """Serve one turn of the inbox; all its requests become one event of the scheduler."""
+        inbox, by_peer = self._inbox, self.sessions.by_peer
+        for peer, item in inbox.turn():
+            session = by_peer.get(peer)
+            price = DEAR
+            if type(item) is Request and session is not None:
+                if self._admit(session, item, now):
+                    price = 1
+            elif type(item) is Clock and session is not None:
+                session.clock.heard(item.sent_us, now)
+                price = 1
+            elif isinstance(item, ProtocolError):
+                self._submit(now)
+                self._turn_away(peer, str(item), now)
+            elif isinstance(item, BadEntry):
+                self._refuse(peer, session, item, now)
+            else:
+                self._obey(peer, session, item, now)
+                if type(item) is StatisticsRequest:
+                    price = QUANTUM  # the counters take about a millisecond to put together
+            inbox.charge(price)
+        self._submit(now)
+        self._dispatcher.end_turn()
+
+    def _submit(self, now: float) -> None:
+        """Hand on the requests read so far; a control entry that follows may be about one of them."""
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            self._dispatcher.submit(arrived, now)
+
+    def _obey(self, peer: bytes, session: Session | None, entry: Entry, now: float) -> None:
+        """Carry out a control entry."""
+        self._submit(now)
+        if type(entry) is Hello:
+            self._greet(peer, session, entry, now)
+            return
+        if session is None:
+            self.outgoing.tell_stranger(peer, now)
+            return
+        match entry:
+            case OpenModel():
+                self._open_model(session, entry.name)
+            case Cancel():
+                record = session.running.get(entry.sequence)
+                if record is not None:
+                    self._dispatcher.cancel(record.id, now)
+            case StatisticsRequest():
+                values = self._describe() if self._socket.is_admin(peer) else self._for_clients()
+                self.outgoing.say(session, Statistics(values=values))
+            case Goodbye():
+                self._egress.kept.drop(session.answered)  # the client will ask for nothing again
+                self._end(session, "goodbye", now)
+            case Credit():
+                session.clock.repeated()
+            case Heartbeat():
+                pass
+            case _:
+                self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
+
+    def _for_clients(self) -> dict[str, Any]:
+        """What a key without the role `admin` may see: the models, and nothing of what other clients do."""
+        return {
+            "models": self._models.names,
+            "unavailable": dict(self._models.unavailable),
+            "digests": dict(self._models.digests),
+            "forbidden": "the counters need a key with the role admin",
+        }
+
+    # ---------------------------------------------------------------- requests
+
+    def _admit(self, session: Session, entry: Request, now: float) -> bool:
+        """Check a request against its model and its session's caps; the scheduler judges the load.
+
+        Returns whether it takes some of the credit from now on; if not, it is answered.
+        """
+        sequence = entry.sequence
+        if sequence in session.running or session.answered.knows(sequence):
+            self._again(session, entry)
+            return False
+        self._statistics.requests += 1
+        try:
+            model = self._models.by_number[entry.model]
+            shape = model.resolve(entry.tensors.layout)
+        except IndexError:
+            text = f"no model has the number {entry.model} here; open a model by its name first"
+            self._fail(session, sequence, "invalid", text)
+            return False
+        except ShapeError as error:
+            self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
+            return False
+        except Unavailable as error:
+            self._fail(session, sequence, error.code, error.message)
+            return False
+        nbytes, most = shape.total_nbytes, self._options.window_bytes
+        if nbytes > most:
+            text = f"{nbytes} bytes in one request; this server takes at most {most}"
+            self._fail(session, sequence, "too_large", text)
+            return False
+        if (excess := self.sessions.excess(session, nbytes)) is not None:
+            self._fail(session, sequence, "overloaded", excess)
+            return False
+        record = RequestRecord(
+            self._dispatcher.next_id(),
+            session,
+            sequence,
+            model,
+            shape,
+            entry.tensors,
+            now,
+            self._deadline(session, entry.remaining_ms, now),
+            entry.priority,
+        )
+        session.begin(record)
+        self._arrived.append(record)
+        return True
+
+    def _deadline(self, session: Session, remaining_ms: int | None, now: float) -> float | None:
+        """The deadline by our own clock, counted from sending. Asks for the time if half of it was lost on the way."""
+        if remaining_ms is None:
+            return None
+        deadline = session.clock.sent_at(now) + remaining_ms * 0.001
+        if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
+            # The client repeats its credit with its clock: did that stand still, or was its message slow?
+            self.outgoing.say(session, self._window)
+        return deadline
+
+    def _again(self, session: Session, entry: Request) -> None:
+        """Take a request whose number came before: it shares that one's reply, or is refused.
+
+        A number that was refused before, and so did not run, has left no trace and does not come here.
+        """
+        sequence, answered = entry.sequence, session.answered
+        if (record := session.running.get(sequence)) is not None:
+            if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
+                self._statistics.duplicates += 1
+            else:
+                self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
+        elif sequence in answered.replies:
+            reply = answered.reply_to(sequence, entry.model, entry.tensors)
+            if reply is not None:
+                self._egress.repeat(session, reply)
+            else:
+                self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
+        else:
+            text = f"number {sequence} was answered before, and the reply is no longer kept"
+            self._fail_again(session, sequence, AlreadyAnswered.code, text)
+
+    def _fail_again(self, session: Session, sequence: int, code: str, message: str) -> None:
+        self._statistics.requests += 1
+        self._fail(session, sequence, code, message)
+
+    def _fail(self, session: Session, sequence: int, code: str, message: str) -> None:
+        like_it_before = self._limit.admit(code, trio.current_time())
+        if like_it_before is not None or self._debug:
+            write = log.debug if like_it_before is None else log.warning
+            write(
+                "request refused",
+                client=session.label,
+                sequence=sequence,
+                code=code,
+                why=message,
+                like_it_before=like_it_before,
+            )
+        self._egress.refuse(session, sequence, code, message)
+
+    def _refuse(self, peer: bytes, session: Session | None, bad: BadEntry, now: float) -> None:
+        """Refuse an entry that the codec could not accept: a request fails by its id; anything else is counted."""
+        if session is None or bad.kind != Request.KIND or bad.id is None or bad.id in session.running:
+            self.outgoing.refuse(peer, bad.message, now)
+            return
+        self._statistics.requests += 1
+        self._fail(session, bad.id, "invalid", bad.message)
+
+    # ---------------------------------------------------------------- sessions
+
+    def _greet(self, peer: bytes, session: Session | None, hello: Hello, now: float) -> None:
+        """Open a session, or move it to this connection; turn the peer away when there are too many.
+
+        `session` is the one that this connection had so far; one of another client ends.
+        """
+        key = self._socket.key_of(peer)
+        client = (hello.client, key)
+        known = self.sessions.of_client(client)
+        if session is not None and session is not known:
+            self._end(session, "another client on its connection", now)
+        if known is None:
+            if (absent := self.sessions.session_to_end(key)) is not None:
+                self._end(absent, "makes room for another", now)
+            known = self.sessions.open(client, peer, hello.software, now)
+            if known is None:
+                most = self._options.max_sessions
+                self._turn_away(peer, f"more than {most} sessions, or too many with its key", now)
+                return
+            known_by = {} if key is None else {"key": key}
+            self._log(known, "client joined", now, software=hello.software, **known_by)
+        elif known.peer != peer:
+            self.sessions.move(known, peer)
+            self._log(known, "client moved to a new connection", now)
+        known.heard_at = now
+        known.clock.reconnected()
+        self.outgoing.say(known, self._welcome)
+
+    def _open_model(self, session: Session, name: str) -> None:
+        """Answer at once, or when a promised model is there."""
+        model = self._models.get(name)
+        why = self._models.unavailable.get(name)
+        if why is not None:
+            self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
+        elif model is not None:
+            self.outgoing.say(session, _opened(model))
+        elif self._models.is_expected(name):
+            self._waiting.setdefault(name, {})[session] = None
+        else:
+            known = ", ".join(self._models.names) or "none"
+            text = f"no model is called {name!r}; this server has: {known}"
+            self.outgoing.say(session, ModelRefused(name=name, code="invalid", message=text))
+
+    def model_added(self, model: ServedModel) -> None:
+        """Answer the sessions that have waited for this model."""
+        for session in self._waiting.pop(model.name, {}):
+            self.outgoing.say(session, _opened(model))
+
+    def model_unavailable(self, name: str, why: str) -> None:
+        """Answer the sessions that have waited for this model: it will not come."""
+        for session in self._waiting.pop(name, {}):
+            self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
+
+    def beat(self, now: float) -> None:
+        """Once per heartbeat interval: end silent sessions, and tell the others that this loop is alive.
+
+        No session is silent as long as the port was not read empty: its messages may still be unread.
+        """
+        self._egress.kept.expire(now)
+        read_empty = self._inbox.read_empty
+        for session in self.sessions:
+            if read_empty and now - session.heard_at > self._options.client_silence_s:
+                self._end(session, "silent", now)
+            else:
+                self.outgoing.keep_alive(session)
+        self.outgoing.count_handshakes(now)
+
+    def say_goodbye(self) -> None:
+        """Say to all sessions, at the end of this turn, that the server leaves."""
+        for session in self.sessions:
+            self.outgoing.say(session, Goodbye())
+
+    def lost(self, link: Link, why: str, now: float) -> None:
+        """Take note that what was ready for this client could not be sent."""
+        peer = link.peer
+        session = None if peer is None else self.sessions.by_peer.get(peer)
+        if peer is None or session is None:
+            return
+        if why == GONE:
+            # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
+            # and ask again. One that is never heard again ends as silent.
+            self._statistics.peers_lost[f"client: {why}"] += 1
+            self._log(session, "client's connection is gone", now, unfinished=len(session.running))
+            self.sessions.detach(session)
+        else:
+            self._end(session, why, now)
+            self._inbox.cut_off(peer)
+
+    def _turn_away(self, peer: bytes, why: str, now: float) -> None:
+        """End a connection: the peer learns that it is over, and may start again on another one."""
+        self.outgoing.refuse(peer, why, now)
+        session = self.sessions.by_peer.get(peer)
+        if session is not None:
+            self._end(session, "unreadable message", now)
+        self.outgoing.say_once(peer, Goodbye())
+        self._inbox.cut_off(peer)
+
+    def _end(self, session: Session, why: str, now: float) -> None:
+        """End a session whose client is gone: its queued work is dropped, the results of running work are, too."""
+        self.sessions.close(session)
+        for waiting in self._waiting.values():
+            waiting.pop(session, None)
+        self._statistics.peers_lost[f"client: {why}"] += 1
+        self._log(session, "client left", now, why=why, unfinished=len(session.running))
+        self._dispatcher.client_left(session, now)
+
+    def _log(self, session: Session, event: str, now: float, **facts: Any) -> None:
+        """Write a line within the budget, which a client could exceed by coming and going; at `debug`, any line."""
+        self._lines.write(log, "info", event, now, client=session.label, **facts)
+
+
+def _opened(model: ServedModel) -> ModelOpened:
+    signature = model.description
+    if not model.profile.idempotent:
+        signature = {**signature, "idempotent": False}
+    return ModelOpened(name=model.name, number=model.number, signature=signature)

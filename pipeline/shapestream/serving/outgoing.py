@@ -1,0 +1,149 @@
+"""A peer at one of the server's ports: where it is, when it was heard last, and what is ready to be said.
+
+`Outgoing` is the last stop of everything that leaves through a port. What became ready for one peer within
+one turn of the event loop leaves together, in as few messages as the protocol allows.
+"""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from shapestream.errors import OutboxFull, PeerGone, RequestError
+from shapestream.telemetry.logging import RateLimit
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import encode, pack_messages
+from shapestream.wire.limits import CLIENT_LIMITS, Limits
+from shapestream.wire.messages import Entry, Failure, Heartbeat, Result, Unknown
+from shapestream_engine.layout import Buffer
+
+__all__ = ["GONE", "Link", "Outgoing"]
+
+log = structlog.get_logger()
+
+GONE = "gone"
+"""Why a link is lost when its connection is there no longer."""
+
+
+class Link:
+    """One peer. Sessions and workers are links; `outgoing` lives for one turn, so that it needs no bound."""
+
+    __slots__ = ("heard_at", "outgoing", "peer", "spoken")
+
+    def __init__(self, peer: bytes, now: float) -> None:
+        self.peer: bytes | None = peer
+        """The transport's routing id; None while there is no connection, and at the end: what is said then goes nowhere."""
+        self.heard_at = now
+        self.outgoing: list[Entry] = []
+        self.spoken = False
+        """Whether anything was sent since the last round of heartbeats."""
+
+
+class Outgoing:
+    """Collects entries per link and sends them, at `flush`, in few messages."""
+
+    def __init__(
+        self, socket: PeerSocket, port: str, statistics: ServerStatistics, limits: Limits = CLIENT_LIMITS
+    ) -> None:
+        """`port` is what logs and counters call it; `limits` are those that the peers' decoders keep."""
+        self.socket = socket
+        self.statistics = statistics
+        self._limits = limits
+        self._port = port
+        self._ready: list[Link] = []
+        self._limit = RateLimit()
+        self.lost: list[tuple[Link, str]] = []
+        """Links that could not be sent to, with the reason, until the next `flush` returns them."""
+
+    def say(self, link: Link, entry: Entry) -> None:
+        """Queues an entry until the end of this turn."""
+        if link.peer is None:
+            return
+        if not link.outgoing:
+            self._ready.append(link)
+        link.outgoing.append(entry)
+
+    def say_once(self, peer: bytes, entry: Entry) -> None:
+        """Sends one entry to a peer that has no link, at once, if it can be reached."""
+        try:
+            self.socket.send_nowait(peer, encode([entry], limits=self._limits))
+        except (PeerGone, OutboxFull):
+            self.socket.forget(peer)
+
+    def flush(self) -> list[tuple[Link, str]]:
+        """Send what was queued. Returns the links that are lost, with the reason: gone, or their peers do not read."""
+        if not self._ready and not self.lost:
+            return []
+        ready, self._ready = self._ready, []
+        for link in ready:
+            entries, link.outgoing = link.outgoing, []
+            if link.peer is None:
+                continue
+            link.spoken = True
+            try:
+                for frames in self._pack(link, entries):
+                    self.socket.send_nowait(link.peer, frames)
+            except PeerGone:
+                self.lost.append((link, GONE))
+            except OutboxFull:
+                self.lost.append((link, "does not read"))
+        lost, self.lost = self.lost, []
+        return lost
+
+    def _pack(self, link: Link, entries: list[Entry]) -> list[list[Buffer]]:
+        try:
+            return pack_messages(entries, limits=self._limits)
+        except RequestError as error:
+            skipped = self._limit.admit("unsendable", trio.current_time())
+            if skipped is not None:
+                log.error("an entry cannot be sent", port=self._port, why=str(error), like_it_before=skipped)
+        messages = []
+        for entry in entries:
+            try:
+                messages.append(encode([entry], limits=self._limits))
+            except RequestError as error:
+                if isinstance(entry, Result):
+                    messages.append(encode([_instead_of(entry, str(error))]))
+                else:  # the peer would wait for it for ever
+                    self.lost.append((link, "cannot be told what it must know"))
+        return messages
+
+    def keep_alive(self, link: Link) -> None:
+        """Queues a heartbeat if nothing was said since the last call."""
+        if not link.spoken:
+            self.say(link, Heartbeat())
+        link.spoken = False
+
+    def tell_stranger(self, peer: bytes, now: float) -> None:
+        """Answers a peer that has not greeted, or greeted another server; counted and logged, at a limited rate."""
+        self.statistics.strangers[self._port] += 1
+        skipped = self._limit.admit("stranger", now)
+        if skipped is not None:
+            log.warning("stranger", port=self._port, peer=peer.hex(), like_it_before=skipped)
+        self.say_once(peer, Unknown())
+
+    def count_handshakes(self, now: float) -> None:
+        """Counts and logs, at a limited rate, who was turned away before he could say anything."""
+        failed = self.socket.failed_handshakes()
+        if not failed:
+            return
+        self.statistics.failed_handshakes[self._port] += failed
+        skipped = self._limit.admit("handshake", now)
+        if skipped is not None:
+            log.warning("handshakes failed", port=self._port, count=failed, like_it_before=skipped)
+
+    def refuse(self, peer: bytes, why: str, now: float) -> None:
+        """Counts and logs, at a limited rate, what a peer sent that could not be accepted."""
+        self.statistics.bad_messages[self._port] += 1
+        skipped = self._limit.admit(self._port, now)
+        if skipped is not None:
+            log.warning("message refused", port=self._port, peer=peer.hex(), why=why, like_it_before=skipped)
+
+
+def _instead_of(result: Result, why: str) -> Failure:
+    """A model may give outputs that no message can hold: too many dimensions, say."""
+    text = f"the result cannot be sent: {why}"
+    return Failure(
+        sequence=result.sequence, code="internal", message=text, retryable=False, retry_after_ms=None
+    )

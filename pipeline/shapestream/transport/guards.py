@@ -1,0 +1,125 @@
+"""Guards against two aborts of libzmq 4.3.5, which ends the process at an assertion.
+
+An ipc listener that cannot accept a connection for want of a descriptor aborts (`ipc_listener_t::accept` takes ENFILE,
+and asserts on EMFILE; `tcp_listener_t::accept` takes both, and the connection waits). So the server admits no more
+clients than fit, and a socket hides its ipc path while few descriptors are left. Existing connections go on; new ones
+find no file, and libzmq tries again.
+
+A peer that guesses the next routing id, and connects under it, makes the next ordinary connection abort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import time
+from collections.abc import Callable
+
+import structlog
+import trio
+
+__all__ = [
+    "Doorkeeper",
+    "connections_that_fit",
+    "free_descriptors",
+    "raise_descriptor_limit",
+    "seed_routing_ids",
+]
+
+log = structlog.get_logger()
+
+# Descriptors withheld from connections: for arrivals between two looks, and for files that the process opens.
+RESERVE = 64
+# The reserve is at most this part of a small limit.
+SMALL_PART = 4
+# Descriptors that the server opens after its start: listeners, libzmq's own, the loop's.
+OWN = 32
+# Descriptors per worker process: its connection, its process, its pipe, and one while it is replaced.
+PER_WORKER = 4
+# Pause between two looks: at least LOOK_S, and LOOK_REST times the duration of the last look. A look takes 20 us with
+# 50 open descriptors, and 3 ms with 10,000.
+LOOK_S = 0.02
+LOOK_REST = 100
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files to the hard limit: each connection takes one, and a shell's usual limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems report a hard limit that they then refuse: it stays as it is there.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def free_descriptors() -> tuple[int, int] | None:
+    """Number of descriptors left, and the limit; None without a limit, or where the number is unknown."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        return limit - len(os.listdir("/proc/self/fd")), limit
+    except OSError:
+        return None  # not Linux, or not even one is left to look with
+
+
+def connections_that_fit(workers: int) -> int | None:
+    """Number of clients that fit beside these worker processes and the reserve; None where it is unknown."""
+    found = free_descriptors()
+    if found is None:
+        return None
+    free, limit = found
+    return free - OWN - PER_WORKER * workers - _reserve(limit)
+
+
+def _reserve(limit: int) -> int:
+    return min(RESERVE, limit // SMALL_PART)
+
+
+class Doorkeeper:
+    """Hide listeners while few descriptors are left, by `close` and `open_again`."""
+
+    def __init__(self, close: Callable[[], None], open_again: Callable[[], None]) -> None:
+        self._close = close
+        self._open_again = open_again
+        self.closed = False
+
+    def look(self, free: int, limit: int) -> None:
+        """Close or open for this number of free descriptors; opening takes 1.5 times the reserve, against flapping."""
+        reserve = _reserve(limit)
+        if not self.closed and free < reserve:
+            self.closed = True
+            self._close()
+            log.warning(
+                "no new connections over ipc",
+                free_descriptors=free,
+                limit=limit,
+                advice="raise the limit of open files (ulimit -n), or have fewer clients",
+            )
+        elif self.closed and free >= reserve + reserve // 2:
+            self.closed = False
+            self._open_again()
+            log.info("new connections over ipc again", free_descriptors=free)
+
+    async def run(self) -> None:
+        """Look in intervals, until cancelled."""
+        took = 0.0
+        while True:
+            await trio.sleep(max(LOOK_S, LOOK_REST * took))
+            began = time.perf_counter()
+            found = free_descriptors()
+            took = time.perf_counter() - began
+            if found is not None:
+                self.look(*found)
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+def seed_routing_ids() -> None:
+    """Seed C's rand(), from which libzmq takes the first routing id and which it never seeds.
+
+    Unseeded, the ids are the same in each process. A peer may choose its own routing id, and one that connects under the
+    next id aborts the process with the next ordinary connection (assertion "ok", socket_base.cpp).
+    """
+    _LIBC.srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))

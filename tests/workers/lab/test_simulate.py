@@ -1,0 +1,255 @@
+"""`shapestream simulate` as a shell sees it: tables, JSON, plots, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shapestream.errors import ConfigurationError
+from shapestream.telemetry.trace import TraceRequest, header_line, request_line
+from shapestream_workers.lab.scenario import PLANNED, POLICIES, ScenarioOptions, make_scenario
+from shapestream_workers.lab.simulate import Goal, Sweep, fewest_slots, parse_sweep, run_all
+from shapestream_workers.lab.traffic import BadText
+from shapestream_workers.lab.true_cost import FormulaCost
+
+COST = "fixed_ms=3,ms_per_element=0.13"
+SIZES = "seq=lognormal:24,0.9,4..256"
+SORT = """\
+models:
+  - name: sort
+    function: numpy:sort
+    inputs: {a: {shape: "batch:1..8, n:1..64", element_type: f32, pad: {n: 0}}}
+    outputs: {sorted: {shape: "batch, n", element_type: f32, rule: rows}}
+    shapes: {strategy: bucketed, n: [16, 64]}
+"""
+
+
+def simulate(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-P", "-m", "shapestream_workers", "simulate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=folder)
+
+
+def write_trace(path: Path, model: str = "m", dimensions: tuple[str, ...] = ("batch", "seq")) -> Path:
+    """A hundred requests, ten per second."""
+    lines = [request_line(TraceRequest(number / 10, 0, 0, (1, 4 + number % 20))) for number in range(100)]
+    path.write_text(header_line({model: dimensions}) + "".join(lines))
+    return path
+
+
+def test_one_run_is_a_table_for_people_and_json_for_scripts() -> None:
+    """The same figures; a bound by what nobody can know beside them."""
+    arguments = ["--cost", COST, "--sizes", SIZES, "--rate", "50", "--requests", "500", "--compare"]
+    table = simulate(*arguments)
+    assert (0, "") == (table.returncode, table.stderr)
+    assert all(policy in table.stdout for policy in (*POLICIES, "all known beforehand"))
+    runs = json.loads(simulate(*arguments, "--json").stdout)["runs"]
+    assert list(POLICIES) == [run["policy"] for run in runs]
+    assert {500} == {run["done"] for run in runs}
+    assert runs[0]["oracle_goodput"] > 100
+
+
+def test_a_sweep_over_slots_finds_the_fewest(tmp_path: Path) -> None:
+    """And draws it, where Matplotlib is there; the file is the same every time."""
+    pytest.importorskip("matplotlib")
+    arguments = ["--cost", COST, "--sizes", SIZES, "--rate", "300", "--requests", "1000", "--p99-ms", "100"]
+    arguments += ["--sweep", "slots=1..4"]
+    drawn = simulate(*arguments, "--plot", "a.svg", folder=tmp_path)
+    assert 0 == drawn.returncode, drawn.stderr
+    assert re.search(r"p99 <= 100 ms and at most 0.1% lost: \d slots are enough", drawn.stdout)
+    again = simulate(*arguments, "--plot", "b.svg", "--json", folder=tmp_path)
+    plain = json.loads(again.stdout)
+    assert plain["fewest_slots"] in (2, 3)
+    assert [1.0, 2.0, 3.0, 4.0] == [run["value"] for run in plain["runs"]]
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert "offered" not in (tmp_path / "a.svg").read_text()
+
+
+def test_one_run_is_drawn_too(tmp_path: Path) -> None:
+    """Latencies, and goodput over time."""
+    pytest.importorskip("matplotlib")
+    arguments = [
+        "--cost",
+        COST,
+        "--sizes",
+        SIZES,
+        "--in-flight",
+        "16",
+        "--requests",
+        "300",
+        "--plot",
+        "a.svg",
+    ]
+    drawn = simulate(*arguments, folder=tmp_path)
+    assert 0 == drawn.returncode, drawn.stderr
+    assert "latency from intended arrival" in (tmp_path / "a.svg").read_text()
+
+
+def test_a_trace_is_played_with_measured_costs(tmp_path: Path) -> None:
+    """At its own times, or at another rate; one table may be for the only model, whatever it is called."""
+    trace = str(write_trace(tmp_path / "t.jsonl"))
+    table = FormulaCost(fixed_s=0.003, per_element_s=0.00013).calibration("k", ("batch", "seq"), 16)
+    (tmp_path / "one.json").write_text(json.dumps(table.to_dict()))
+    (tmp_path / "many.json").write_text(json.dumps([{"model": "m", **table.to_dict()}]))
+    for costs in ("one.json", "many.json"):
+        ran = simulate("--trace", trace, "--costs", costs, "--json", folder=tmp_path)
+        (run,) = json.loads(ran.stdout)["runs"]
+        assert (100, pytest.approx(10.0, rel=0.1)) == (run["done"], run["offered"])
+    faster = simulate("--trace", trace, "--costs", "one.json", "--rate", "100", "--json", folder=tmp_path)
+    assert json.loads(faster.stdout)["runs"][0]["offered"] == pytest.approx(100, rel=0.1)
+
+
+def test_the_models_of_a_file_are_simulated_as_it_says(tmp_path: Path) -> None:
+    """Its allowed shapes: 4..23 elements are padded to 16 or 64."""
+    (tmp_path / "server.yaml").write_text(SORT)
+    trace = str(write_trace(tmp_path / "t.jsonl", "sort", ("batch", "n")))
+    ran = simulate("server.yaml", "--trace", trace, "--cost", COST, "--json", folder=tmp_path)
+    assert 0 == ran.returncode, ran.stderr
+    (run,) = json.loads(ran.stdout)["runs"]
+    assert run["padding_ratio"] > 0.2
+    other = str(write_trace(tmp_path / "o.jsonl", "other", ("batch", "n")))
+    ran = simulate("server.yaml", "--trace", other, "--cost", COST, folder=tmp_path)
+    assert (3, True) == (ran.returncode, "no model 'other'" in ran.stderr)
+    wrong = str(write_trace(tmp_path / "w.jsonl", "sort", ("batch", "seq")))
+    ran = simulate("server.yaml", "--trace", wrong, "--cost", COST, folder=tmp_path)
+    assert (3, True) == (ran.returncode, "has the dimensions batch, n" in ran.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ([], 2, "no traffic: --trace FILE"),
+        (["--sizes", "seq=8", "--cost", COST], 2, "no rate: --rate"),
+        (["--sizes", "seq=8", "--rate", "0", "--cost", COST], 2, "--rate"),
+        (["--sizes", "seq=8", "--rate", "1"], 2, "no costs of model 'model'"),
+        (["--sizes", "seq=8", "--rate", "1", "--cost", "x=1"], 2, "none of fixed_ms=MS"),
+        (["--sizes", "seq=8", "--rate", "1", "--cost", "fixed_ms=1e308"], 3, "cost too much"),
+        (["--sizes", "seq=8", "--rate", "1", "--cost", COST, "--clients", "9" * 30], 2, "--clients"),
+        (["--sizes", "seq=0", "--rate", "1", "--cost", COST], 2, "expected lognormal"),
+        (["--sizes", "seq=8", "--rate", "1", "--cost", COST, "--plot", "a.bmp"], 2, ".svg"),
+        (["--trace", "gone", "--cost", COST], 3, "gone: no such file"),
+        (["gone.yaml", "--sizes", "seq=8", "--rate", "1", "--cost", COST], 3, "gone.yaml: no such file"),
+        (["--sizes", "seq=8", "--rate", "1", "--costs", "gone.json"], 3, "gone.json: no such file"),
+    ],
+)
+def test_mistakes_say_what_to_do(tmp_path: Path, arguments: list[str], status: int, words: str) -> None:
+    """2 for the command line, 3 for files; nothing on stdout, no traceback."""
+    ran = simulate(*arguments, folder=tmp_path)
+    assert (status, "") == (ran.returncode, ran.stdout)
+    # The frame of a usage error is folded at the terminal's width.
+    assert "".join(words.split()) in "".join(ran.stderr.split())
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("slots=1..4", Sweep("slots", (1.0, 2.0, 3.0, 4.0))),
+        ("slots=1,2,8", Sweep("slots", (1.0, 2.0, 8.0))),
+        ("slots=1..10:4", Sweep("slots", (1.0, 4.0, 7.0, 10.0))),
+        ("rate=10..30:3", Sweep("rate", (10.0, 20.0, 30.0))),
+        ("in-flight=4", Sweep("in_flight", (4.0,))),
+        ("deadline_ms=0.5,1", Sweep("deadline_ms", (0.5, 1.0))),
+    ],
+)
+def test_sweeps_are_read(text: str, expected: Sweep) -> None:
+    """Whole numbers one by one, others in steps."""
+    assert expected == parse_sweep(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "slots",
+        "slots=",
+        "slots=0",
+        "slots=1..9999",
+        "rate=3..1",
+        "colour=1",
+        "rate=nan",
+        f"slots={'9' * 400}",
+        "slots=1000000000",
+        "rate=1..2:1000000000",
+    ],
+)
+def test_what_is_no_sweep_is_refused(text: str) -> None:
+    """With examples of what is."""
+    with pytest.raises(BadText, match=r"slots=1\.\.16"):
+        parse_sweep(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"trace": "t", "sizes": ["seq=8"]}, "sizes of its own"),
+        ({"rate": 1.0, "in_flight": 3, "sizes": ["seq=8"]}, "exclude each other"),
+        ({"sizes": ["seq=8", "seq=9"], "rate": 1.0}, "two models of one name"),
+        ({"exact": ["width"], "sizes": ["seq=8"], "rate": 1.0}, "no such dimension"),
+        ({"speeds": "1,0", "sizes": ["seq=8"], "rate": 1.0}, "numbers above 0"),
+        ({"arrivals": f"bursts:{'9' * 30}", "sizes": ["seq=8"], "rate": 1.0}, "poisson, constant or bursts"),
+        ({"sizes": [f"seq={2**52};x=4"], "rate": 1.0}, "more than anything computes"),
+        ({"arrivals": "often", "sizes": ["seq=8"], "rate": 1.0}, "poisson, constant or bursts"),
+    ],
+)
+def test_options_that_contradict_are_refused(tmp_path: Path, fields: dict[str, object], words: str) -> None:
+    """Before anything runs."""
+    if "trace" in fields:
+        fields = {**fields, "trace": write_trace(tmp_path / "t")}
+    with pytest.raises(ConfigurationError, match=words):
+        make_scenario(ScenarioOptions(cost=[COST], **fields))  # type: ignore[arg-type]
+
+
+def test_each_model_has_costs_and_dimensions_of_its_own() -> None:
+    """By its name, else those without one."""
+    scenario = make_scenario(
+        ScenarioOptions(
+            cost=["a/fixed_ms=5", "fixed_ms=7"],
+            sizes=["a/seq=8", "b/height=4;width=5"],
+            rate=1.0,
+            exact=["width"],
+        )
+    )
+    assert (0.005, 0.007) == (scenario.costs["a"].seconds((1, 8)), scenario.costs["b"].seconds((1, 4, 5)))
+    assert [(True, True), (True, True, False)] == [profile.paddable for profile in scenario.profiles]
+
+
+def test_tables_are_read_as_models_costs_prints_them(tmp_path: Path) -> None:
+    """A list, a mapping, or one table; what is none of these is named."""
+    table = FormulaCost(fixed_s=0.003, per_element_s=0.00013).calibration("k", ("batch", "seq"), 16).to_dict()
+    path = tmp_path / "costs.json"
+    options = ScenarioOptions(costs=path, sizes=["m/seq=8"], rate=1.0)
+    for plain in (
+        table,
+        {"m": table},
+        [{"model": "m", **table}],
+        [{"model": "x"}, {"model": "m", **table}][1:],
+    ):
+        path.write_text(json.dumps(plain))
+        assert make_scenario(options).costs["m"].seconds((1, 8)) == pytest.approx(0.003 + 8 * 0.00013)
+    for wrong in ([1], [table], {"m": 3}, {"points": 3}, "m", []):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(ConfigurationError, match="cost"):
+            make_scenario(options)
+    path.write_text(json.dumps({"m": {**table, "dimensions": ["batch", "width"]}}))
+    with pytest.raises(ConfigurationError, match="costs of batch, width"):
+        make_scenario(options)
+
+
+def test_the_goal_wants_every_larger_number_of_slots_to_do() -> None:
+    """One lucky run between two failures is no answer."""
+    options = ScenarioOptions(cost=[COST], sizes=[SIZES], rate=250.0, requests=400)
+    runs = run_all(make_scenario(options), parse_sweep("slots=1..3"), compare=False, keep=False)
+    assert {PLANNED} == {run.policy for run in runs}
+    best = fewest_slots(runs, Goal(p99_s=0.2))
+    assert best is not None
+    assert best.value is not None
+    assert best.value >= 2
+    assert fewest_slots(runs, Goal(p99_s=1e-6)) is None
+    # The goal of the largest is not reached: whatever the others did, it is no answer.
+    assert fewest_slots(runs, Goal(p99_s=runs[-1].summary.p99_s * 0.999)) is None

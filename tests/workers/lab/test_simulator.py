@@ -1,0 +1,271 @@
+"""The simulator against queueing theory, against itself, and the scheduler's promises on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.workers.lab.worlds import play, profile, scheduler
+
+from shapestream.scheduling.events import Action, BatchFinished, Event, RequestsArrived, StartBatch
+from shapestream.telemetry.trace import TraceRequest
+from shapestream_workers.lab.plain_server import PlainServer
+from shapestream_workers.lab.simulator import LEFT, Policy, SimulationError, SlotPlan
+from shapestream_workers.lab.summary import goodput_over_time, latencies_s, oracle_rate, summarise
+from shapestream_workers.lab.traffic import Arrivals, SizedModel, Traffic, generate, parse_sizes
+from shapestream_workers.lab.true_cost import FormulaCost
+
+LENGTHS = parse_sizes("seq=lognormal:24,0.9,4..256")
+
+
+def traffic(count: int, rate: float, model: SizedModel = LENGTHS, seed: int = 0, **fields: Any) -> Traffic:
+    """Poisson arrivals of that model's requests."""
+    return Traffic(models=[model], arrivals=Arrivals(rate=rate), requests=count, seed=seed, **fields)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_one_slot_at_constant_cost_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
+    """M/D/1: the mean wait is load x service / (2 (1 - load))."""
+    simulated = play(PlainServer(1), generate(traffic(100_000, load / 0.01)), fixed_s=0.01, per_element_s=0.0)
+    summary = summarise(simulated)
+    expected = 0.01 + load * 0.01 / (2 * (1 - load))
+    assert expected == pytest.approx(summary.mean_s, rel=0.04)
+    assert load == pytest.approx(summary.utilisation, rel=0.02)
+
+
+def test_noise_makes_waits_longer_as_pollaczek_and_khinchine_say() -> None:
+    """M/G/1: rate x E[S^2] / (2 (1 - load)); of a lognormal factor of mean 1, E[f^2] = exp(sigma^2)."""
+    load, sigma = 0.6, 0.8
+    simulated = play(
+        PlainServer(1),
+        generate(traffic(100_000, load / 0.01)),
+        fixed_s=0.01,
+        per_element_s=0.0,
+        noise=sigma,
+    )
+    expected = 0.01 + load * 0.01 * np.exp(sigma**2) / (2 * (1 - load))
+    assert expected == pytest.approx(summarise(simulated).mean_s, rel=0.08)
+
+
+def test_several_slots_wait_less_than_one_and_work_as_much() -> None:
+    """M/D/2 at the same load per slot: less than half the wait of M/D/1."""
+    one = summarise(play(PlainServer(1), generate(traffic(30_000, 70)), fixed_s=0.01, per_element_s=0.0))
+    two = summarise(
+        play(PlainServer(1), generate(traffic(30_000, 140)), slots=2, fixed_s=0.01, per_element_s=0.0)
+    )
+    assert two.mean_s - 0.01 < 0.6 * (one.mean_s - 0.01)
+    assert one.utilisation == pytest.approx(two.utilisation, rel=0.03)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    slots=st.integers(1, 5),
+    rate=st.sampled_from([20.0, 200.0, 2000.0]),
+    deadline_s=st.sampled_from([None, 0.02, 0.5]),
+    bound=st.sampled_from([8, 100_000]),
+    in_flight=st.sampled_from([None, 1, 40]),
+    noise=st.sampled_from([0.0, 0.3]),
+    way_s=st.sampled_from([0.0, 0.002]),
+    prepare_s=st.sampled_from([0.0, 0.01]),
+    calibrated=st.booleans(),
+    plain=st.booleans(),
+)
+def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
+    seed: int,
+    slots: int,
+    rate: float,
+    deadline_s: float | None,
+    bound: int,
+    in_flight: int | None,
+    noise: float,
+    way_s: float,
+    prepare_s: float,
+    calibrated: bool,
+    plain: bool,
+) -> None:
+    """Arrived = answered + refused + expired; the scheduler's own books are checked on the way."""
+    models = [
+        parse_sizes("a/seq=lognormal:24,0.9,4..256"),
+        parse_sizes("b*0.5/batch=uniform:1..20;seq=16;width=choice:2,3"),
+    ]
+    policy: Policy = PlainServer(8) if plain else scheduler(bound)
+    simulated = play(
+        policy,
+        generate(
+            Traffic(
+                models=models,
+                arrivals=Arrivals(rate=rate, kind="bursts", burst=5),
+                requests=300,
+                clients=3,
+                deadline_s=deadline_s,
+                priorities=(0, 1),
+                seed=seed,
+            )
+        ),
+        slots=slots,
+        profiles=[
+            profile("a"),
+            profile("b", dimensions=("batch", "seq", "width"), paddable=(True, False, True)),
+        ],
+        in_flight=in_flight,
+        noise=noise,
+        way_s=way_s,
+        prepare_s=prepare_s,
+        calibrated=calibrated,
+        speeds=(1.0, 2.0),
+        check_every=7,
+    )
+    summary = summarise(simulated)
+    assert 300 == summary.requests
+    assert (0, 0) == (summary.left, summary.failed)
+    assert summary.requests == summary.done + summary.late + summary.refused
+    assert LEFT not in simulated.requests.outcome[1:]
+    assert 0.0 <= summary.utilisation <= 1.0 + 1e-9
+    assert 0.0 <= summary.padding_ratio < 1.0
+    waits = latencies_s(simulated)
+    assert (waits > 0.003 * 0.2 if noise else waits >= 0.003).all()
+
+
+@pytest.mark.parametrize("policy", [scheduler, PlainServer])
+def test_the_same_seed_gives_the_same_future(policy: Any) -> None:
+    """Decisions depend on events and times only."""
+    runs = [
+        play(policy(), generate(traffic(2000, 150, seed=seed)), slots=2, noise=0.2).requests.ended.tobytes()
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_the_scheduler_serves_more_than_arrival_order_and_less_than_the_oracle() -> None:
+    """The order that the whole project is about: 16 in arrival order, one at a time, planned, all known."""
+    load = traffic(3000, float("inf"))
+    rates = [
+        summarise(play(policy, generate(load), in_flight=256)).goodput
+        for policy in (PlainServer(16), PlainServer(1), scheduler())
+    ]
+    cost = FormulaCost(fixed_s=0.003, per_element_s=0.00013)
+    bound = oracle_rate(generate(load), [profile()], {"m": cost}, [SlotPlan()])
+    assert [*rates, bound] == sorted([*rates, bound])
+
+
+def test_a_closed_loop_keeps_so_many_in_flight() -> None:
+    """Never more, and as many as there are left."""
+    simulated = play(PlainServer(1), generate(traffic(100, float("inf"))), in_flight=10)
+    arrived, ended = simulated.requests.arrived[1:], simulated.requests.ended[1:]
+    in_flight = [sum(begin <= at < end for begin, end in zip(arrived, ended, strict=True)) for at in arrived]
+    assert 10 == max(in_flight)
+
+
+def test_slots_of_unequal_speed_take_unequal_time() -> None:
+    """Twice the seconds on a slot of speed 2."""
+    lone = [TraceRequest(0.0, 0, 0, (1, 10))]
+    slow, fast = (
+        summarise(play(PlainServer(1), lone, speeds=(speed,), fixed_s=0.01, per_element_s=0.0)).mean_s
+        for speed in (2.0, 1.0)
+    )
+    assert (0.02, 0.01) == (pytest.approx(slow), pytest.approx(fast))
+
+
+def test_a_new_shape_is_prepared_once_per_worker() -> None:
+    """Its first call costs extra, and says so."""
+    requests = [TraceRequest(float(at), 0, 0, (1, size)) for at, size in enumerate([10, 10, 20, 10])]
+    simulated = play(PlainServer(1), requests, prepare_s=0.5, fixed_s=0.01, per_element_s=0.0)
+    assert [0.51, 0.01, 0.51, 0.01] == pytest.approx(latencies_s(simulated).tolist())
+    assert 2 == simulated.slots.preparations
+
+
+def test_rows_are_covered_by_the_calls_that_are_allowed() -> None:
+    """Three rows on sizes 1 and 2 take two calls."""
+    covered = ((), (1,), (2,), (2, 1))
+    requests = [TraceRequest(0.0, 0, 0, (3, 10))]
+    simulated = play(
+        PlainServer(4), requests, profiles=[profile(max_batch=3, row_calls=covered)], per_element_s=0.0
+    )
+    assert (2, pytest.approx(0.006)) == (simulated.slots.calls, simulated.slots.busy_s)
+
+
+def test_the_way_to_a_slot_takes_its_time() -> None:
+    """There and back: once each."""
+    simulated = play(PlainServer(1), [TraceRequest(0.0, 0, 0, (1, 1))], fixed_s=0.01, way_s=0.002)
+    assert 0.01 + 0.00013 + 0.004 == pytest.approx(latencies_s(simulated)[0])
+
+
+def test_a_plain_server_closes_its_batch_at_another_model_or_size() -> None:
+    """It never mixes what may not be mixed, and keeps the order of arrival."""
+    models = [
+        profile("a"),
+        profile("b", dimensions=("batch", "height", "width"), paddable=(True, True, False)),
+    ]
+    sizes = [(0, (1, 5)), (0, (1, 9)), (1, (1, 4, 4)), (1, (1, 5, 4)), (1, (1, 4, 6)), (0, (1, 5))]
+    requests = [TraceRequest(0.0, 0, 0, (1, 1))]
+    requests += [TraceRequest(0.001, model, 0, shape) for model, shape in sizes]
+    simulated = play(PlainServer(8), requests, profiles=models)
+    # The first alone, then {5, 9}, {4x4, 5x4}, {4x6}, {5}.
+    assert (5, 7) == (simulated.slots.batches, simulated.slots.members)
+    assert 1 + 18 + 40 + 24 + 5 == simulated.slots.computed
+    ended = list(simulated.requests.ended)[1:]
+    assert ended == sorted(ended)
+
+
+def test_goodput_over_time_adds_up() -> None:
+    """Every answered request is in one window."""
+    simulated = play(PlainServer(1), generate(traffic(500, 50)))
+    ends, rates = goodput_over_time(simulated, windows=10)
+    assert 500 == pytest.approx(float((rates * np.diff([simulated.began_s, *ends])).sum()))
+
+
+class Broken:
+    """Answers wrongly, in one of the ways that the simulator must see."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.plain = PlainServer(1)
+
+    def handle(self, event: Event, now: float) -> Sequence[Action]:
+        """Whatever a plain server does, and then something else."""
+        actions = self.plain.handle(event, now)
+        if self.fault == "delivers twice" and isinstance(event, BatchFinished):
+            actions.append(actions[0])
+        if self.fault == "starts on a busy slot" and isinstance(event, RequestsArrived):
+            actions += [a for a in actions if isinstance(a, StartBatch)]
+        return actions
+
+    def next_wakeup(self) -> float | None:
+        """Now, for ever."""
+        return 1.0 if self.fault == "wakes for ever" else None
+
+    def check_invariants(self) -> None:
+        """All well."""
+
+
+@pytest.mark.parametrize("fault", ["delivers twice", "starts on a busy slot", "wakes for ever"])
+def test_a_policy_that_breaks_its_contract_is_found_out(fault: str) -> None:
+    """The simulator is a referee, too."""
+    with pytest.raises(SimulationError):
+        play(Broken(fault), [TraceRequest(float(at), 0, 0, (1, 9)) for at in range(3)])  # type: ignore[arg-type]
+
+
+def test_a_flood_of_mixed_lengths_delays_a_steady_client_by_few_batches() -> None:
+    """What the flood's batches take along from far behind must not let its stragglers go before others' requests."""
+    sent = sorted([*[(at / 20, 0) for at in range(80)], *[(1.0, 1)] * 1000])
+    sizes = [size for _, size in LENGTHS.draw(np.random.default_rng(7), len(sent))]
+    requests = [
+        TraceRequest(at_s, 0, client, (1, size)) for (at_s, client), size in zip(sent, sizes, strict=True)
+    ]
+    simulated = play(scheduler(), requests, slots=2)
+    arrived, ended = (
+        np.array(simulated.requests.column(times))
+        for times in (simulated.requests.arrived, simulated.requests.ended)
+    )
+    steady = np.array([client == 0 for _, client in sent])
+    met = steady & (arrived > 1.0) & (arrived < ended[~steady].max())
+    waits_s = (ended - arrived)[met]
+    # Batches take 0.04 s in the mean here, and one of 16 rows of 64 tokens 0.14 s.
+    assert np.median(waits_s) <= 0.15
+    assert max(waits_s) <= 0.4

@@ -1,0 +1,62 @@
+"""Small worlds for the tests of the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.scheduler import Scheduler
+from shapestream.telemetry.trace import TraceRequest
+from shapestream_workers.lab.simulator import Policy, Simulated, SlotPlan, Truth, Workload, simulate
+from shapestream_workers.lab.true_cost import FormulaCost
+
+
+def profile(name: str = "m", **fields: Any) -> ModelProfile:
+    """A model with rows and one dimension that may be padded."""
+    given: dict[str, Any] = {
+        "dimensions": ("batch", "seq"),
+        "has_batch": True,
+        "paddable": (True, True),
+        "max_batch": 16,
+        **fields,
+    }
+    return ModelProfile(name=name, **given)
+
+
+def scheduler(max_queued_requests: int = 100_000) -> Scheduler:
+    """As the server makes it."""
+    return Scheduler(max_queued_requests=max_queued_requests, max_queued_bytes=1 << 40)
+
+
+def play(
+    policy: Policy,
+    requests: Iterable[TraceRequest],
+    *,
+    slots: int = 1,
+    fixed_s: float = 0.003,
+    per_element_s: float = 0.00013,
+    profiles: list[ModelProfile] | None = None,
+    in_flight: int | None = None,
+    speeds: tuple[float, ...] = (1.0,),
+    check_every: int | None = None,
+    calibrated: bool = True,
+    prepare_s: float = 0.0,
+    **truth: Any,
+) -> Simulated:
+    """A simulation with one formula for all models."""
+    models = profiles or [profile()]
+    cost = FormulaCost(
+        fixed_s=fixed_s, per_element_s=per_element_s, prepare_s=prepare_s, largest=(16, 256, 256)
+    )
+    tables = {model.name: cost.calibration("k", model.dimensions, model.max_batch) for model in models}
+    plans = [SlotPlan(worker=f"w{number}", speed=speeds[number % len(speeds)]) for number in range(slots)]
+    return simulate(
+        policy,
+        models,
+        plans,
+        Truth(costs={model.name: cost for model in models}, **truth),
+        Workload(requests=requests, in_flight=in_flight, round_trip_s=0.001),
+        calibration=tables if calibrated else None,
+        check_every=check_every,
+    )

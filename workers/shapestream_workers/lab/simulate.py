@@ -1,0 +1,360 @@
+"""`shapestream simulate`: its runs, table, JSON, verdict and picture.
+
+Matplotlib, which the extra `[plots]` brings, is imported only for a picture.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, isnan
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings_loader import load_settings
+from shapestream.telemetry.logging import configure
+from shapestream_engine.errors import EngineError
+from shapestream_workers.lab.scenario import (
+    ARRIVAL_ORDER,
+    ONE_AT_A_TIME,
+    PLANNED,
+    POLICIES,
+    Scenario,
+    ScenarioOptions,
+    Swept,
+    make_scenario,
+    oracle_goodput,
+    play,
+    varied,
+)
+from shapestream_workers.lab.simulator import Simulated
+from shapestream_workers.lab.summary import Summary, goodput_over_time, latencies_s, summarise
+from shapestream_workers.lab.traffic import BadText
+
+__all__ = [
+    "Goal",
+    "Run",
+    "Sweep",
+    "check_plot",
+    "draw",
+    "fewest_slots",
+    "parse_sweep",
+    "print_table",
+    "run_all",
+    "run_simulate",
+]
+
+MAX_STEPS = 64
+MAX_SLOTS = 100_000
+_STEPS = 8
+_WHOLE = frozenset({"slots", "in_flight", "max_batch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One value of the scenario, and what it is set to in turn."""
+
+    what: Swept
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulation."""
+
+    policy: str
+    value: float | None
+    """Of the sweep, where there is one."""
+    summary: Summary
+    oracle: float
+    """Goodput if all requests were known beforehand."""
+    simulated: Simulated | None
+    """Only where it is to be drawn."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        value = {} if self.value is None else {"value": self.value}
+        oracle = self.oracle if isfinite(self.oracle) else None
+        return {"policy": self.policy, **value, "oracle_goodput": oracle, **self.summary.to_dict()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is wanted of the service."""
+
+    p99_s: float
+    lost_ratio: float = 0.001
+    """Requests that may be refused, or be late, at most."""
+
+    def met_by(self, summary: Summary) -> bool:
+        """Whether the figures reach it, without a queue that only grows."""
+        return summary.p99_s <= self.p99_s and summary.lost_ratio <= self.lost_ratio
+
+
+def run_all(
+    scenario: Scenario,
+    sweep: Sweep | None,
+    *,
+    compare: bool,
+    keep: bool,
+    progress: Callable[[str], None] = lambda what: None,
+) -> list[Run]:
+    """Every policy at every value; `keep` what happened, for a plot of one scenario."""
+    runs: list[Run] = []
+    policies = POLICIES if compare else (PLANNED,)
+    for value in sweep.values if sweep is not None else (None,):
+        changed = scenario if sweep is None or value is None else varied(scenario, sweep.what, value)
+        oracle = oracle_goodput(changed)
+        for policy in policies:
+            progress(policy if sweep is None else f"{sweep.what} {value:g}: {policy}")
+            simulated = play(changed, policy)
+            kept = simulated if keep and sweep is None else None
+            runs.append(Run(policy, value, summarise(simulated), oracle, kept))
+    return runs
+
+
+def fewest_slots(runs: Sequence[Run], goal: Goal) -> Run | None:
+    """Of a sweep over slots: the planned run with the fewest that reach the goal, as does every larger one."""
+    best: Run | None = None
+    planned = sorted((run for run in runs if run.policy == PLANNED), key=lambda run: -(run.value or 0))
+    for run in planned:
+        if not goal.met_by(run.summary):
+            break
+        best = run
+    return best
+
+
+def parse_sweep(text: str) -> Sweep:
+    """`slots=1..16`, `slots=1,2,4`, `rate=50..400` (eight steps) or `rate=50..400:5`; raises `BadText`."""
+    what, _, rest = text.partition("=")
+    name = what.strip().replace("-", "_")
+    try:
+        if name not in get_args(Swept):
+            raise ValueError(f"what can be swept: {', '.join(get_args(Swept))}")
+        values = _values(rest, whole=name in _WHOLE)
+        if not values or len(values) > MAX_STEPS or not all(0 < value < float("inf") for value in values):
+            raise ValueError(f"1 to {MAX_STEPS} values above 0")
+        if name == "slots" and max(values) > MAX_SLOTS:
+            raise ValueError(f"at most {MAX_SLOTS:,} slots")
+    except (ValueError, OverflowError) as error:
+        message = f"--sweep {text}: {error} (expected such as slots=1..16, slots=1,2,4 or rate=50..400:8)"
+        raise BadText([message]) from error
+    return Sweep(name, values)  # type: ignore[arg-type]  # one of them, as was checked
+
+
+def _values(text: str, *, whole: bool) -> tuple[float, ...]:
+    bounds, colon, steps = text.partition(":")
+    low, dots, high = bounds.partition("..")
+    if not dots:
+        return tuple(float(int(word)) if whole else float(word) for word in text.split(","))
+    if whole and not colon:
+        return tuple(float(number) for number in range(int(low), min(int(high), int(low) + MAX_STEPS) + 1))
+    count = int(steps) if colon else _STEPS
+    if not 2 <= count <= MAX_STEPS or float(low) >= float(high):
+        raise ValueError(f"LOW..HIGH:STEPS needs LOW below HIGH, and 2 to {MAX_STEPS} steps")
+    values = [float(low) + (float(high) - float(low)) * step / (count - 1) for step in range(count)]
+    return tuple(dict.fromkeys(float(round(value)) if whole else value for value in values))
+
+
+def print_table(runs: Sequence[Run], sweep: Sweep | None, console: Console) -> None:
+    """One row per simulation; times in milliseconds."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    if sweep is not None:
+        table.add_column(sweep.what, justify="right")
+    table.add_column("policy")
+    columns = ["answered/s", "elements/s", "p50 ms", "p95 ms", "p99 ms", "lost %", "padding %", "busy %"]
+    for name in (*columns, "per batch", "CPU us"):
+        table.add_column(name, justify="right")
+    previous = None
+    for run in runs:
+        cells = [run.policy, *_figures(run)]
+        if sweep is not None:
+            cells.insert(0, f"{run.value:g}" if run.value != previous else "")
+            previous = run.value
+        table.add_row(*cells)
+    if sweep is None and runs and not isnan(runs[0].oracle):
+        table.add_row("all known beforehand", _number(runs[0].oracle))
+    console.print(table)
+
+
+def _figures(run: Run) -> list[str]:
+    summary = run.summary
+    return [
+        _number(summary.goodput),
+        _number(summary.elements_per_s),
+        *(_number(seconds * 1e3) for seconds in (summary.p50_s, summary.p95_s, summary.p99_s)),
+        f"{summary.lost_ratio * 100:.1f}",
+        f"{summary.padding_ratio * 100:.1f}",
+        f"{summary.utilisation * 100:.0f}",
+        f"{summary.mean_batch:.1f}",
+        f"{summary.decide_us:.1f}",
+    ]
+
+
+def _number(value: float) -> str:
+    if isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def run_simulate(
+    options: ScenarioOptions,
+    config: Path | None,
+    *,
+    sweep: str | None,
+    compare: bool,
+    p99_ms: float | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulates and prints. Raises `ConfigurationError` for whatever cannot be meant, before anything runs."""
+    if config is not None:
+        options = replace(options, loaded=load_settings(config))
+        configure("warning", "auto")  # models may be compiled for it, which is no news here
+    if plot is not None:
+        check_plot(plot)
+    scenario = make_scenario(options)
+    swept = None if sweep is None else parse_sweep(sweep)
+    errors = Console(stderr=True)
+    with errors.status("simulating") as status:
+        try:
+            runs = run_all(
+                scenario,
+                swept,
+                compare=compare,
+                keep=plot is not None,
+                progress=lambda what: status.update(f"simulating: {what}"),
+            )
+        except EngineError as error:  # costs that no table can hold: a formula may say anything
+            raise ConfigurationError([f"the calls of this traffic cost too much: {error}"]) from error
+    if plot is not None:
+        draw(runs, swept, plot)
+    goal = None if p99_ms is None else Goal(p99_s=p99_ms / 1000)
+    if as_json:
+        typer.echo(json.dumps(_plain(runs, swept, goal), indent=2))
+        return
+    # A file or a pipe has no width of its own; the table is not to be folded for that.
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    print_table(runs, swept, console)
+    if goal is not None:
+        typer.echo(_verdict(runs, swept, goal))
+
+
+def _plain(runs: list[Run], sweep: Sweep | None, goal: Goal | None) -> dict[str, object]:
+    plain: dict[str, object] = {"runs": [run.to_dict() for run in runs]}
+    if sweep is not None:
+        plain["sweep"] = sweep.what
+    if goal is not None:
+        plain["p99_ms"] = goal.p99_s * 1000
+        plain["met"] = [goal.met_by(run.summary) for run in runs]
+        if sweep is not None and sweep.what == "slots":
+            best = fewest_slots(runs, goal)
+            plain["fewest_slots"] = None if best is None else best.value
+    return plain
+
+
+def _verdict(runs: list[Run], sweep: Sweep | None, goal: Goal) -> str:
+    words = f"p99 <= {goal.p99_s * 1000:g} ms and at most {goal.lost_ratio:.1%} lost"
+    if sweep is None:
+        met = [run.policy for run in runs if goal.met_by(run.summary)]
+        return f"{words}: {', '.join(met) if met else 'not reached'}"
+    if sweep.what == "slots":
+        best = fewest_slots(runs, goal)
+        return f"{words}: " + ("not with these slots" if best is None else f"{best.value:g} slots are enough")
+    met = [f"{run.value:g} ({run.policy})" for run in runs if goal.met_by(run.summary)]
+    return f"{words}: {sweep.what} {', '.join(met) if met else 'at none of these'}"
+
+
+_COLOURS = {PLANNED: "#0b6e4f", ONE_AT_A_TIME: "#4472c4", ARRIVAL_ORDER: "#c55a11"}
+_SUFFIXES = (".svg", ".png", ".pdf")
+_WORDS = {
+    "slots": "slots",
+    "rate": "offered requests per second",
+    "in_flight": "requests in flight",
+    "max_batch": "rows in a call, at most",
+    "deadline_ms": "deadline, ms",
+}
+
+
+def check_plot(path: Path) -> None:
+    """Raises `ConfigurationError` if nothing could be drawn there: better before a long simulation than after it."""
+    if path.suffix not in _SUFFIXES:
+        raise BadText([f"--plot {path}: expected a name that ends with {', '.join(_SUFFIXES)}"])
+    if not path.absolute().parent.is_dir():
+        raise BadText([f"--plot {path}: no such folder: {path.parent}"])
+    _matplotlib()
+
+
+def draw(runs: Sequence[Run], sweep: Sweep | None, path: Path) -> None:
+    """Two panels side by side, into a file. Raises `ConfigurationError` without Matplotlib, OSError without space."""
+    matplotlib = _matplotlib()
+    from matplotlib.figure import Figure
+
+    # The same figures give the same file, and text stays text.
+    settings = {"svg.hashsalt": "shapestream", "svg.fonttype": "none", "axes.spines.top": False}
+    with matplotlib.rc_context({**settings, "axes.spines.right": False, "font.size": 9}):
+        figure = Figure(figsize=(9, 3.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        if sweep is None:
+            _draw_latencies(left, runs)
+            _draw_goodput(right, runs)
+        else:
+            _draw_swept(left, right, runs, sweep)
+        for axes in (left, right):
+            axes.grid(alpha=0.25)
+        # The right panel has a line of every kind.
+        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def _draw_latencies(axes: Any, runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.simulated is None or not len(latencies := latencies_s(run.simulated)):
+            continue
+        shares = np.linspace(0, 1, 500)
+        axes.plot(np.quantile(latencies, shares) * 1e3, shares, color=_COLOURS[run.policy], label=run.policy)
+    axes.set(xscale="log", xlabel="latency from intended arrival, ms", ylabel="share of answers", ylim=(0, 1))
+
+
+def _draw_goodput(axes: Any, runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.simulated is not None:
+            ends, rates = goodput_over_time(run.simulated, windows=60)
+            axes.plot(ends - run.simulated.began_s, rates, color=_COLOURS[run.policy], label=run.policy)
+    if runs and isfinite(runs[0].oracle):
+        axes.axhline(runs[0].oracle, color="grey", linestyle=":", label="all known beforehand")
+    axes.set(xlabel="seconds", ylabel="answered in time, per second")
+    axes.set_ylim(bottom=0)
+
+
+def _draw_swept(left: Any, right: Any, runs: Sequence[Run], sweep: Sweep) -> None:
+    for policy in dict.fromkeys(run.policy for run in runs):
+        own = [run for run in runs if run.policy == policy]
+        values = [run.value for run in own]
+        colour = _COLOURS[policy]
+        left.plot(values, [run.summary.p99_s * 1e3 for run in own], color=colour)
+        left.plot(values, [run.summary.p50_s * 1e3 for run in own], color=colour, linestyle="--")
+        right.plot(values, [run.summary.goodput for run in own], color=colour, label=policy)
+    oracle = {run.value: run.oracle for run in runs if isfinite(run.oracle)}
+    right.plot(list(oracle), list(oracle.values()), color="grey", linestyle=":", label="all known beforehand")
+    left.set(yscale="log", xlabel=_WORDS[sweep.what], ylabel="latency, ms: p99 (solid), p50 (dashed)")
+    right.set(xlabel=_WORDS[sweep.what], ylabel="answered in time, per second")
+    right.set_ylim(bottom=0)
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        message = "--plot needs Matplotlib: pip install 'shapestream[plots]'"
+        raise ConfigurationError([message]) from error
+    return matplotlib

@@ -1,0 +1,285 @@
+"""True costs of calls in a simulation, which the scheduler's cost model has to find out.
+
+Kept apart from `shapestream.scheduling` on purpose: a planner that is judged by its own beliefs is always right.
+Costs come from a file, a measurement of the configuration's models, or a formula.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from math import exp, isfinite, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shapestream.errors import ConfigurationError
+from shapestream.scheduling.events import ModelProfile
+from shapestream.settings_loader import LoadedSettings
+from shapestream_engine.cost_table import CostPoint, CostTable
+from shapestream_engine.errors import EngineError
+from shapestream_workers.lab.traffic import BadText
+
+__all__ = ["FormulaCost", "TableCost", "TrueCost", "parse_formula", "true_costs"]
+
+_FORMULA_WORDS = ("fixed_ms", "ms_per_row", "ms_per_element", "prepare_ms")
+
+
+class TrueCost(ABC):
+    """Seconds of a slot's time for one call of one model."""
+
+    def __init__(self, has_batch: bool) -> None:
+        self.has_batch = has_batch
+        self._known: dict[tuple[int, ...], float] = {}
+
+    def seconds(self, sizes: tuple[int, ...]) -> float:
+        """Of a call of these sizes, whose shape the device knows; the same every time."""
+        seconds = self._known.get(sizes)
+        if seconds is None:
+            seconds = self._known[sizes] = self._seconds(sizes)
+        return seconds
+
+    @abstractmethod
+    def _seconds(self, sizes: tuple[int, ...]) -> float: ...
+
+    @abstractmethod
+    def preparation_s(self, sizes: tuple[int, ...]) -> float:
+        """What the first call of a shape costs extra, once per worker."""
+
+    @abstractmethod
+    def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
+        """What a calibration would have measured, for a scheduler that starts with it."""
+
+
+class FormulaCost(TrueCost):
+    """fixed + per row x rows + per element x elements (the product of all sizes)."""
+
+    def __init__(
+        self,
+        *,
+        fixed_s: float,
+        per_element_s: float,
+        per_row_s: float = 0.0,
+        prepare_s: float = 0.0,
+        has_batch: bool = True,
+        largest: tuple[int, ...] = (),
+    ) -> None:
+        """`largest` are the sizes up to which a calibration would look."""
+        super().__init__(has_batch)
+        self._fixed_s = fixed_s
+        self._per_row_s = per_row_s
+        self._per_element_s = per_element_s
+        self._prepare_s = prepare_s
+        self._largest = largest
+
+    def _seconds(self, sizes: tuple[int, ...]) -> float:
+        rows = sizes[0] if self.has_batch else 1
+        return self._fixed_s + self._per_row_s * rows + self._per_element_s * prod(sizes)
+
+    def preparation_s(self, sizes: tuple[int, ...]) -> float:
+        """The same for every shape."""
+        return self._prepare_s
+
+    def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
+        """A small grid of powers of two; every other one with three or more dimensions."""
+        axes = []
+        for number in range(len(dimensions)):
+            is_rows = number == 0 and self.has_batch
+            largest = max_batch if is_rows else (self._largest or (256,) * len(dimensions))[number]
+            step = 2 if len(dimensions) < 3 else 4
+            axis = [1]
+            while axis[-1] * step < largest:
+                axis.append(axis[-1] * step)
+            axes.append([*axis, largest] if largest > 1 else axis)
+        shapes: list[tuple[int, ...]] = [()]
+        for axis in axes:
+            shapes = [(*shape, size) for shape in shapes for size in axis]
+        points = tuple(
+            CostPoint(
+                sizes=shape,
+                seconds=self.seconds(shape),
+                first_seconds=self.seconds(shape) + self._prepare_s if self._prepare_s else None,
+            )
+            for shape in shapes
+        )
+        return CostTable(key=profile_key, dimensions=dimensions, points=points)
+
+
+class TableCost(TrueCost):
+    """A measured table, interpolated: exactly the measured seconds at its points.
+
+    A fit of fixed + per row + per element, with relative errors, gives the rough height anywhere, beyond the table
+    too; what the points differ from it, as a factor, is carried over to their surroundings, weighted by the inverse
+    third power of the distance between logarithms of sizes (Shepard, 1968).
+    """
+
+    def __init__(self, table: CostTable, *, has_batch: bool = True) -> None:
+        """Raises `ConfigurationError` for a table without points."""
+        super().__init__(has_batch)
+        if not table.points:
+            raise ConfigurationError(["the cost table is empty: nothing to simulate with"])
+        self._table = table
+        self._exact = {point.sizes: point.seconds for point in table.points}
+        sizes = np.array([point.sizes for point in table.points], np.float64)
+        seconds = np.maximum(np.array([point.seconds for point in table.points]), 1e-9)
+        self._weights = _fit(self._features(sizes), seconds)
+        self._logs = np.log(np.maximum(sizes, 1.0))
+        self._off = np.log(seconds / (self._features(sizes) @ self._weights))
+        extra = [
+            point.first_seconds - point.seconds for point in table.points if point.first_seconds is not None
+        ]
+        self._prepare_s = max(0.0, float(np.median(extra))) if extra else 0.0
+
+    def _features(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        rows = sizes[:, 0] if self.has_batch and sizes.shape[1] else np.ones(len(sizes))
+        return np.stack([np.ones(len(sizes)), rows, sizes.prod(axis=1)], axis=1)
+
+    def _seconds(self, sizes: tuple[int, ...]) -> float:
+        if (exact := self._exact.get(sizes)) is not None:
+            return exact
+        at = np.array([sizes], np.float64)
+        rough = float((self._features(at) @ self._weights)[0])
+        distance = np.sqrt(((self._logs - np.log(np.maximum(at, 1.0))) ** 2).sum(axis=1))
+        near = 1.0 / np.maximum(distance, 1e-6) ** 3
+        return rough * exp(float(near @ self._off / near.sum()))
+
+    def preparation_s(self, sizes: tuple[int, ...]) -> float:
+        """The median of what the table's first calls took longer."""
+        return self._prepare_s
+
+    def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
+        """The table itself."""
+        return self._table
+
+
+def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares of relative errors, without negative coefficients: the most negative ones are left out in turn."""
+    used = list(range(features.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(features[:, used] / seconds[:, None], np.ones(len(seconds)), rcond=None)
+        worst = int(np.argmin(found))
+        if found[worst] >= 0 or len(used) == 1:
+            weights = np.zeros(features.shape[1])
+            weights[used] = np.maximum(found, 1e-12)
+            return weights
+        del used[worst]
+
+
+def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] = ()) -> FormulaCost:
+    """`fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `BadText`."""
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        word, equals, number = part.partition("=")
+        word = word.strip()
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if word not in _FORMULA_WORDS or not equals or not isfinite(value) or value < 0 or word in values:
+            expected = ", ".join(f"{known}=MS" for known in _FORMULA_WORDS)
+            raise BadText([f"cost {text!r}: {part!r} is none of {expected}"])
+        values[word] = value / 1000
+    if not any(values.get(word) for word in _FORMULA_WORDS[:3]):
+        raise BadText([f"cost {text!r}: calls that take no time cannot be simulated"])
+    return FormulaCost(
+        fixed_s=values.get("fixed_ms", 0.0),
+        per_row_s=values.get("ms_per_row", 0.0),
+        per_element_s=values.get("ms_per_element", 0.0),
+        prepare_s=values.get("prepare_ms", 0.0),
+        has_batch=has_batch,
+        largest=tuple(largest),
+    )
+
+
+def true_costs(
+    formulae: Sequence[str],
+    path: Path | None,
+    loaded: LoadedSettings | None,
+    profiles: Sequence[ModelProfile],
+    largest: Mapping[str, tuple[int, ...]],
+) -> dict[str, TrueCost]:
+    """What calls of each model cost: from a file, else measured for a configuration, else by formula.
+
+    `largest` are the largest sizes of each model's requests. Raises `ConfigurationError` for a model without costs.
+    """
+    tables: dict[str, CostTable] = {}
+    if path is not None:
+        tables = _read_tables(path)
+    elif loaded is not None and not formulae:
+        tables = _measured_tables(loaded)
+    costs: dict[str, TrueCost] = {}
+    for profile in profiles:
+        formula = _formula(formulae, profile, largest[profile.name])
+        table = tables.get(profile.name) or (tables.get("") if len(tables) == 1 else None)
+        if table is None and len(tables) == 1 and len(profiles) == 1:
+            table = next(iter(tables.values()))
+        if table is not None:
+            if table.dimensions != profile.dimensions:
+                raise ConfigurationError(
+                    [
+                        f"{path}: costs of {', '.join(table.dimensions)}; "
+                        f"model {profile.name!r} has {', '.join(profile.dimensions)}"
+                    ]
+                )
+            costs[profile.name] = TableCost(table, has_batch=profile.has_batch)
+        elif formula is not None:
+            costs[profile.name] = formula
+        else:
+            raise BadText(
+                [
+                    f"no costs of model {profile.name!r}: --costs FILE (a measured table), or a formula such as "
+                    f"--cost fixed_ms=3,ms_per_element=0.13"
+                ]
+            )
+    return costs
+
+
+def _formula(texts: Sequence[str], profile: ModelProfile, largest: tuple[int, ...]) -> TrueCost | None:
+    """The formula of this model, `NAME/...`, else the one for all."""
+    for named in (True, False):
+        for text in texts:
+            name, slash, rest = text.partition("/")
+            if named and slash and name == profile.name:
+                return parse_formula(rest, has_batch=profile.has_batch, largest=largest)
+            if not named and not slash:
+                return parse_formula(text, has_batch=profile.has_batch, largest=largest)
+    return None
+
+
+def _read_tables(path: Path) -> dict[str, CostTable]:
+    """One table, or several by model; a table without a name is for the only model."""
+    try:
+        plain: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigurationError([f"{path}: {reason}"]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError([f"{path}: not JSON: {error}"]) from error
+    try:
+        return _tables(plain)
+    except (EngineError, TypeError, KeyError) as error:
+        message = f"{path}: {error} (expected what `models CONFIG --costs --json` prints, or one cost table)"
+        raise ConfigurationError([message]) from error
+
+
+def _tables(plain: Any) -> dict[str, CostTable]:
+    """By model: of a list of tables that name theirs, of a mapping, or of one table without a name."""
+    match plain:
+        case {"points": _}:
+            return {str(plain.get("model", "")): CostTable.from_dict(plain)}
+        case {}:
+            return {str(name): CostTable.from_dict(table) for name, table in plain.items()}
+        case [*tables]:
+            return {str(table["model"]): CostTable.from_dict(table) for table in tables}
+        case _:
+            raise TypeError("neither a list nor a mapping")
+
+
+def _measured_tables(loaded: LoadedSettings) -> dict[str, CostTable]:
+    """As the workers of this file measured them here, or measured now."""
+    from shapestream_workers.costs_report import costs_of
+
+    return _tables(json.loads("\n".join(costs_of(loaded, as_json=True))))

@@ -1,1 +1,0 @@
-"""`shapestream simulate`: how a server would do, without one."""
