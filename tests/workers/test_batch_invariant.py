@@ -15,7 +15,7 @@ from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.errors import ConfigurationError
 from shapestream.serving.local_executor import LocalSlots
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine import CompiledModel
 from shapestream_engine.layout import Tensors

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.strategy import Strategy
 from shapestream_workers.cli import app
@@ -130,16 +130,16 @@ def test_allowed_sizes_are_among_the_effective_values(tmp_path: Path) -> None:
         ),
         (
             "{strategy: bucketed}",
-            ": the strategy bucketed needs a dimension with its sizes (such as seq: [64, 128])",
+            ": strategy bucketed: name the dimensions and their sizes: seq: [32, 64, 128]",
         ),
-        ("{strategy: padded}", ": the strategy padded needs a dimension with its sizes (such as seq: 512)"),
+        ("{strategy: padded}", ": strategy padded: name the dimensions to pad, each with its size: seq: 512"),
         (
             "{strategy: padded, seq: [64, 128]}",
-            ".seq: the strategy padded takes one size (several are bucketed)",
+            ".seq: strategy padded: 'seq' takes one size; several are the strategy bucketed",
         ),
         (
             "{strategy: partitioned, seq: 64}",
-            ": the strategy partitioned needs sizes of batch (add batch: [1, 2, 4, 8])",
+            ": strategy partitioned: name the sizes of batch: batch: [1, 2, 4, 8]",
         ),
         (
             "{seq: 64}",
@@ -152,7 +152,7 @@ def test_allowed_sizes_are_among_the_effective_values(tmp_path: Path) -> None:
         ("{warm_up: true}", ".warm_up: the strategy native prepares nothing (remove it)"),
         (
             "{max_prepared: 1}",
-            ".max_prepared: the strategy native needs room for two shapes (write at least 2)",
+            ".max_prepared: strategy native: max_prepared is an integer from 2",
         ),
         (
             "{strategy: bucket}",

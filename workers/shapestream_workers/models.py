@@ -11,9 +11,7 @@ from pathlib import Path
 import structlog
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings
-from shapestream.settings_models import ModelSettings, ShapesSettings
-from shapestream.yaml_source import Location
+from shapestream.settings import LoadedSettings, Location, ModelSettings, ShapesSettings
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
@@ -21,7 +19,7 @@ from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, Output
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.read_model import read_model
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.strategy import Strategy, parse_strategy
+from shapestream_engine.strategy import Strategy
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.proof import Judgement, rows_together, without_padding
 from shapestream_workers.tried_model import may_share, try_model
@@ -73,11 +71,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
 
 def _strategy(model: ModelSettings) -> Strategy:
     """The strategy; rows of different requests meet, and are filled up, only where the proof tries that."""
-    shapes = model.shapes
-    if shapes.strategy == "native":
-        strategy = parse_strategy({"max_prepared": shapes.max_prepared, "static": shapes.static})
-    else:
-        strategy = parse_strategy({"strategy": shapes.strategy, **shapes.sizes})
+    strategy = model.shapes.to_strategy()
     if BATCH in strategy.sizes:
         return strategy
     most = rows_together(model)

@@ -1,8 +1,9 @@
-"""Keeps the C library from handing large freed buffers back to the kernel, only to ask for them again.
+"""What happens to freed memory: it stays with the process while it serves, and goes back when idle or short of memory.
 
 A server and a worker allocate a buffer for every large frame and every large result. By default glibc maps and
 unmaps them, or trims its heaps, and each new page then costs a fault and 4 KiB of zeros: at 1 MB per request
-that was a third of the server's CPU time, and 1.4 times the throughput went with it.
+that was a third of the server's CPU time, and 1.4 times the throughput went with it. After a peak (an endless message,
+slow readers) the same memory would be kept for nothing.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["give_back_freed_memory", "give_back_what_is_too_much", "keep_freed_memory"]
+__all__ = ["IDLE_BYTES", "give_back_freed_memory", "keep_freed_memory"]
+
+IDLE_BYTES = 160 * 1024 * 1024
+"""Kept by a server without work: its programs and Python's own heap are some 80 MiB of it."""
 
 # mallopt(3): parameters, and the largest threshold that a 64-bit glibc takes.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 32 * 1024 * 1024
 _TRIM_THRESHOLD_BYTES = 256 * 1024 * 1024
-# A server without work keeps so much: its programs and Python's own heap are some 80 MiB of it.
-_IDLE_BYTES = 160 * 1024 * 1024
 
 
 def keep_freed_memory() -> bool:
-    """For a process that serves: call it once, at its start. Returns whether the C library took it.
+    """Keep freed memory, in a process that serves. Call it once, at its start. Returns whether the C library took it.
 
     Up to 256 MiB per heap stay with the process after a peak; buffers beyond 32 MiB are mapped as before. Does
     nothing where the C library is not glibc.
@@ -40,29 +42,26 @@ def keep_freed_memory() -> bool:
     return all(taken)
 
 
-def give_back_freed_memory() -> bool:
-    """Hands what is free back to the kernel after all, for a process that is short of memory. Returns whether it could.
+def give_back_freed_memory(above_bytes: int = 0) -> bool:
+    """Hand freed memory back to the kernel if more than this is resident and not in use by C code. Returns whether it did.
 
-    Takes the locks of the heaps one after the other, for milliseconds where much is free: not on the hot path.
+    For a process that is short of memory, or without work. Takes the locks of the heaps one after the other, for
+    milliseconds where much is free: not on the hot path. The look alone costs some 20 us.
     """
     malloc_trim = _of_the_c_library("malloc_trim")
-    return malloc_trim is not None and bool(malloc_trim(0))
-
-
-def give_back_what_is_too_much() -> bool:
-    """Hands freed memory back if more than `_IDLE_BYTES` of the process are resident and not in use by C code.
-
-    For a moment without work, after a peak: an endless message, slow readers. Returns whether it did. The look costs some
-    20 us; only a process that is large enough asks the C library, which then looks at each free piece.
-    """
-    mallinfo2 = _of_the_c_library("mallinfo2")
-    if mallinfo2 is None or (resident := _resident_bytes()) <= _IDLE_BYTES:
+    if malloc_trim is None or (above_bytes and _resident_and_unused_bytes(above_bytes) <= above_bytes):
         return False
+    return bool(malloc_trim(0))
+
+
+def _resident_and_unused_bytes(above_bytes: int) -> int:
+    """0 where it cannot be told. Only a large process asks the C library, which then looks at each free piece."""
+    mallinfo2 = _of_the_c_library("mallinfo2")
+    if mallinfo2 is None or (resident := _resident_bytes()) <= above_bytes:
+        return 0
     mallinfo2.restype = _Mallinfo2
     heaps = mallinfo2()
-    if resident - heaps.uordblks - heaps.hblkhd <= _IDLE_BYTES:
-        return False
-    return give_back_freed_memory()
+    return resident - int(heaps.uordblks) - int(heaps.hblkhd)
 
 
 class _Mallinfo2(ctypes.Structure):

@@ -23,7 +23,7 @@ import trio
 
 from shapestream.scheduling.recovery import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.serving.allocator import give_back_what_is_too_much
+from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
 from shapestream.serving.availability import Availability
 from shapestream.serving.client_port import ClientPort
 from shapestream.serving.cost_keeper import CostKeeper
@@ -291,7 +291,7 @@ class Server:
                 port.beat(now)
             self._dispatcher.end_turn()
             if not self._dispatcher.unfinished:
-                give_back_what_is_too_much()
+                give_back_freed_memory(above_bytes=IDLE_BYTES)
 
     async def _drain(self) -> None:
         await self._drain_asked.wait()

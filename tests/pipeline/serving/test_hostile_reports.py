@@ -40,7 +40,6 @@ LIES: dict[str, Callable[[Execute], Frames]] = {
     "the failure of a batch that it was never sent": lambda order: message(
         [42, 0, order.batch + 1_000, "internal", "no"]
     ),
-    "ten hours in a moment": reported(run_us=5, busy_us=36_000_000_000),
     "no results": reported(outputs=()),
     "two results for one request": reported(outputs=(OUTPUT, OUTPUT)),
     "no result, and no deadline that could have passed": reported(outputs=(None,)),

@@ -48,6 +48,21 @@ async def test_a_worker_that_leaves_gives_its_batch_back() -> None:
 
 
 @virtual_time
+async def test_a_batch_whose_worker_cannot_be_reached_goes_to_another_in_the_same_turn() -> None:
+    """That the first is gone shows when its batch is sent, after all that the turn had made ready was."""
+    async with memory_serving() as running:
+        client, first = await running.client_and_worker()
+        second = await running.joined("second", slots=3)
+        first.connection.close()
+        began = trio.current_time()
+        for number in range(3):
+            client.say(request(number))
+            await second.hear(Execute)
+        assert trio.current_time() == began
+        assert {"worker: gone": 1} == running.server.statistics()["peers_lost"]
+
+
+@virtual_time
 async def test_a_draining_worker_gets_nothing_new_and_is_dismissed_when_it_owes_nothing() -> None:
     """Its batch is answered, the next request goes to another worker, no attempt is lost, nobody counts as lost."""
     async with memory_serving() as running:

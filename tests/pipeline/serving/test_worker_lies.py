@@ -6,10 +6,19 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import SIGNATURE, done, echo_tensors, echoed, memory_serving, request
+from tests.pipeline.serving.harness import (
+    SIGNATURE,
+    done,
+    echo_tensors,
+    echoed,
+    ending,
+    memory_serving,
+    request,
+)
 
-from shapestream.wire.messages import BatchFailed, Entry, Execute, Goodbye, Result, WorkerHello
+from shapestream.wire.messages import BatchFailed, Entry, Execute, Failure, Goodbye, Result, WorkerHello
 from shapestream_engine.layout import Tensors
 from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape
@@ -58,8 +67,6 @@ IMPOSSIBLE: dict[str, Callable[[Execute], Entry]] = {
     "a failure of a batch that it was never sent": lambda execute: BatchFailed(
         batch=execute.batch + 7, code="model_error", message=""
     ),
-    "longer than it was there": lambda execute: done(execute, busy_us=5_000_000),
-    "calls that took longer than it was there": lambda execute: done(execute, run_us=5_000_000),
     "more calls than rows": lambda execute: done(execute, calls=((3, (1, 4)),)),
     "calls of another model's sizes": lambda execute: done(execute, calls=((1, (1, 4, 4)),)),
     "more preparations than calls": lambda execute: done(execute, preparations=2),
@@ -91,15 +98,27 @@ async def test_a_batch_that_is_answered_twice_ends_the_worker() -> None:
 
 
 @virtual_time
-async def test_a_member_that_is_left_out_before_its_deadline_ends_the_worker() -> None:
-    """It would cost the request its answer."""
+async def test_times_are_clipped_to_the_time_since_the_batch_was_sent() -> None:
+    """A clock that runs fast, or counts in another unit, is no reason to end a worker; nobody is told what cannot be."""
     async with memory_serving() as running:
-        client, liar = await running.client_and_worker()
+        client, worker, execute = await running.busy_worker()
+        await trio.sleep(0.5)
+        worker.say(done(execute, run_us=7_000_000, busy_us=36_000_000_000))
+        timings = (await client.hear(Result)).timings
+        assert (500_000, 500_000) == (timings.run_us, timings.total_us)
+        statistics = running.server.statistics()
+        assert {"w/0": {"batches": 1, "busy_s": 0.5}} == statistics["slots"]
+        assert {} == statistics["peers_lost"]
+
+
+@virtual_time
+async def test_a_member_that_is_left_out_counts_as_late_by_the_workers_own_clock() -> None:
+    """Clocks differ, so the server does not judge; only a member that has a deadline may be left out."""
+    async with memory_serving() as running:
+        client, worker = await running.client_and_worker()
         client.say(request(1, remaining_ms=60_000))
-        execute = await liar.hear(Execute)
-        liar.say(done(execute, (None,)))
-        await liar.hear(Goodbye)
-        await running.assert_redone(client)
+        worker.say(done(await worker.hear(Execute), (None,)))
+        assert (1, "deadline_exceeded") == ending(await client.hear(Failure))
 
 
 @virtual_time

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, assert_never
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings import LoadedSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.cost_table import MAX_ELEMENTS, CostTable
 from shapestream_workers.lab.plain_server import PlainServer

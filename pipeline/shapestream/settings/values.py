@@ -1,36 +1,103 @@
 """Single values of the configuration: what each may be, and the words for what it is not.
 
-Each function takes a raw value of the YAML and returns the value to keep, or raises pydantic's
-`PydanticCustomError`, whose text is "what is wrong (what to do)". The folder that relative paths start from
-comes in pydantic's validation context.
+Each `read_` or `check_` function takes a raw value of the YAML and returns the value to keep, or raises the error that
+`wrong` makes, whose text is "what is wrong (what to do)".
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from shapestream.settings_words import describe, wrong
+from shapestream.settings.yaml_source import Location
 from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.shapes import NamedShape
 
 __all__ = [
+    "COUNT",
+    "TEXT",
+    "Bytes",
+    "Finding",
+    "Section",
+    "address_meant",
     "check_element_type",
     "check_engine",
     "check_pad_value",
     "check_shape",
+    "closest",
+    "describe",
+    "did_you_mean",
     "engine_of_path",
     "read_auto",
     "read_bytes",
+    "read_hang_limit",
+    "read_invariant",
     "read_memory_limit",
     "read_property",
     "read_rule_argument",
+    "read_sizes",
+    "wrong",
 ]
+
+Finding: TypeAlias = tuple[Location, str]
+"""The place of the key to change, and what is wrong (what to do)."""
+
+
+class Section(BaseModel):
+    """Base of all sections. It is strict: nothing is converted, and unknown keys are refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def closest(word: str, known: Sequence[str]) -> str | None:
+    """The known word that `word` was probably meant to be."""
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`(did you mean "x"?)`, or what there is to choose from; never empty-handed."""
+    if (close := closest(word, known)) is not None:
+        return f'(did you mean "{close}"?)'
+    return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"
+
+
+def describe(value: Any) -> str:
+    """A value as the user wrote it, short: `"8"`, `true`, `a list`, `nothing`."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def address_meant(value: Any) -> str | None:
+    """The address that was probably meant by a text without `tcp://` or `ipc://`; None where there is no telling."""
+    if not isinstance(value, str) or "://" in value:
+        return None
+    host, colon, port = value.rpartition(":")
+    if colon and port.isascii() and port.isdigit() and "/" not in value:
+        return f"tcp://{host or '127.0.0.1'}:{port}"
+    return f"ipc://{value}" if value.endswith(".sock") or "/" in value else None
+
+
+def wrong(message: str) -> PydanticCustomError:
+    """The error to raise for a value; `message` is "what is wrong (what to do)"."""
+    # The text is a template for pydantic; braces of ours are not fields of it.
+    return PydanticCustomError("setting", "{message}", {"message": message})
+
 
 # A Python process with NumPy and one small model takes more.
 MIN_MEMORY_LIMIT = 64 << 20
@@ -65,6 +132,14 @@ def _believable(nbytes: int, value: Any) -> int:
     if nbytes > MAX_BYTES:
         raise wrong(f"{describe(value)} is more than any machine has (write at most {MAX_BYTES})")
     return nbytes
+
+
+TEXT = {"type": "string"}
+COUNT = {"type": "integer", "minimum": 1}
+
+Bytes: TypeAlias = Annotated[
+    int, BeforeValidator(read_bytes), WithJsonSchema({"anyOf": [COUNT, {**TEXT, "examples": ["256 MiB"]}]})
+]
 
 
 def read_memory_limit(value: Any) -> int:

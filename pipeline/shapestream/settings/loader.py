@@ -1,27 +1,44 @@
 """From a YAML file to `Settings`, or to all that is wrong: `file:line:column: key: problem (what to do)`.
 
-Three passes feed one list: the text (yaml_source.py), the values (settings.py, through pydantic), and what
-they say about each other (settings_checks.py). What one pass found fault with is left alone by the next.
+Findings come from the text (yaml_source.py) and from the values (pydantic, with the sections' validators). Settings
+that contradict each other are found when each is right by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import Settings
-from shapestream.settings_checks import cross_check
-from shapestream.settings_messages import explain
-from shapestream.settings_paths import outside_model_root
-from shapestream.settings_words import describe
-from shapestream.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
+from shapestream.settings.document import DISAGREEMENT, Settings, json_schema
+from shapestream.settings.values import address_meant, closest, describe
+from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
 
 __all__ = ["EffectiveValue", "LoadedSettings", "load_models", "load_settings", "spell_location"]
+
+_EXPECTED: Mapping[str, str] = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +146,9 @@ def _validate(source: YamlSource, findings: _Findings, context: dict[str, Any]) 
         settings = Settings.model_validate({"server": {}, **values}, context=context)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            location, message = explain(detail)
+            location, message = _explain(detail)
             if message:
-                findings.add(location, message)
-    if settings is not None:
-        for location, message in outside_model_root(settings):
-            findings.add(location, message)
-    for location, message in cross_check(values):
-        findings.add(location, message, follows=True)
+                findings.add(location, message, follows=detail["type"] == DISAGREEMENT)
     return settings
 
 
@@ -173,3 +185,108 @@ def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
             yield from _leaves(inner, (*location, index))
     else:
         yield location, value
+
+
+def _explain(detail: ErrorDetails) -> tuple[Location, str]:
+    """Where it is wrong, and a sentence that says what is wrong and what to do.
+
+    The sentence is empty for what only follows from others: a list that is too short for want of sound items.
+    """
+    location: Location = detail["loc"]
+    kind, given, context = detail["type"], detail.get("input"), detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return location, _unknown_key(location, given)
+    if kind == "missing":
+        return location[:-1], f'missing "{location[-1]}"'
+    if kind == "too_short" and given:
+        return location, ""
+    if kind in _EXPECTED:
+        of_groups = location[:1] == ("workers",) and len(location) < 3
+        hint = _group_hint(given, is_list=len(location) == 1) if of_groups else ""
+        return location, f"expected {_EXPECTED[kind]}, got {describe(given)}{hint or _hint(kind, given)}"
+    if kind == "literal_error":
+        return location, f"expected {context['expected']}, got {describe(given)}".replace("'", '"')
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return location, f"must be {words} {context[key]}, got {describe(given)}"
+    if kind in ("too_short", "too_long", "missing_positional_argument") or kind.startswith("string_"):
+        return location, f"{_plain(detail['msg'])}, got {describe(given)}"
+    return location, _plain(detail["msg"])
+
+
+def _plain(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def _hint(kind: str, given: Any) -> str:
+    if given is None:
+        return " (fill it in, or remove the key)"
+    if kind in ("int_type", "float_type") and isinstance(given, str):
+        return " (remove the quotes)" if _reads_as_number(given, int if kind == "int_type" else float) else ""
+    if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer():
+        return f" (write {int(given)})"
+    if kind == "bool_type" and isinstance(given, str):
+        word = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
+        return f" (write {word[given.lower()]})" if given.lower() in word else ""
+    if kind == "string_type" and isinstance(given, (bool, int, float)):
+        return " (put it in quotes)"
+    if kind == "tuple_type" and not isinstance(given, dict):
+        meant = address_meant(given)
+        return f" (write [{given}])" if meant is None else f' (write ["{meant}"])'
+    return ""
+
+
+def _group_hint(given: Any, *, is_list: bool) -> str:
+    """What to write for workers that are no list of groups, or for a group that is none: a number is taken for a count."""
+    if isinstance(given, dict):
+        return " (a list of groups: write [{count: 1}])"
+    group = f"{{count: {given if _reads_as_number(str(given), int) else 1}}}"
+    return f" (write {f'[{group}]' if is_list else group})"
+
+
+def _reads_as_number(text: str, kind: Callable[[str], float]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+_schema = functools.cache(json_schema)
+
+
+def _unknown_key(location: Location, given: Any) -> str:
+    known = _known_keys(location[:-1])
+    word = str(location[-1])
+    if (close := closest(word, known)) is not None:
+        return f'unknown key (did you mean "{close}"?)'
+    # A shape without quotes in {...} ends at its first comma; what follows are keys without values.
+    if ".." in word or ("shape" in known and (given is None or ":" in word)):
+        return 'unknown key (put a shape that holds commas in quotes: "batch, 4")'
+    return f"unknown key (known: {', '.join(known)})"
+
+
+def _known_keys(location: Location) -> list[str]:
+    schema = _schema()
+    definitions: Mapping[str, Any] = schema.get("$defs", {})
+    nodes = [schema]
+    for part in location:
+        nodes = [step for node in nodes for step in _steps(_resolve(node, definitions), part)]
+        nodes = [branch for node in nodes for branch in node.get("anyOf", [node])]
+    return [key for node in nodes for key in _resolve(node, definitions).get("properties", {})]
+
+
+def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = node.get("$ref")
+    return definitions[reference.rpartition("/")[2]] if isinstance(reference, str) else node
+
+
+def _steps(node: Mapping[str, Any], part: str | int) -> Iterator[dict[str, Any]]:
+    if isinstance(part, int):
+        candidates = [node.get("items")]
+    else:
+        candidates = [node.get("properties", {}).get(part), node.get("additionalProperties")]
+    for candidate in candidates:
+        if isinstance(candidate, dict):
+            yield candidate
+            return

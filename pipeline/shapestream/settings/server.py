@@ -1,21 +1,36 @@
-"""The section `server` of the YAML: the process that producers talk to, and who may."""
+"""The section `server` of the YAML: the process that producers talk to, and who may.
+
+`ServerSettings` is what the server takes: each default stands here and nowhere else.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from shapestream.settings_addresses import (
+from shapestream.addresses import is_beyond_loopback, is_protectable
+from shapestream.settings.places import (
     check_address,
     read_key_list,
+    read_model_root,
+    read_output_path,
     read_secret_path,
     read_security_mode,
 )
-from shapestream.settings_file_values import read_model_root, read_output_path
-from shapestream.settings_section import TEXT, Bytes, Section
+from shapestream.settings.values import TEXT, Bytes, Finding, Section
+from shapestream.settings.yaml_source import Location
 
 __all__ = ["SecuritySettings", "ServerSettings"]
+
+MIN_HANG_S = 10.0
+"""Shortest time after which a batch may be taken to hang, where the YAML says nothing else."""
+
+_HOW_TO_BE_SAFE = (
+    "add security: {key: ..., clients: ...} as docs/security.md shows, or security: network where the network itself "
+    "keeps strangers away, or listen on tcp://127.0.0.1:PORT or ipc://PATH"
+)
 
 Address: TypeAlias = Annotated[str, BeforeValidator(check_address), WithJsonSchema(TEXT)]
 KeyList: TypeAlias = Annotated[
@@ -38,6 +53,21 @@ class SecuritySettings(Section):
     """Who may also see the server's counters."""
     workers: KeyList = ()
     """Who may serve models at `worker_listen`."""
+
+    def problems(self, listen: tuple[str, ...], worker_listen: str | None) -> Iterator[Finding]:
+        """Yield what makes an address useless, or a key needless."""
+        if self.mode == "network":
+            for role in ("key", "clients", "admins", "workers"):
+                if getattr(self, role):
+                    yield (role,), 'the mode "network" asks nobody for a key (remove one of them)'
+            return
+        if self.key is None:
+            yield (), 'missing "key" (the server\'s secret key: shapestream keys new server)'
+        protected = [address for address in listen if is_protectable(address)]
+        if protected and not self.clients and not self.admins:
+            yield (), f'nobody could use "{protected[0]}" (list public keys in clients, or in admins)'
+        if worker_listen is not None and is_protectable(worker_listen) and not self.workers:
+            yield (), f'no worker could use "{worker_listen}" (list public keys in workers)'
 
 
 def _read_security(value: Any) -> Any:
@@ -97,3 +127,48 @@ class ServerSettings(Section):
     """Record when requests come and how large they are, never what is in them, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """How long SIGTERM waits for accepted requests before it gives up on them."""
+
+    @property
+    def network_is_safe(self) -> bool:
+        """Whether the operator vouches for the network, so that no key is needed wherever the addresses lie."""
+        return self.security is not None and self.security.mode == "network"
+
+    @property
+    def effective_hang_min_s(self) -> float:
+        """`hang_min_s`, or its default."""
+        return self.hang_min_s or max(MIN_HANG_S, 2 * self.worker_silence_s)
+
+    def problems(self) -> Iterator[Finding]:
+        """Yield what the settings of the server disagree about."""
+        for key in ("client_silence_s", "worker_silence_s"):
+            silence = getattr(self, key)
+            if silence < 2 * self.heartbeat_s:
+                to_change = key if key in self.model_fields_set else "heartbeat_s"
+                yield (
+                    (to_change,),
+                    f"{key} ({silence:g}) must be at least twice heartbeat_s ({self.heartbeat_s:g})",
+                )
+        if (words := self.too_short_for_hangs(self.hang_min_s)) is not None:
+            yield ("hang_min_s",), words
+        if self.security is not None:
+            for where, words in self.security.problems(self.listen, self.worker_listen):
+                yield ("security", *where), words
+            return
+        addresses: list[tuple[Location, str | None]] = [(("worker_listen",), self.worker_listen)]
+        addresses += [(("listen", index), address) for index, address in enumerate(self.listen)]
+        for where, address in addresses:
+            if address is not None and is_beyond_loopback(address):
+                yield where, f'"{address}" is open to other machines ({_HOW_TO_BE_SAFE})'
+
+    def too_short_for_hangs(self, limit_s: float | None) -> str | None:
+        """What is wrong with a limit for hangs, in seconds; None where nothing is.
+
+        Where a network may break, a silent worker must count as lost before what it runs counts as hanging.
+        """
+        least_s = self.worker_silence_s + self.heartbeat_s
+        if self.worker_listen is None or limit_s is None or limit_s >= least_s:
+            return None
+        return (
+            f"a batch hangs after {limit_s:g} s, which must not be less than worker_silence_s + heartbeat_s "
+            f"({least_s:g}) where workers dial in: else a broken connection passes for a request that hangs"
+        )
