@@ -7,8 +7,6 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
-from shapestream_engine.batching.strategies import parse_strategy
-from shapestream_engine.batching.strategy import Strategy
 
 from shapestream.settings.values import (
     COUNT,
@@ -26,6 +24,7 @@ from shapestream.settings.values import (
 from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.strategy import Strategy, parse_strategy
 
 __all__ = ["ElementType", "InputSettings", "Shape", "ShapesSettings"]
 
