@@ -131,7 +131,7 @@ def crowds(signature: ModelSignature, baseline: Baseline, padded: Sequence[int],
 
 
 def _mixed(samples: Sequence[Sample], count: int, turn: int = 0) -> list[Sample]:
-    """So many of them, in no order that repeats: rows that change places do not look alike."""
+    """`count` of the samples, in no order that repeats: rows that change places do not look alike."""
     random = np.random.default_rng([count, turn])
     return [samples[place] for place in random.integers(len(samples), size=count)]
 
@@ -183,7 +183,7 @@ def padding_cases(
 
 
 def strategy_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> Iterator[Case]:
-    """From one row up to as many as are tried: what has to be filled up, and what has to be divided."""
+    """Calls of one row and more: some have to be filled up, some divided."""
     for sizes in baseline.sizes:
         if not signature.has_batch:
             for number in range(3):

@@ -41,7 +41,7 @@ _LENGTH = struct.Struct("<Q")
 """Stands before the pickle: stdin stays open, so that its end tells that the parent is gone."""
 _LAST_WORDS_BYTES = 2000
 _COMPILATION = 20
-"""How many times longer than a call it may take to start the process and compile the model."""
+"""Starting the process and compiling the model may take so many times as long as a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Heard:
     phase: str = ""
     case: str = ""
     end: str | None = None
-    """How it ended before it was done: `the process was ended by SIGABRT`; None if it was done."""
+    """The child's end before it was done: `the process was ended by SIGABRT`; None if it was done."""
 
 
 def run_child(task: Task, hang_s: float) -> Heard:
@@ -159,7 +159,7 @@ def _ending(status: int, errors: IO[bytes]) -> str:
 
 
 def blamed(heard: Heard, wanted: list[Treatment]) -> Finding | None:
-    """The verdict on what a child died of; None where it was no matter of how requests are put together."""
+    """The verdict on the case that ended a child; None where it was not about putting requests together."""
     for treatment in wanted:
         if heard.phase == str(treatment):
             return Finding(
