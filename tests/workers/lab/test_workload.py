@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceRequest, header_line, request_line
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab import workload

@@ -23,10 +23,7 @@ import yaml
 
 from shapestream.client.trio_client import Client, connect
 from shapestream.errors import RequestError, Unavailable
-from shapestream.settings import WorkerGroupSettings
-from shapestream.settings_loader import LoadedSettings
-from shapestream.settings_models import ModelSettings
-from shapestream.yaml_source import Location
+from shapestream.settings import LoadedSettings, Location, ModelSettings, WorkerGroupSettings
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.lab.candidates import Candidate, Placement, edits_of
 from shapestream_workers.lab.edited_yaml import apply_edits, relocated

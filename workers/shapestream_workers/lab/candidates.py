@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shapestream.yaml_source import Location
+from shapestream.settings import Location
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.workload import Workload
 

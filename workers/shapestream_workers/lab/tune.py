@@ -26,7 +26,7 @@ from rich.table import Table
 
 from shapestream.errors import ConfigurationError, ShapestreamError
 from shapestream.serving.models import ServedModel
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.signature import ModelSignature

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
