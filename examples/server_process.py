@@ -14,7 +14,7 @@ import trio
 import shapestream
 from examples.coverage import worker_of
 from shapestream.errors import ShapestreamError
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 
 T = TypeVar("T")
 # Compiling a model and starting the workers takes a second or two; a loaded machine may need far more.

@@ -147,7 +147,7 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_what_is_new(workplace: A
 
 HASTY_SHELL = """\
 import signal, sys, structlog
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream_workers.serve import run_server
 
 def at_once(logger, name, event):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from shapestream_engine import errors
-from shapestream_engine.errors import EngineError, EngineMissing, InferenceError, RuleError
+from shapestream_engine.errors import EngineError, EngineMissing, InferenceError, RuleError, SignatureError
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -24,3 +26,14 @@ def test_a_missing_engine_names_the_extra_that_installs_it() -> None:
     error = EngineMissing("openvino")
     assert "openvino" == error.extra
     assert "pip install 'shapestream[openvino]'" in str(error)
+
+
+def test_an_error_keeps_the_innermost_key() -> None:
+    """The part of the description that was named first is the most exact one; it survives pickling."""
+    with pytest.raises(SignatureError) as caught, EngineError.about("outputs", "scores"):
+        raise SignatureError("no such column", key=("outputs", "scores", "column"))
+    assert ("outputs", "scores", "column") == caught.value.key
+    assert caught.value.key == pickle.loads(pickle.dumps(caught.value)).key
+    with pytest.raises(SignatureError) as caught, EngineError.about("outputs", "scores"):
+        raise SignatureError("no such column")
+    assert ("outputs", "scores") == caught.value.key

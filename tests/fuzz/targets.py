@@ -14,7 +14,7 @@ from typing import Any
 
 from shapestream.errors import ConfigurationError, ProtocolError
 from shapestream.serving.models import ServedModels
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.layouts import LayoutBook
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits

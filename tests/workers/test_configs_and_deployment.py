@@ -15,8 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from shapestream.settings_loader import load_settings
-from shapestream.settings_messages import json_schema
+from shapestream.settings import json_schema, load_settings
 from shapestream_workers.cli import app
 
 ROOT = Path(__file__).parents[2]

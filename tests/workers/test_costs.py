@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.learned_costs import LearnedCosts

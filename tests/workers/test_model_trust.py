@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.model_files import digest_of_model
 from shapestream_workers.cli import app
 from shapestream_workers.model_trust import ENVIRONMENT

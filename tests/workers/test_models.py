@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream_workers.models import compile_models
 
 SHARED = """\

@@ -11,7 +11,7 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream_workers.cli import app
 from shapestream_workers.models import compile_models
 

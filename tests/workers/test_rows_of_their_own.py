@@ -21,7 +21,7 @@ from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream.transport.dealer import DealerSocket
 from shapestream_engine import CompiledModel
 from shapestream_workers.models import compile_models

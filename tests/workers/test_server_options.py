@@ -10,7 +10,7 @@ import pytest
 from shapestream.errors import ConfigurationError
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream_workers.serve import server_options
 
 MODELS = "models: [{name: m, path: m.xml}]\n"

@@ -9,9 +9,7 @@ from typing import get_args
 import pytest
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings, load_settings
-from shapestream.settings_messages import json_schema
-from shapestream.settings_models import OutputSettings
+from shapestream.settings import LoadedSettings, OutputSettings, json_schema, load_settings
 from shapestream_engine.rules import Rule, parse_rule
 
 
@@ -110,7 +108,7 @@ def test_a_type_error_names_the_line_the_key_and_the_remedy(tmp_path: Path) -> N
 
 
 def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
-    """Syntax-level, type-level and cross-setting problems come out of one run."""
+    """Problems of the text and of single values come out of one run."""
     text = """\
         server: {heartbeat_s: -1, listn: []}
         models:
@@ -128,16 +126,40 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Pa
         "x.yaml:1:10: server.heartbeat_s: must be more than 0.0, got -1",
         'x.yaml:1:27: server.listn: unknown key (did you mean "listen"?)',
         "x.yaml:6:5: models[0].trust: duplicate key (it stands on line 5 already; remove one)",
-        'x.yaml:7:5: models[1].name: models[0] is called "m" too (names are unique)',
         'x.yaml:8:5: models[1].function: expected package.module:name, got "no sense" '
         "(the module must be installed)",
         'x.yaml:9:18: models[1].inputs.x.shape: "5..1" is not a shape: no size is at least 5 and at most 1',
     ] == [line for line in problems_of(tmp_path, text) if int(line.split(":")[1]) < 10]
-    assert {
-        "models[1].outputs.y.element_type",
-        "workers[0].models[0]",
-        "workers[0].slots",
-    } == {line.split(": ")[1] for line in problems_of(tmp_path, text) if int(line.split(":")[1]) >= 10}
+    assert ["models[1].outputs.y.element_type", "workers[0].slots"] == [
+        line.split(": ")[1] for line in problems_of(tmp_path, text) if int(line.split(":")[1]) >= 10
+    ]
+
+
+def test_all_contradictions_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """Settings that are right one by one are compared, of all sections in one run, beside problems of the text."""
+    text = """\
+        server: {worker_silence_s: 1, listen: [tcp://0.0.0.0:5555]}
+        models:
+          - name: m
+            path: m.xml
+            trust: true
+            trust: true
+          - name: m
+            path: m.xml
+            function: a.b:c
+            shapes: {strategy: partitioned, seq: 4}
+        workers: [{models: [n, m]}]
+        """
+    assert [
+        "x.yaml:1:10: server.worker_silence_s",
+        "x.yaml:1:40: server.listen[0]",
+        "x.yaml:6:5: models[0].trust",
+        "x.yaml:7:5: models[1].name",
+        "x.yaml:9:5: models[1].function",
+        "x.yaml:10:5: models[1].shapes",
+        "x.yaml:10:37: models[1].shapes.seq",
+        "x.yaml:11:21: workers[0].models[0]",
+    ] == [": ".join(line.split(": ")[:2]) for line in problems_of(tmp_path, text)]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +304,7 @@ def test_each_mistake_has_its_own_words(tmp_path: Path, line: str, expected: str
             "server: {window_bytes: 10 parsecs}",
             'expected a size, got "10 parsecs" (write bytes, or "256 MiB")',
         ),
-        ("server: {worker_silence_s: 1}", "worker_silence_s (1) must be at least twice heartbeat_s (1.0)"),
+        ("server: {worker_silence_s: 1}", "worker_silence_s (1) must be at least twice heartbeat_s (1)"),
         ("in_process: true\nworkers: [{}]", 'both "in_process" and "workers" are given (remove one)'),
         ("workers: []", "no workers, and server.worker_listen is not set"),
         ("workers: [{count: 0}]", "workers[0].count: must be at least 1, got 0"),

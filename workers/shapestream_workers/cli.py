@@ -15,7 +15,7 @@ import typer
 
 from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
@@ -284,7 +284,7 @@ app.add_typer(keys_app, name="keys")
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of CONFIG, for editors."""
-    from shapestream.settings_messages import json_schema
+    from shapestream.settings import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from shapestream.serving.allocator import give_back_freed_memory
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import ModelSettings
 from shapestream_engine.calibration import Calibration, calibrate
 from shapestream_engine.calibration_cache import CostCache, cost_key
 from shapestream_engine.cost_table import CostTable

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from shapestream.settings import Settings
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings import LoadedSettings, Settings
 from shapestream_engine.calibration import Calibration
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.learned_costs import LearnedCosts

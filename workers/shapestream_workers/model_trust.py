@@ -18,8 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from shapestream.settings_file_values import registered_functions
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import ModelSettings, registered_functions
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.model_files import digest_of_model
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from shapestream.settings_models import ModelSettings, ProbeSettings
-from shapestream.yaml_source import Location
+from shapestream.settings import Location, ModelSettings, ProbeSettings
 from shapestream_engine.errors import RuleMissing
 from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
 from shapestream_engine.probe import (

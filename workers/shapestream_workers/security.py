@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings import LoadedSettings
 from shapestream.transport.curve import CallerKeys, KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import public_key, read_key_folder, read_key_pair
 

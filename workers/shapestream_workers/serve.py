@@ -28,8 +28,7 @@ from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.models import ModelOptions
 from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
-from shapestream.settings import Settings
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, Settings, load_settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.resources import divide_cpus

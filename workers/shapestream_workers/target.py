@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 
 __all__ = ["address_of"]
 

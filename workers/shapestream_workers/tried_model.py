@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import ModelSettings
 from shapestream_engine.batch_axis import (
     NoBatchAxis,
     states_batch,

@@ -19,8 +19,7 @@ from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.local_executor import LocalSlots
-from shapestream.settings import WorkerGroupSettings
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings import LoadedSettings, WorkerGroupSettings
 from shapestream.transport.curve import CallerKeys, ProtectedDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection

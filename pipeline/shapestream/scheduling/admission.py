@@ -21,7 +21,7 @@ from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
 from shapestream.scheduling.queueing import LazyHeap, ModelQueue
-from shapestream.scheduling.state import RUNNING, Request, Slot, State
+from shapestream.scheduling.state import QUEUED, RUNNING, Request, Slot
 
 FIRST_CAUTION = 1.1
 """Before anything is known of how good estimates are: the first rush fills the queue before any late end can teach it."""
@@ -184,7 +184,7 @@ class Expiry:
     __slots__ = ("_first", "urgent")
 
     def __init__(self) -> None:
-        self._first = LazyHeap(State.RUNNING)
+        self._first = LazyHeap(RUNNING)
         """By when not even an optimist would start them any more, while they wait; by their deadline otherwise."""
         self.urgent: dict[int, LazyHeap] = {}
         """By client: what waits, by when a cautious mind would have started it."""
@@ -203,7 +203,7 @@ class Expiry:
         self._first.push(deadline - OPTIMISM * alone_s, request)
         urgent = self.urgent.get(request.client)
         if urgent is None:
-            urgent = self.urgent[request.client] = LazyHeap(State.QUEUED)
+            urgent = self.urgent[request.client] = LazyHeap(QUEUED)
         urgent.push(deadline - CAUTION * alone_s, request)
         urgent.shrink(owned)
 

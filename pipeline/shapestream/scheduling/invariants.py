@@ -18,10 +18,12 @@ from shapestream.scheduling.state import (
     RUNNING,
     SUSPECT,
     Batch,
-    Hang,
+    BatchState,
     Request,
     Slot,
+    SlotState,
     SlotTable,
+    Trial,
 )
 
 
@@ -70,16 +72,31 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], now: float) -> No
     assert all(request.deadline is None or request.deadline > now for request in requests), "late, but here"
 
 
+_HELD = {
+    SlotState.IDLE: {(False, False)},
+    SlotState.BUSY: {(True, False)},
+    SlotState.FULL: {(True, True)},
+    SlotState.REFUSED: {(True, False)},
+    SlotState.RESTING: {(False, False)},
+    SlotState.CLOSING: {(False, False), (True, False), (True, True)},
+}
+"""By the state of a slot: whether it runs a batch, and whether another is queued behind it."""
+
+
 def _check_slots(slots: SlotTable, now: float) -> None:
     every = slots.slots.values()
     assert slots.free_count == sum(slot.free for slot in every)
-    assert slots.aside == {slot.id: slot for slot in every if slot.aside_until is not None}
-    for slot in slots.aside.values():
+    assert slots.resting == {slot.id: slot for slot in every if slot.state is SlotState.RESTING}
+    for slot in slots.resting.values():
         assert slot.batch is None, "a slot that is put aside runs something"
         assert slot.refusals, "a slot is put aside without a reason"
-        assert slot.aside_until is not None
-        assert slot.aside_until > now, "a slot was not taken back"
+        assert slot.rests_until > now, "a slot was not taken back"
     assert all(not slot.queues for slot in every if slot.closing), "a closing slot is offered work"
+    for slot in every:
+        held = (slot.batch is not None, slot.behind is not None)
+        assert held in _HELD[slot.state], (
+            f"a slot that is {slot.state.value} holds {slot.batch}, {slot.behind}"
+        )
 
 
 def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mapping[int, Batch]) -> None:
@@ -95,10 +112,13 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
     )
     for batch in batches.values():
         assert batch in (batch.slot.batch, batch.slot.behind)
-        assert (batch.started is not None) == (batch.slot.batch is batch)
+        assert batch.state is not BatchState.CUT
+        assert batch.behind == (batch.slot.behind is batch)
         if batch.slot.behind is batch:
-            assert batch.recalled or not batch.slot.closing, "a batch waits on a slot that closes"
-            assert batch.recalled or batch.wanted, "a batch waits for which nobody waits"
+            assert batch.state is BatchState.RECALLED or not batch.slot.closing, (
+                "a batch waits on a slot that closes"
+            )
+            assert batch.state is BatchState.RECALLED or batch.wanted, "a batch waits for which nobody waits"
         assert batch.queue.profile.name in batch.slot.models, "a slot runs a model that it does not have"
         wanted = [request for request in batch.members if request.state is RUNNING]
         assert batch.wanted == len(wanted)
@@ -123,10 +143,12 @@ def _check_agendas(queue: ModelQueue, serving: list[Slot], slots: SlotTable) -> 
     ahead = [
         (slot.batch.ends_at, slot.id)
         for slot in behind
-        if slot.batch is not None and slot.behind is not None and not slot.behind.recalled
+        if slot.batch is not None and slot.behind is not None and slot.behind.state is BatchState.BEHIND
     ]
     assert [(at, slot.id) for at, _, slot in queue.ahead] == sorted(ahead)
-    assert queue.recalling == sum(slot.behind.recalled for slot in behind if slot.behind is not None)
+    assert queue.recalling == sum(
+        slot.behind.state is BatchState.RECALLED for slot in behind if slot.behind is not None
+    )
     assert queue.fastest == min([slot.paces.get(queue.profile.name, 1.0) for slot in serving], default=1.0)
 
 
@@ -147,16 +169,14 @@ def _check_isolation(
     for worker in slots.workers.values():
         assert worker.slots, "a worker without slots is remembered"
         assert all(slots.slots[number] is slot for number, slot in worker.slots.items())
-        assert (worker.isolated is not None) == (isolation.isolated.get(worker.name) is worker)
+        assert worker.reserved == (isolation.isolated.get(worker.name) is worker)
         running = [
             slot.batch
             for slot in worker.slots.values()
-            if slot.batch is not None and slot.batch.hang is not Hang.GIVEN_UP
+            if slot.batch is not None and slot.batch.state is not BatchState.ABANDONED
         ]
-        alone = [batch for batch in running if batch.alone]
-        assert alone == (
-            [] if worker.isolated is None or worker.isolated.batch is None else [worker.isolated.batch]
-        )
+        alone = [batch for batch in running if batch.trial is not Trial.NONE]
+        assert alone == ([] if worker.suspect is None else [worker.suspect])
         if alone:
             assert len(running) == len(alone[0].ids) == 1, "a suspect is not alone in its worker"
     assert set(isolation.isolated) <= set(slots.workers), "a worker that is gone is kept for suspects"
@@ -169,7 +189,7 @@ def _check_isolation(
             assert isolation.choose(queue, now) is None, "a suspect waits, and no worker is kept for it"
     for worker in isolation.isolated.values():
         waits = any(queue.suspect_count for slot in worker.slots.values() for queue in slot.queues)
-        assert waits or (worker.isolated is not None and worker.isolated.batch is not None), "kept for nobody"
+        assert waits or worker.suspect is not None, "kept for nobody"
 
 
 def _check_queue(queue: ModelQueue, own: list[Request]) -> None:

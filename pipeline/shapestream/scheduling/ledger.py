@@ -22,7 +22,7 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue
-from shapestream.scheduling.state import DONE, QUEUED, RERUN, RUNNING, Batch, Request, SlotTable
+from shapestream.scheduling.state import QUEUED, RERUN, RUNNING, Batch, Request, SlotTable
 from shapestream.scheduling.statistics import Behind, Counters, Seconds, Story
 
 
@@ -171,7 +171,7 @@ class Ledger:
         requests = self.requests
         clients = self.clients
         for request in members:
-            request.state = DONE
+            request.end()
             del requests[request.id]
             client = request.client
             if clients[client] > 1:
@@ -197,7 +197,7 @@ class Ledger:
         """Ends a request whose deadline has passed, or cannot be met any more."""
         if request.promised:
             self.admission.ended_late(request, now)
-        if request.state is RUNNING and request.batch is not None and request.batch.started is not None:
+        if request.state is RUNNING and request.batch is not None and not request.batch.behind:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:
             message = "the deadline cannot be met any more: too little time is left to run the request"
@@ -225,14 +225,14 @@ class Ledger:
         if request.state is RUNNING:
             batch = request.batch
             assert batch is not None
-            request.state = DONE
+            request.end()
             batch.wanted -= 1
             self.running -= 1
             if not batch.wanted:
                 self.unwanted.append(batch)
         else:
             if request.state is QUEUED:
-                request.queue.take((request,), DONE)
+                request.queue.drop(request)
                 request.queue.shares.withdraw(request.client, request.priority, request.rank, request.share_s)
             elif request.state is RERUN:
                 request.queue.drop_rerun(request)

@@ -23,7 +23,7 @@ from math import prod
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.state import DONE, QUEUED, RERUN, RUNNING, SUSPECT, Request, Slot, State
+from shapestream.scheduling.state import QUEUED, RERUN, SUSPECT, Request, RequestState, Slot
 
 
 class Agenda:
@@ -91,7 +91,7 @@ class LazyHeap:
 
     __slots__ = ("_entries", "_last_live")
 
-    def __init__(self, last_live: State) -> None:
+    def __init__(self, last_live: RequestState) -> None:
         self._entries: list[tuple[float, int, Request]] = []
         self._last_live = last_live
 
@@ -391,9 +391,9 @@ class ModelQueue:
         self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
         self.buckets: dict[tuple[int, ...], Bucket] = {}
         self.lanes: dict[tuple[int, ...], Lane] = {}
-        self.oldest = LazyHeap(State.QUEUED)
+        self.oldest = LazyHeap(QUEUED)
         """By rank; what waits in lanes."""
-        self.due = LazyHeap(State.QUEUED)
+        self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
         self.full: dict[tuple[int, ...], Bucket] = {}
         """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
@@ -490,13 +490,22 @@ class ModelQueue:
         lane.add(bucket)
         return bucket
 
-    def take(self, requests: Sequence[Request], state: State) -> None:
-        """Takes requests out of their buckets and into another state: running, or done."""
+    def take(self, requests: Sequence[Request]) -> None:
+        """Take requests out of their buckets, to run."""
+        for request in requests:
+            request.start()
+        self._remove(requests)
+
+    def drop(self, request: Request) -> None:
+        """End a request that waits in a bucket."""
+        request.end()
+        self._remove((request,))
+
+    def _remove(self, requests: Sequence[Request]) -> None:
         touched: dict[tuple[int, ...], Bucket] = {}
         rows = 0
         cost_s = 0.0
         for request in requests:
-            request.state = state
             rows += request.rows
             cost_s += request.cost_s
             bucket = request.bucket
@@ -538,7 +547,7 @@ class ModelQueue:
     def put_rerun(self, group: Sequence[Request]) -> None:
         """Lets a group wait at the front, to be run again exactly as it is."""
         for request in group:
-            request.state = RERUN
+            request.run_again()
         self.rerun_count += len(group)
         heappush(self.reruns, (group[0].rank, group[0].order, group))
 
@@ -554,20 +563,20 @@ class ModelQueue:
         living = self.next_rerun()
         heappop(self.reruns)
         for request in living:
-            request.state = RUNNING
+            request.start()
         self.rerun_count -= len(living)
         return living
 
     def drop_rerun(self, request: Request) -> None:
         """Takes one request that was to be run again out, for good."""
-        request.state = DONE
+        request.end()
         self.rerun_count -= 1
         if not self.rerun_count:
             self.reruns.clear()
 
     def put_suspect(self, request: Request, *, accused: bool) -> None:
         """Lets a request wait at the front, to be run where nothing else runs; `accused` is remembered with it."""
-        request.state = SUSPECT
+        request.suspect()
         self.suspect_count += 1
         heappush(self.suspects, (request.rank, request.order, request, accused))
 
@@ -582,12 +591,12 @@ class ModelQueue:
         """Takes the first of those out, to run, and whether it is accused; there must be one (`suspect_count`)."""
         assert self.next_suspect() is not None
         _, _, request, accused = heappop(self.suspects)
-        request.state = RUNNING
+        request.start()
         self.suspect_count -= 1
         return request, accused
 
     def drop_suspect(self, request: Request) -> None:
         """Takes one of them out, for good."""
-        request.state = DONE
+        request.end()
         self.suspect_count -= 1
         self.next_suspect()

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.events import (
@@ -42,7 +42,18 @@ from shapestream.scheduling.events import (
 )
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.queueing import ModelQueue
-from shapestream.scheduling.state import RUNNING, Batch, Hang, Request, Slot, SlotTable, Worker, aside_s
+from shapestream.scheduling.state import (
+    RUNNING,
+    Batch,
+    BatchState,
+    Request,
+    Slot,
+    SlotState,
+    SlotTable,
+    Trial,
+    Worker,
+    rest_s,
+)
 from shapestream_engine.batch import ErrorCode
 
 Mark: TypeAlias = tuple[int | None, tuple[int, ...] | None]
@@ -232,19 +243,19 @@ class HangWatch:
         return max(self.limits.min_s, min(times_s, most_s))
 
     def look(self, batches: Iterable[Batch], now: float) -> list[Batch]:
-        """The running batches for which it is time to take the next step (`Batch.hang`), which the caller takes."""
+        """The running batches against which it is time to take the next step, which the caller takes."""
         assert self.limits is not None
         due = []
         self.next_look = inf
         for batch in batches:
-            if batch.started is None or batch.hang is Hang.GIVEN_UP:
+            if batch.behind or batch.state is BatchState.ABANDONED:
                 continue
             if batch.hang_at + STALL_S < now:
                 # Nobody looked in time, so this process stood still, and perhaps the worker's as well (a paused machine).
                 batch.hang_at = now + self.limits.grace_s
             elif batch.hang_at <= now:
-                batch.hang = Hang(batch.hang + 1)
-                batch.hang_at = inf if batch.hang is Hang.GIVEN_UP else now + self.limits.grace_s
+                last = batch.state is BatchState.CONDEMNED
+                batch.hang_at = inf if last else now + self.limits.grace_s
                 due.append(batch)
             self.next_look = min(self.next_look, batch.hang_at)
         return due
@@ -317,7 +328,7 @@ class Isolation:
                 if emptied is not None:
                     self._let_go(emptied)
                 self.isolated[chosen.name] = chosen
-                for batch in self._slots.isolate(chosen):
+                for batch in self._slots.reserve(chosen):
                     reason = f"worker {chosen.name} is kept for a suspect"
                     actions.append(self._ledger.recall(batch, now, reason))
                 self._use(chosen, now, actions)
@@ -330,8 +341,7 @@ class Isolation:
 
     def _use(self, worker: Worker, now: float, actions: list[Action]) -> None:
         """Runs the next suspect in a worker that is empty; lets it go if there is none, or it could not run it."""
-        assert worker.isolated is not None
-        if worker.isolated.batch is not None:
+        if worker.suspect is not None:
             return
         places = [
             (_first_turn(queue), slot)
@@ -341,11 +351,12 @@ class Isolation:
         ]
         if not places:
             self._let_go(worker)
-        elif all(slot.batch is None or slot.batch.hang is Hang.GIVEN_UP for slot in worker.slots.values()):
+        elif all(
+            slot.batch is None or slot.batch.state is BatchState.ABANDONED for slot in worker.slots.values()
+        ):
             turn, slot = min(places, key=lambda place: place[0])
             queue = next(queue for queue in slot.queues if queue.suspect_count and _first_turn(queue) == turn)
             actions.append(self._start(queue, slot, now, actions))
-            worker.isolated.batch = slot.batch
 
     def _let_go(self, worker: Worker) -> None:
         del self.isolated[worker.name]
@@ -354,7 +365,7 @@ class Isolation:
     def _being_emptied(self, queue: ModelQueue) -> Worker | None:
         """The worker that will soon be free for a suspect of this model, if there is one."""
         for worker in self.isolated.values():
-            if worker.isolated is not None and worker.isolated.batch is None and _serves(worker, queue):
+            if worker.suspect is None and _serves(worker, queue):
                 return worker
         return None
 
@@ -372,7 +383,7 @@ class Isolation:
         able = [
             worker
             for worker in workers.values()
-            if worker.isolated is None
+            if not worker.reserved
             and _serves(worker, queue)
             and (instead_of is None or all(slot.batch is None for slot in worker.slots.values()))
         ]
@@ -397,9 +408,11 @@ def _first_turn(queue: ModelQueue) -> tuple[float, int]:
 
 def _usable(worker: Worker) -> list[Slot]:
     """The slots that may be given something once they are idle."""
-    if worker.killed:
+    if worker.condemned:
         return []
-    return [slot for slot in worker.slots.values() if not slot.closing and slot.aside_until is None]
+    return [
+        slot for slot in worker.slots.values() if slot.state not in (SlotState.CLOSING, SlotState.RESTING)
+    ]
 
 
 def _serves(worker: Worker, queue: ModelQueue) -> bool:
@@ -442,7 +455,7 @@ class Recovery:
         if event.code == ErrorCode.RECALLED:
             self.returned(batch, "it was taken back", now)
             return
-        if batch.hang:
+        if batch.hung:
             self.died(batch, f"it hung, and was stopped: {event.code}: {event.message}", now, actions)
             return
         if event.code in (ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED):  # the slot or its device is to blame
@@ -467,15 +480,15 @@ class Recovery:
         """A batch is over because its slot, or the device, is gone."""
         self.ledger.story.note(now, batch.ids, "batch {} lost: {}", batch.id, reason)
         for request in self._may_run_again(batch, reason, now, actions):
-            if batch.alone or request.losses == self.max_attempts - 1:
-                self._suspect(request, accused=batch.accused)
+            if batch.trial is not Trial.NONE or request.losses == self.max_attempts - 1:
+                self._suspect(request, accused=batch.trial is Trial.ACCUSED)
             else:
                 self._run_again([request])
 
     def died(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch is over because its process died while it ran, or because it hung: one of its members may be to blame."""
         self.ledger.story.note(now, batch.ids, "batch {} died: {}", batch.id, reason)
-        if batch.accused:
+        if batch.trial is Trial.ACCUSED:
             message = (
                 f"what ran it died, or hung, and so did the next worker, where nothing else ran: {reason}"
             )
@@ -497,7 +510,7 @@ class Recovery:
     def given_up(self, batch: Batch, now: float, actions: list[Action]) -> None:
         """A batch hangs, and its slot cannot be ended: its members are answered. The slot keeps what is left of it."""
         code, message = "worker_lost", "the call hangs, and nothing could end it"
-        if batch.accused:
+        if batch.trial is Trial.ACCUSED:
             code = "poisoned"
         for request in batch.members:
             if request.state is RUNNING:
@@ -581,11 +594,11 @@ class Reports:
 
     def finished(self, event: BatchFinished, now: float, actions: list[Action]) -> None:
         """A batch ran."""
-        batch = self._end(event.batch, now)
+        batch = self._slots.batches.get(event.batch)
         if batch is None:
             return
+        self._end(batch, now)
         batch.slot.refusals = 0
-        batch.slot.owes_rest = False
         ledger = self._ledger
         self._watch.observe(batch, event.busy_s)
         if event.expired:
@@ -618,29 +631,32 @@ class Reports:
 
     def failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """A batch did not run."""
-        batch = self._end(event.batch, now)
+        batch = self._slots.batches.get(event.batch)
         if batch is None:
             return
         slot = batch.slot
+        owes_rest = slot.state is SlotState.REFUSED
+        self._end(batch, now)
         if event.code == ErrorCode.UNAVAILABLE:
             slot.refusals += 1
-            slot.owes_rest = True
+            owes_rest = True
             # What was waiting there has just become the one that runs, or fails in the same way.
-            if (refused := self._slots.expect_back(slot)) is not None:
+            if (refused := self._slots.refuse(slot)) is not None:
                 actions.append(RecallBatch(batch=refused.id, slot=slot.id))
         elif event.code not in (ErrorCode.CANCELLED, ErrorCode.RECALLED):
             slot.refusals = 0
-            slot.owes_rest = False
-        if slot.owes_rest and slot.idle:
-            slot.owes_rest = False
+            owes_rest = False
+        if owes_rest and slot.idle:
             self._rest(batch, now)
+        elif owes_rest:
+            self._slots.owe_rest(slot)
         self._recovery.failed(batch, event, now, actions)
 
     def _rest(self, batch: Batch, now: float) -> None:
         """Puts a slot aside that could not run its batch, longer each time in a row."""
         slot = batch.slot
-        pause_s = aside_s(slot.refusals, self._costs.call_s(batch.queue.profile.name))
-        self._slots.put_aside(slot, now + pause_s)
+        pause_s = rest_s(slot.refusals, self._costs.call_s(batch.queue.profile.name))
+        self._slots.rest(slot, now + pause_s)
         self._ledger.story.note(now, batch.ids, "slot {} is put aside for {} s", slot.id, pause_s)
 
     def slot_left(self, event: SlotLeft, now: float, actions: list[Action]) -> None:
@@ -653,7 +669,7 @@ class Reports:
         slot = self._slots.slots.get(id)
         if slot is None:
             return
-        died = event.died and not slot.worker.killed
+        died = event.died and not slot.worker.condemned
         self._costs.leave(id)
         batch, behind = self._slots.leave(id)
         if behind is not None:
@@ -663,7 +679,7 @@ class Reports:
                 self._recovery.returned(behind, f"slot {id} left before the batch started", now)
         if batch is None:
             return
-        if batch.hang:
+        if batch.hung:
             self._recovery.died(batch, f"it hung, and its worker {slot.worker.name} was ended", now, actions)
         elif died:
             self._recovery.died(batch, f"its worker {slot.worker.name} died", now, actions)
@@ -674,38 +690,33 @@ class Reports:
         """Takes the next step against each batch that has run too long."""
         for batch in self._watch.look(self._slots.batches.values(), now):
             slot = batch.slot
-            assert batch.started is not None  # or it would not have been looked at
             ran_s = now - batch.started
+            asked = batch.state is BatchState.CANCELLED
+            batch.escalate()
             self._ledger.story.note(
-                now, batch.ids, "batch {} hangs: {} after {} s", batch.id, batch.hang.name, ran_s
+                now, batch.ids, "batch {} is {} after {} s", batch.id, batch.state.value, ran_s
             )
-            match batch.hang:
-                case Hang.CANCELLED:
-                    if not batch.cancelled:
-                        batch.cancelled = True
+            match batch.state:
+                case BatchState.HANGING:
+                    if not asked:
                         actions.append(CancelBatch(batch=batch.id, slot=slot.id))
                     if (behind := self._slots.send_no_more(slot)) is not None:
                         actions.append(self._ledger.recall(behind, now, "the batch before it hangs"))
-                case Hang.KILLED:
+                case BatchState.CONDEMNED:
                     self._slots.condemn(slot.worker)
                     reason = f"batch {batch.id} of {batch.queue.profile.name} has run for {ran_s:.1f} s"
                     actions.append(KillSlot(slot=slot.id, reason=reason))
-                case Hang.GIVEN_UP:
+                case BatchState.ABANDONED:
                     self._slots.give_up(slot)
                     self._recovery.given_up(batch, now, actions)
-                case Hang.NOT:
-                    raise AssertionError("a batch was looked at too early")
                 case _:
-                    assert_never(batch.hang)
+                    raise AssertionError(f"{batch} cannot hang: it is {batch.state.value}")
 
-    def _end(self, id: int, now: float) -> Batch | None:  # noqa: A002 - as events call it
-        """Takes a batch off its slot; None if the batch is unknown, because its slot had left before."""
-        batch = self._slots.batches.get(id)
-        if batch is not None:
-            successor = self._slots.end(batch, now)
-            if successor is not None:
-                self._watch.began(successor, now)
-                if not successor.wanted:
-                    # It began while it was being recalled.
-                    self._ledger.unwanted.append(successor)
-        return batch
+    def _end(self, batch: Batch, now: float) -> None:
+        """Take a batch that is over off its slot, which then runs the batch that was queued behind, if any."""
+        successor = self._slots.end(batch, now)
+        if successor is not None:
+            self._watch.began(successor, now)
+            if not successor.wanted:
+                # It began while it was being recalled.
+                self._ledger.unwanted.append(successor)

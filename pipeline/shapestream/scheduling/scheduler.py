@@ -57,7 +57,7 @@ from shapestream.scheduling.recovery import (
     Reports,
 )
 from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.state import RERUN, RUNNING, Batch, Request, Slot, SlotTable
+from shapestream.scheduling.state import RERUN, RUNNING, Batch, BatchState, Request, Slot, SlotTable, Trial
 from shapestream.scheduling.statistics import Statistics, Story, take_stock
 from shapestream_engine.learned_costs import LearnedCosts
 
@@ -204,7 +204,7 @@ class Dispatching:
         """When something may be done for which no event will come."""
         times: list[float] = []
         slots = self._slots
-        if self.waiting and slots.aside and (back := slots.next_return()) is not None:
+        if self.waiting and slots.resting and (back := slots.next_wake()) is not None:
             times.append(back)
         for queue in self.waiting.values():
             if not queue.startable:
@@ -283,7 +283,7 @@ class Dispatching:
             plan, predicted_s = self._cut(planned, [anchor], surface, speed, actions)
             members_s = sum([member.share_s for member in plan.members])
             queue.shares.dispatched(turn.tag, turn.turn, members_s, clients)
-            queue.take(plan.members, RUNNING)
+            queue.take(plan.members)
         return self._start(queue, slot, plan, request, predicted_s, now)
 
     def _cut(
@@ -319,25 +319,32 @@ class Dispatching:
         plan, predicted_s = self._cut(
             lambda: together([request], surface), [request], surface, speed, actions
         )
-        action = self._start(queue, slot, plan, request, predicted_s, now)
-        batch = self._slots.batches[action.batch]
-        batch.alone, batch.accused = True, accused
-        return action
+        trial = Trial.ACCUSED if accused else Trial.LAST
+        return self._start(queue, slot, plan, request, predicted_s, now, trial)
 
     def _start(
-        self, queue: ModelQueue, slot: Slot, plan: Cut, first: Request, predicted_s: float | None, now: float
+        self,
+        queue: ModelQueue,
+        slot: Slot,
+        plan: Cut,
+        first: Request,
+        predicted_s: float | None,
+        now: float,
+        trial: Trial = Trial.NONE,
     ) -> StartBatch:
-        batch = Batch(self._next_batch, slot, queue, plan.members, plan.sizes(queue.has_batch), predicted_s)
+        batch = Batch(
+            self._next_batch, slot, queue, plan.members, plan.sizes(queue.has_batch), predicted_s, trial
+        )
         if predicted_s is not None:
             batch.guess_s = plan.seconds * self._costs.speed(queue.profile.name, slot.id)
         self._next_batch += 1
         self.budget.earn(predicted_s, now)
         behind = slot.batch
         if behind is None:
-            self._slots.occupy(slot, batch, now)
+            self._slots.start(slot, batch, now)
             self._watch.began(batch, now)
         else:
-            self._slots.send_ahead(slot, batch)
+            self._slots.queue_behind(slot, batch)
         self._ledger.start(batch, plan, first, behind, now)
         return StartBatch(
             batch=batch.id,
@@ -490,8 +497,8 @@ class Scheduler:
         ledger = self._ledger
         while (late := ledger.deadlines.due(now)) is not None:
             actions.append(ledger.fail_late(late, now))
-        if self._slots.aside:
-            self._slots.take_back(now)
+        if self._slots.resting:
+            self._slots.wake(now)
         match event:
             case RequestsArrived():
                 self._admit(event.requests, now, actions)
@@ -594,7 +601,7 @@ class Scheduler:
 
     def _slot_closing(self, event: SlotClosing, now: float, actions: list[Action]) -> None:
         slot = self._slots.close(event.slot)
-        if slot is not None and slot.behind is not None and not slot.behind.recalled:
+        if slot is not None and slot.behind is not None and slot.behind.state is BatchState.BEHIND:
             actions.append(self._ledger.recall(slot.behind, now, f"slot {slot.id} closes"))
 
     # ------------------------------------------------------------ requests
@@ -654,11 +661,8 @@ class Scheduler:
         for batch in dict.fromkeys(self._ledger.unwanted):
             if batch.id not in self._slots.batches:
                 continue
-            if batch.started is not None:
-                if batch.cancelled:
-                    continue
-                batch.cancelled = True
+            if batch.cancel():
                 actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
-            elif not batch.recalled:
+            elif batch.state is BatchState.BEHIND:
                 actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
         self._ledger.unwanted.clear()

@@ -3,17 +3,17 @@
 Events and actions are frozen because they cross a border. These are mutable and slotted, because only the scheduler
 sees them and each request pays for every attribute that is written.
 
-A slot is free unless it runs a batch, rests, or closes, or its worker is reserved for suspects (recovery.py) or
-condemned. It rests after it could not run its batch (`unavailable`), twice as long each time in a row: a broken slot
-fails quickly, and must not use up the attempts of all requests while sound slots are busy.
+The states of a request, a batch, a slot and a worker are enums with a table each: by the name of a change, which state
+follows which. A change that a table does not list raises KeyError. Only functions of this file write a state.
 
-A busy slot may hold a second batch, queued behind the one that runs.
+A slot rests after it could not run its batch (`unavailable`), twice as long each time in a row: a broken slot fails
+quickly, and must not use up the attempts of all requests while sound slots are busy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import Enum, IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -23,26 +23,156 @@ if TYPE_CHECKING:
     from shapestream.scheduling.queueing import Bucket, ModelQueue
 
 
-class State(IntEnum):
-    """Where a request is. The order matters: `LazyHeap` asks whether a request is still before some state."""
+class RequestState(IntEnum):
+    """The place of a request. The order matters: `LazyHeap` asks whether a request is still before some state."""
 
     QUEUED = 0
-    """In a lane, free to be cut into any batch of it."""
+    """In a bucket, free to be cut into any batch of its lane."""
     RERUN = 1
-    """Waits at the front, in a group that is fixed, because its batch failed or was lost."""
+    """At the front, in a fixed group, because its batch failed or was lost."""
     SUSPECT = 2
-    """Waits at the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
+    """At the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
     RUNNING = 3
+    """In a batch that runs, or is queued behind another."""
     DONE = 4
     """It had its one ending."""
 
+    __hash__ = int.__hash__  # an enum's own is a call in Python, and these are looked up on the hot path
+
 
 # Looking a member up on an enum costs three times a global; these are compared on the hot path.
-QUEUED: Final = State.QUEUED
-RERUN: Final = State.RERUN
-SUSPECT: Final = State.SUSPECT
-RUNNING: Final = State.RUNNING
-DONE: Final = State.DONE
+QUEUED: Final = RequestState.QUEUED
+RERUN: Final = RequestState.RERUN
+SUSPECT: Final = RequestState.SUSPECT
+RUNNING: Final = RequestState.RUNNING
+DONE: Final = RequestState.DONE
+
+REQUEST_TABLE: Final[dict[str, dict[RequestState, RequestState]]] = {
+    "start": {QUEUED: RUNNING, RERUN: RUNNING, SUSPECT: RUNNING},
+    "run again": {RUNNING: RERUN},
+    "suspect": {RUNNING: SUSPECT},
+    "end": {QUEUED: DONE, RERUN: DONE, SUSPECT: DONE, RUNNING: DONE},
+}
+_START, _RUN_AGAIN, _SUSPECT, _END = REQUEST_TABLE.values()
+
+
+class BatchState(Enum):
+    """The progress of a batch. Once it is over it is forgotten, so it keeps its last state for what asks how it ended."""
+
+    CUT = "cut"
+    """Decided, not placed yet."""
+    BEHIND = "behind"
+    """Queued on its slot behind the batch that runs there."""
+    RECALLED = "recalled"
+    """The same, and its slot was asked to give it back."""
+    RUNNING = "running"
+    RETURNING = "returning"
+    """It is the one that its slot runs, and the slot was asked to give it back: it may have begun or not."""
+    CANCELLED = "cancelled"
+    """Its slot was asked to stop it, because no member is wanted any more."""
+    HANGING = "hanging"
+    """Its slot was asked to stop it, because it has run far longer than its like."""
+    CONDEMNED = "condemned"
+    """It hangs on, and its process is to be ended."""
+    ABANDONED = "abandoned"
+    """Not even that helped: its members were answered, and its slot is lost."""
+
+
+BATCH_TABLE: Final[dict[str, dict[BatchState, BatchState]]] = {
+    "begin": {
+        BatchState.CUT: BatchState.RUNNING,
+        BatchState.BEHIND: BatchState.RUNNING,
+        BatchState.RECALLED: BatchState.RETURNING,
+    },
+    "queue": {BatchState.CUT: BatchState.BEHIND},
+    "recall": {BatchState.BEHIND: BatchState.RECALLED, BatchState.RUNNING: BatchState.RETURNING},
+    "cancel": {BatchState.RUNNING: BatchState.CANCELLED, BatchState.RETURNING: BatchState.CANCELLED},
+    "escalate": {
+        BatchState.RUNNING: BatchState.HANGING,
+        BatchState.RETURNING: BatchState.HANGING,
+        BatchState.CANCELLED: BatchState.HANGING,
+        BatchState.HANGING: BatchState.CONDEMNED,
+        BatchState.CONDEMNED: BatchState.ABANDONED,
+    },
+}
+_QUEUED_BEHIND: Final = (BatchState.BEHIND, BatchState.RECALLED)
+_HUNG: Final = (BatchState.HANGING, BatchState.CONDEMNED, BatchState.ABANDONED)
+
+
+class SlotState(Enum):
+    """What a slot can be given. Whether it is, depends on its worker, too."""
+
+    IDLE = "idle"
+    """A batch."""
+    BUSY = "busy"
+    """A second batch, queued behind the one that it runs."""
+    FULL = "full"
+    """Nothing: it runs a batch, and holds another."""
+    REFUSED = "refused"
+    """Nothing: it was unavailable while it held another batch, and rests when that one is over and did not run."""
+    RESTING = "resting"
+    """Nothing until it has rested."""
+    CLOSING = "closing"
+    """Nothing any more: it leaves when what it has is over."""
+    GONE = "gone"
+
+
+SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
+    "start": {SlotState.IDLE: SlotState.BUSY},
+    "queue": {SlotState.BUSY: SlotState.FULL},
+    "unqueue": {SlotState.FULL: SlotState.BUSY, SlotState.CLOSING: SlotState.CLOSING},
+    "end": {
+        SlotState.BUSY: SlotState.IDLE,
+        SlotState.REFUSED: SlotState.IDLE,
+        SlotState.CLOSING: SlotState.CLOSING,
+    },
+    "refuse": {
+        SlotState.BUSY: SlotState.REFUSED,
+        SlotState.REFUSED: SlotState.REFUSED,
+        SlotState.CLOSING: SlotState.CLOSING,
+    },
+    "rest": {SlotState.IDLE: SlotState.RESTING},
+    "wake": {SlotState.RESTING: SlotState.IDLE},
+    "close": {
+        SlotState.IDLE: SlotState.CLOSING,
+        SlotState.BUSY: SlotState.CLOSING,
+        SlotState.FULL: SlotState.CLOSING,
+        SlotState.REFUSED: SlotState.CLOSING,
+        SlotState.RESTING: SlotState.CLOSING,
+    },
+    "leave": {SlotState.CLOSING: SlotState.GONE},
+}
+
+
+class WorkerState(Enum):
+    """What the slots of a worker may be given."""
+
+    OPEN = "open"
+    """Anything."""
+    RESERVED = "reserved"
+    """One suspect at a time."""
+    CONDEMNED = "condemned"
+    """Nothing: its process is to be ended, because a batch hangs there."""
+    RESERVED_AND_CONDEMNED = "reserved and condemned"
+
+
+WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
+    "reserve": {WorkerState.OPEN: WorkerState.RESERVED},
+    "release": {
+        WorkerState.RESERVED: WorkerState.OPEN,
+        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.CONDEMNED,
+    },
+    "condemn": {
+        WorkerState.OPEN: WorkerState.CONDEMNED,
+        WorkerState.RESERVED: WorkerState.RESERVED_AND_CONDEMNED,
+        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
+        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.RESERVED_AND_CONDEMNED,
+    },
+    "spare": {
+        WorkerState.CONDEMNED: WorkerState.OPEN,
+        WorkerState.RESERVED_AND_CONDEMNED: WorkerState.RESERVED,
+    },
+}
 
 
 class Request:
@@ -118,7 +248,7 @@ class Request:
         self.losses = 0
         self.failed_s = 0.0
         """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
-        self.state = QUEUED
+        self.state: RequestState = QUEUED
         self.batch = None
 
     @property
@@ -126,43 +256,55 @@ class Request:
         """Whether it has no elements, whatever it claims to be along the other dimensions."""
         return not self.rows or 0 in self.shape
 
+    def start(self) -> None:
+        """Leave the queue with a batch."""
+        self.state = _START[self.state]
+
+    def run_again(self) -> None:
+        """Wait in a fixed group at the front."""
+        self.state = _RUN_AGAIN[self.state]
+
+    def suspect(self) -> None:
+        """Wait to be run where nothing else runs."""
+        self.state = _SUSPECT[self.state]
+
+    def end(self) -> None:
+        """Have the one ending."""
+        self.state = _END[self.state]
+
     def __repr__(self) -> str:
         return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
 
 
-class Hang(IntEnum):
-    """How far things have come with a batch that runs much longer than its like; see recovery.py."""
+class Trial(Enum):
+    """How many requests a batch puts at risk, and what its loss would prove."""
 
-    NOT = 0
-    CANCELLED = 1
-    """Its slot was asked to stop it."""
-    KILLED = 2
-    """It was asked to end the process."""
-    GIVEN_UP = 3
-    """Not even that helped: its members were answered, and its slot is lost."""
+    NONE = "none"
+    """An ordinary batch, beside others in its worker."""
+    LAST = "last"
+    """One request that was lost too often, alone in its worker: whatever happens there, it is to blame."""
+    ACCUSED = "accused"
+    """The same of a request that a worker died, or hung, of before: if this one does, too, it is poisoned."""
 
 
 class Batch:
-    """What runs on a slot at once, or waits there behind what runs."""
+    """Requests that run on a slot in one call, or are queued there behind such a batch."""
 
     __slots__ = (
-        "accused",
-        "alone",
-        "cancelled",
         "commit_at",
         "ends_at",
         "guess_s",
-        "hang",
         "hang_at",
         "id",
         "ids",
         "members",
         "predicted_s",
         "queue",
-        "recalled",
         "sizes",
         "slot",
         "started",
+        "state",
+        "trial",
         "wanted",
     )
 
@@ -174,6 +316,7 @@ class Batch:
         members: Sequence[Request],
         sizes: tuple[int, ...],
         predicted_s: float | None = None,
+        trial: Trial = Trial.NONE,
     ) -> None:
         self.id = id
         self.slot = slot
@@ -181,89 +324,101 @@ class Batch:
         self.members = members
         self.ids = tuple([request.id for request in members])
         self.sizes = sizes
+        self.trial = trial
+        self.state = BatchState.CUT
         self.wanted = len(members)
-        """Members that somebody still waits for."""
+        """Members that have not ended yet."""
         self.predicted_s = predicted_s
         """Seconds of this slot; None while nothing is measured."""
         self.guess_s = predicted_s or 0.0
         """The same without the bound for sizes beyond all that was measured; for the hang watch alone."""
-        self.started: float | None = None
-        """Since when it is the one that its slot runs; None while it waits behind another."""
+        self.started = 0.0
+        """Since when it is the one that its slot runs. Set at the start."""
         self.ends_at = 0.0
         """When it is predicted to end; when it started, where nothing is measured. Set at the start."""
         self.commit_at: float | None = None
         """When the next batch should be sent to its slot; None: not before it has ended. Set at the start."""
-        self.recalled = False
-        """Its slot was asked to give it back."""
-        self.alone = False
-        """It is one suspect, and nothing else runs in its worker: whatever happens there, it is to blame."""
-        self.accused = False
-        """And a process died, or hung, before that may have run it: if this one does, too, it is poisoned."""
-        self.cancelled = False
-        """Its slot was asked to stop it."""
-        self.hang = Hang.NOT
         self.hang_at = inf
         """When it has run so long that the next step is taken against it; set at the start."""
 
     def __repr__(self) -> str:
         return f"<batch {self.id} on slot {self.slot.id}: {self.wanted} of {len(self.ids)} wanted>"
 
+    @property
+    def behind(self) -> bool:
+        """Whether it is queued behind another batch."""
+        return self.state in _QUEUED_BEHIND
+
+    @property
+    def hung(self) -> bool:
+        """Whether it has run so long that steps are taken against it."""
+        return self.state in _HUNG
+
+    def cancel(self) -> bool:
+        """Ask its slot to stop it, because no member is wanted any more; whether that is new."""
+        if self.state not in BATCH_TABLE["cancel"]:
+            return False
+        self.state = BATCH_TABLE["cancel"][self.state]
+        return True
+
+    def escalate(self) -> None:
+        """Take the next step against it, because it hangs."""
+        self.state = BATCH_TABLE["escalate"][self.state]
+
     def release_members(self) -> None:
-        """The batch is over. Members point at their batch; this cycle must not be left to the collector."""
+        """Let its members go. They point at their batch; this cycle must not be left to the collector."""
         self.members = ()
 
 
 class Worker:
     """A process with some slots: what one batch does to it, it does to all that run there."""
 
-    __slots__ = ("isolated", "killed", "name", "slots")
+    __slots__ = ("name", "slots", "state", "suspect")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.slots: dict[int, Slot] = {}
-        self.isolated: Isolated | None = None
-        """Nothing new is started here but one suspect at a time; None in ordinary times."""
-        self.killed = False
-        """Its process is to be ended, because a batch hangs there."""
-
-    def runs_no_longer(self, batch: Batch | None) -> None:
-        """Where it is kept for suspects: this one is over, and the next may run."""
-        if self.isolated is not None and self.isolated.batch is batch:
-            self.isolated.batch = None
+        self.state = WorkerState.OPEN
+        self.suspect: Batch | None = None
+        """The suspect that a reserved worker runs, if any."""
 
     @property
     def open(self) -> bool:
         """Whether its slots may be given any batch."""
-        return self.isolated is None and not self.killed
+        return self.state is WorkerState.OPEN
+
+    @property
+    def reserved(self) -> bool:
+        """Whether it runs one suspect at a time, and nothing else."""
+        return self.state in WORKER_TABLE["release"]
+
+    @property
+    def condemned(self) -> bool:
+        """Whether its process is to be ended, because a batch hangs there."""
+        return self.state in WORKER_TABLE["spare"]
 
     def __repr__(self) -> str:
-        return f"<worker {self.name}: {len(self.slots)} slots{', isolated' if self.isolated else ''}>"
-
-
-class Isolated:
-    """What a worker that is kept for suspects runs: nothing yet, or one."""
-
-    __slots__ = ("batch",)
-
-    def __init__(self) -> None:
-        self.batch: Batch | None = None
+        return f"<worker {self.name}: {len(self.slots)} slots, {self.state.value}>"
 
 
 class Slot:
-    """A place where one batch at a time runs."""
+    """A place where one batch at a time runs.
+
+    It is listed in the queues of its models: a free slot in `free`, a busy one in `ends`, by when its batch is predicted
+    to end, and in `commits`, by when the next batch should be sent there.
+    """
 
     __slots__ = (
-        "aside_until",
         "batch",
         "behind",
-        "closing",
         "id",
         "models",
-        "owes_rest",
         "paces",
         "prefetch_s",
         "queues",
         "refusals",
+        "rests_until",
+        "state",
         "worker",
     )
 
@@ -279,40 +434,41 @@ class Slot:
         self.worker = Worker(f"slot {id}") if worker is None else worker
         self.worker.slots[id] = self
         self.prefetch_s = prefetch_s
-        """How long a batch takes from the decision to the slot; None: nothing is sent ahead."""
+        """How long a batch takes from the decision to the slot; None: no batch is queued behind another."""
         self.queues: list[ModelQueue] = []
-        """The queues of those of its models that have been added so far."""
+        """The queues of those of its models that have been added so far; none while it closes."""
+        self.state = SlotState.IDLE
         self.batch: Batch | None = None
-        """What it runs."""
+        """The batch that it runs."""
         self.behind: Batch | None = None
-        """What waits there for the end of `batch`; None without one."""
+        """The batch that is queued here behind `batch`."""
         self.paces: dict[str, float] = {}
         """By model: seconds here / seconds on the most common kind of slot, as far as known."""
-        self.closing = False
-        """It leaves when its batch is over; `queues` is empty by then."""
-        self.aside_until: float | None = None
-        """It gets nothing until then, since it could not run what it got."""
+        self.rests_until = 0.0
+        """The end of its rest, while it rests."""
         self.refusals = 0
         """Batches in a row that it answered with `unavailable`."""
-        self.owes_rest = False
-        """It did so while another batch waited there, and rests when that one has ended."""
 
     def __repr__(self) -> str:
-        idle = "closing" if self.closing else "aside" if self.aside_until else "free" if self.free else "kept"
-        return f"<slot {self.id}: {self.batch or idle}>"
+        return f"<slot {self.id}: {self.batch or self.state.value}>"
 
     @property
     def idle(self) -> bool:
         """Whether it could run a batch now."""
-        return self.batch is None and not self.closing and self.aside_until is None
+        return self.state is SlotState.IDLE
 
     @property
     def free(self) -> bool:
-        """Whether it may be given any batch: it is idle, and its worker is neither kept for suspects nor to be killed."""
-        return self.idle and self.worker.open
+        """Whether it may be given any batch: it is idle, and its worker is neither reserved nor condemned."""
+        return self.state is SlotState.IDLE and self.worker.state is WorkerState.OPEN
+
+    @property
+    def closing(self) -> bool:
+        """Whether it leaves when what it has is over."""
+        return self.state is SlotState.CLOSING
 
     def connect(self, queue: ModelQueue) -> None:
-        """One of its models has a queue now."""
+        """List the slot in the queue of one of its models, which was added."""
         self.queues.append(queue)
         if self.free:
             queue.free[self.id] = self
@@ -322,27 +478,27 @@ class Slot:
                 queue.commits.add(self.batch.commit_at, self)
 
     def expect(self, running: Batch) -> None:
-        """This batch will end, and the next may be sent before that."""
+        """List when this batch will end, and when the next may be sent before that."""
         for queue in self.queues:
             queue.ends.add(running.ends_at, self)
             if running.commit_at is not None:
                 queue.commits.add(running.commit_at, self)
 
     def forget(self, running: Batch) -> None:
-        """It has ended, or nothing is sent to this slot any more."""
+        """Take it off these lists: it has ended, or nothing is sent to this slot any more."""
         for queue in self.queues:
             queue.ends.remove(running.ends_at, self)
             if running.commit_at is not None:
                 queue.commits.remove(running.commit_at, self)
 
     def commit_again(self, running: Batch) -> None:
-        """Nothing waits behind this batch any more."""
+        """List when the next batch may be sent: none is queued behind this batch any more."""
         if running.commit_at is not None:
             for queue in self.queues:
                 queue.commits.add(running.commit_at, self)
 
     def forget_commit(self, running: Batch) -> None:
-        """Nothing is sent ahead to wait for the end of this batch, for now."""
+        """Send nothing to be queued behind this batch, for now."""
         if running.commit_at is not None:
             for queue in self.queues:
                 queue.commits.remove(running.commit_at, self)
@@ -354,24 +510,24 @@ EARLY = 0.12
 Measured (docs/performance.md): of a thousand batches of MiniLM four in ten ended before their successor, sent when the
 prediction said, was there; with this margin one in ten. What is sent earlier is planned with less to choose from.
 """
-MIN_ASIDE_S = 0.1
+MIN_REST_S = 0.1
 """The first pause, at least: a slot that recovers at once costs little."""
-MAX_ASIDE_S = 30.0
+MAX_REST_S = 30.0
 """No pause is longer, so that a slot whose device came back is found again."""
-CALLS_ASIDE = 2.0
+CALLS_REST = 2.0
 """The first pause in calls of the model: by then another slot has become free and taken what this one refused."""
 
 
-def aside_s(refusals: int, call_s: float | None) -> float:
-    """How long a slot is put aside that has answered so many batches in a row with `unavailable`."""
-    first_s = max(MIN_ASIDE_S, CALLS_ASIDE * (call_s or 0.0))
-    return float(min(MAX_ASIDE_S, first_s * 2.0 ** min(refusals - 1, 32)))
+def rest_s(refusals: int, call_s: float | None) -> float:
+    """Seconds that a slot rests which has answered so many batches in a row with `unavailable`."""
+    first_s = max(MIN_REST_S, CALLS_REST * (call_s or 0.0))
+    return float(min(MAX_REST_S, first_s * 2.0 ** min(refusals - 1, 32)))
 
 
 class SlotTable:
-    """The slots: they come, run batches, rest, are kept for suspects, and go."""
+    """The slots: they come, run batches, rest, are reserved for suspects, and go."""
 
-    __slots__ = ("ahead_count", "aside", "batches", "free_count", "slots", "workers")
+    __slots__ = ("ahead_count", "batches", "free_count", "resting", "slots", "workers")
 
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
@@ -380,9 +536,42 @@ class SlotTable:
         self.workers: dict[str, Worker] = {}
         self.free_count = 0
         self.ahead_count = 0
-        """Batches that wait behind another one."""
-        self.aside: dict[int, Slot] = {}
-        """Those that are put aside; few, if any."""
+        """Batches that are queued behind another one."""
+        self.resting: dict[int, Slot] = {}
+
+    # ------------------------------------------------------------ the one place where slots and workers change state
+
+    def _move(self, slot: Slot, change: str) -> None:
+        was_free = slot.free
+        slot.state = SLOT_TABLE[change][slot.state]
+        if slot.free:
+            if not was_free:
+                self._show(slot)
+        elif was_free:
+            self._hide(slot)
+
+    def _move_worker(self, worker: Worker, change: str) -> None:
+        slots = worker.slots.values()
+        before = [slot for slot in slots if slot.free]
+        worker.state = WORKER_TABLE[change][worker.state]
+        after = [slot for slot in slots if slot.free]
+        if before and not after:
+            for slot in before:
+                self._hide(slot)
+        elif after and not before:
+            for slot in after:
+                self._show(slot)
+
+    def _show(self, slot: Slot) -> None:
+        """List a slot that has become free, behind those that have been free for longer."""
+        self.free_count += 1
+        for queue in slot.queues:
+            queue.free[slot.id] = slot
+
+    def _hide(self, slot: Slot) -> None:
+        self.free_count -= 1
+        for queue in slot.queues:
+            del queue.free[slot.id]
 
     # ------------------------------------------------------------ coming and going
 
@@ -394,7 +583,7 @@ class SlotTable:
         prefetch_s: float | None = None,
         process: str = "",
     ) -> None:
-        """Adds a slot of the named process. Models that are not known yet are connected when they are added."""
+        """Add a slot of the named process. Models that are not known yet are connected when they are added."""
         if id in self.slots:
             raise ContractError(f"slot {id} has joined already")
         process = process or f"slot {id}"
@@ -405,7 +594,7 @@ class SlotTable:
             self._connect(slot, queues[name])
 
     def connect_model(self, queue: ModelQueue) -> None:
-        """Connects a model that was added after slots that name it had joined."""
+        """Connect a model that was added after slots that name it had joined."""
         for slot in self.slots.values():
             if queue.profile.name in slot.models and not slot.closing:
                 self._connect(slot, queue)
@@ -418,7 +607,7 @@ class SlotTable:
         slot.connect(queue)
 
     def leave(self, id: int) -> tuple[Batch | None, Batch | None]:  # noqa: A002
-        """Removes a slot; what it ran and what waited behind that are returned. Unknown slots are ignored."""
+        """Remove a slot. The batch that it ran, and the one that was queued behind; unknown slots are ignored."""
         slot = self.slots.get(id)
         if slot is None:
             return None, None
@@ -428,27 +617,26 @@ class SlotTable:
         del worker.slots[id]
         if not worker.slots:
             del self.workers[worker.name]
-        worker.runs_no_longer(slot.batch)
-        if worker.killed and any(not other.closing for other in worker.slots.values()):
+        if worker.suspect is slot.batch:
+            worker.suspect = None
+        if worker.condemned and any(not other.closing for other in worker.slots.values()):
             self.spare(worker)  # a process that has gone as a whole has closed all its slots before
         behind = slot.behind
         if behind is not None:
             self._unqueue(slot, behind)
-            slot.behind = None
             del self.batches[behind.id]
         if slot.batch is not None:
             del self.batches[slot.batch.id]
+        self._move(slot, "leave")
         return slot.batch, behind
 
     def close(self, id: int) -> Slot | None:  # noqa: A002
-        """Lets a slot get no more batches; what it has stays. The slot, unless it is unknown or closing already."""
+        """Let a slot get no more batches; what it has stays. The slot, unless it is unknown or closing already."""
         slot = self.slots.get(id)
         if slot is None or slot.closing:
             return None
-        self._hide(slot)
-        self.aside.pop(id, None)
-        slot.aside_until = None
-        slot.closing = True
+        self.resting.pop(id, None)
+        self._move(slot, "close")
         if slot.batch is not None:
             slot.forget(slot.batch)
         for queue in slot.queues:
@@ -459,91 +647,106 @@ class SlotTable:
 
     # ------------------------------------------------------------ batches
 
-    def occupy(self, slot: Slot, batch: Batch, now: float) -> None:
-        """A free slot starts a batch, or one that is kept for suspects starts one."""
+    def start(self, slot: Slot, batch: Batch, now: float) -> None:
+        """Start a batch on an idle slot."""
         self.batches[batch.id] = batch
-        self._hide(slot)
+        self._move(slot, "start")
         self._begin(slot, batch, now)
+        if batch.trial is not Trial.NONE:
+            slot.worker.suspect = batch
 
-    def send_ahead(self, slot: Slot, batch: Batch) -> None:
-        """A batch will wait behind the one that this slot runs."""
+    def queue_behind(self, slot: Slot, batch: Batch) -> None:
+        """Queue a batch behind the one that this slot runs."""
         running = slot.batch
         assert running is not None
-        assert slot.behind is None
         self.batches[batch.id] = batch
+        self._move(slot, "queue")
+        batch.state = BATCH_TABLE["queue"][batch.state]
         slot.behind = batch
         self.ahead_count += 1
         slot.forget_commit(running)
         batch.queue.ahead.add(running.ends_at, slot)
 
     def recall(self, slot: Slot, batch: Batch) -> None:
-        """The slot is asked to give back what waits there."""
+        """Ask the slot to give back the batch that is queued there."""
         running = slot.batch
         assert running is not None
-        batch.recalled = True
+        assert batch.behind
+        batch.state = BATCH_TABLE["recall"][batch.state]
         batch.queue.ahead.remove(running.ends_at, slot)
         batch.queue.recalling += 1
 
-    def expect_back(self, slot: Slot) -> Batch | None:
-        """What a slot runs is asked for, since it cannot run it; it is returned, unless it has been asked for before."""
+    def refuse(self, slot: Slot) -> Batch | None:
+        """Let a slot that was unavailable get nothing behind what it runs now. That batch, if it is asked back: the slot
+        cannot run it either."""
         running = slot.batch
-        if running is None or running.recalled:
+        if running is None:
             return None
-        running.recalled = True
         slot.forget_commit(running)
         running.commit_at = None
+        if running.state is not BatchState.RUNNING:
+            return None
+        running.state = BATCH_TABLE["recall"][running.state]
         return running
 
-    def end(self, batch: Batch, now: float) -> Batch | None:
-        """A batch is over: its slot is free, or runs what waited behind it, or has nothing waiting any more.
+    def owe_rest(self, slot: Slot) -> None:
+        """Let a slot rest when the batch that it runs is over and did not run."""
+        self._move(slot, "refuse")
 
-        What waited is returned if it runs now.
+    def end(self, batch: Batch, now: float) -> Batch | None:
+        """Take a batch that is over off its slot, which is idle then, or runs the batch that was queued behind.
+
+        That batch is returned if it runs now.
         """
         slot = batch.slot
+        worker = slot.worker
         del self.batches[batch.id]
-        slot.worker.runs_no_longer(batch)
+        if worker.suspect is batch:
+            worker.suspect = None
         if slot.behind is batch:
             self._unqueue(slot, batch)
-            slot.behind = None
             if slot.batch is not None:
                 slot.commit_again(slot.batch)
             return None
         slot.forget(batch)
-        behind, slot.behind = slot.behind, None
+        behind = slot.behind
         if behind is not None:
-            self._unqueue(slot, behind, batch)
+            self._unqueue(slot, behind)
             self._begin(slot, behind, now)
         else:
             slot.batch = None
-            self._show(slot)
-        if slot.worker.killed:
-            self.spare(slot.worker)  # whoever ends the process regardless lets it close first
+            self._move(slot, "end")
+        if worker.condemned:
+            self.spare(worker)  # whoever ends the process regardless lets it close first
         return behind
 
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
         slot.batch = batch
+        batch.state = BATCH_TABLE["begin"][batch.state]
         batch.started = now
         batch.ends_at = now + (batch.predicted_s or 0.0)
-        # Behind a batch that may come back nothing is sent: nobody knows when the slot will be free.
-        expected = batch.predicted_s is not None and not batch.recalled and slot.worker.open
+        # Nothing is queued behind a batch that may come back: its end cannot be predicted.
+        expected = batch.state is BatchState.RUNNING and slot.worker.open
         if expected and slot.prefetch_s is not None and batch.predicted_s is not None:
             batch.commit_at = max(now, batch.ends_at - slot.prefetch_s - EARLY * batch.predicted_s)
         slot.expect(batch)
 
-    def _unqueue(self, slot: Slot, behind: Batch, running: Batch | None = None) -> None:
-        """A batch no longer waits behind the one that runs, or ran until now."""
+    def _unqueue(self, slot: Slot, behind: Batch) -> None:
+        """Take a batch from behind the one that runs, or ran until now."""
+        running = slot.batch
+        assert running is not None
         self.ahead_count -= 1
-        if behind.recalled:
+        slot.behind = None
+        self._move(slot, "unqueue")
+        if behind.state is BatchState.RECALLED:
             behind.queue.recalling -= 1
         else:
-            ahead_of = running or slot.batch
-            assert ahead_of is not None
-            behind.queue.ahead.remove(ahead_of.ends_at, slot)
+            behind.queue.ahead.remove(running.ends_at, slot)
 
     # ------------------------------------------------------------ speed
 
     def set_pace(self, slot: Slot, queue: ModelQueue, pace: float) -> None:
-        """A slot takes so many times what the most common kind takes for this model."""
+        """Note that a slot takes so many times what the most common kind takes for this model."""
         name = queue.profile.name
         queue.remove_pace(slot.paces.get(name, 1.0))
         queue.add_pace(pace)
@@ -551,90 +754,63 @@ class SlotTable:
 
     # ------------------------------------------------------------ rests
 
-    def put_aside(self, slot: Slot, until: float) -> None:
-        """Lets an idle slot rest until then."""
-        self._hide(slot)
-        slot.aside_until = until
-        self.aside[slot.id] = slot
+    def rest(self, slot: Slot, until: float) -> None:
+        """Let an idle slot rest."""
+        self._move(slot, "rest")
+        slot.rests_until = until
+        self.resting[slot.id] = slot
 
-    def take_back(self, now: float) -> None:
-        """Frees the slots that have rested long enough, in the order in which their time came."""
-        due = [
-            (slot.aside_until, slot)
-            for slot in self.aside.values()
-            if slot.aside_until is not None and slot.aside_until <= now
-        ]
-        for _, slot in sorted(due, key=lambda pair: pair[0]):
-            del self.aside[slot.id]
-            slot.aside_until = None
-            self._show(slot)
+    def wake(self, now: float) -> None:
+        """Free the slots that have rested long enough, in the order in which their time came."""
+        due = [slot for slot in self.resting.values() if slot.rests_until <= now]
+        for slot in sorted(due, key=lambda slot: slot.rests_until):
+            del self.resting[slot.id]
+            self._move(slot, "wake")
 
-    def next_return(self) -> float | None:
+    def next_wake(self) -> float | None:
         """When the first slot has rested long enough."""
-        return min(
-            (slot.aside_until for slot in self.aside.values() if slot.aside_until is not None), default=None
-        )
+        return min([slot.rests_until for slot in self.resting.values()], default=None)
 
-    # ------------------------------------------------------------ isolation
+    # ------------------------------------------------------------ workers
 
-    def isolate(self, worker: Worker) -> list[Batch]:
-        """Keeps a worker for suspects: it gets nothing else. What waits there behind other batches should be recalled."""
-        for slot in worker.slots.values():
-            self._hide(slot)
-        worker.isolated = Isolated()
+    def reserve(self, worker: Worker) -> list[Batch]:
+        """Reserve a worker for suspects. The batches that are queued there behind others, and should be recalled."""
+        self._move_worker(worker, "reserve")
         behind = [self.send_no_more(slot) for slot in worker.slots.values()]
         return [batch for batch in behind if batch is not None]
 
     def release(self, worker: Worker) -> None:
-        """No suspect needs the worker any more."""
-        worker.isolated = None
-        self._show_all(worker)
+        """Open a worker again that no suspect needs any more."""
+        self._move_worker(worker, "release")
 
     def condemn(self, worker: Worker) -> None:
-        """Its process is about to be ended: it gets nothing else."""
+        """Give nothing more to a worker whose process is about to be ended."""
         for slot in worker.slots.values():
-            self._hide(slot)
             self.send_no_more(slot)
-        worker.killed = True
+        self._move_worker(worker, "condemn")
 
     def spare(self, worker: Worker) -> None:
-        """Nothing is left to end its process for, and it serves on with what slots it has left."""
-        if worker.killed and not any(
-            slot.batch is not None and slot.batch.hang is Hang.KILLED for slot in worker.slots.values()
+        """Let a worker serve on with the slots that it has left, if nothing is left to end its process for."""
+        if worker.condemned and not any(
+            slot.batch is not None and slot.batch.state is BatchState.CONDEMNED
+            for slot in worker.slots.values()
         ):
-            worker.killed = False
-            self._show_all(worker)
+            self._move_worker(worker, "spare")
 
     def give_up(self, slot: Slot) -> None:
-        """What a slot runs will not end: it is lost, and the rest of its worker serves on."""
-        slot.worker.runs_no_longer(slot.batch)
+        """Lose a slot whose batch will not end; the rest of its worker serves on."""
+        if slot.worker.suspect is slot.batch:
+            slot.worker.suspect = None
         self.spare(slot.worker)
         self.close(slot.id)
 
     def send_no_more(self, slot: Slot) -> Batch | None:
-        """Lets nothing be sent ahead to wait for the batch that a slot runs. What waits there and should be recalled."""
+        """Queue nothing behind the batch that a slot runs. The batch that is queued there and should be recalled."""
         running = slot.batch
         if running is None:
             return None
         if slot.behind is None:
             slot.forget_commit(running)
         running.commit_at = None
-        return None if slot.behind is None or slot.behind.recalled else slot.behind
-
-    def _show_all(self, worker: Worker) -> None:
-        for slot in worker.slots.values():
-            self._show(slot)
-
-    def _show(self, slot: Slot) -> None:
-        """It can be given something, if nothing else is in the way."""
-        if slot.free:
-            self.free_count += 1
-            for queue in slot.queues:
-                queue.free[slot.id] = slot
-
-    def _hide(self, slot: Slot) -> None:
-        """It is given nothing from now on. To be called before that which makes it so."""
-        if slot.free:
-            self.free_count -= 1
-            for queue in slot.queues:
-                del queue.free[slot.id]
+        behind = slot.behind
+        return behind if behind is not None and behind.state is BatchState.BEHIND else None

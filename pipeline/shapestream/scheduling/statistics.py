@@ -175,7 +175,7 @@ def take_stock(
         slots=len(slots.slots),
         free_slots=slots.free_count,
         closing_slots=sum(slot.closing for slot in slots.slots.values()),
-        slots_aside=len(slots.aside),
+        slots_aside=len(slots.resting),
         slots_kept=sum(slot.idle and not slot.free for slot in slots.slots.values()),
         suspects=sum(queue.suspect_count for queue in queues.values()),
         draining=admission.draining,

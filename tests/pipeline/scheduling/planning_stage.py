@@ -11,7 +11,7 @@ import numpy as np
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue
-from shapestream.scheduling.state import RUNNING, Request
+from shapestream.scheduling.state import Request
 
 
 class FormulaSurface:
@@ -121,7 +121,7 @@ class Waiting:
 
     def start(self, cut: Cut) -> None:
         """Takes a batch out."""
-        self.queue.take(cut.members, RUNNING)
+        self.queue.take(cut.members)
 
 
 def ids(cut: Cut) -> set[int]:

@@ -22,7 +22,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.queueing import LazyHeap
-from shapestream.scheduling.state import DONE, QUEUED, Request, State
+from shapestream.scheduling.state import DONE, QUEUED, Request
 
 
 def _lines(call: Callable[[], Any]) -> tuple[int, Any]:
@@ -136,7 +136,7 @@ class _Entry:
 
 def test_the_dead_leave_a_heap_without_being_searched_for():
     """The heap stays proportional to the living, and its first entry is always alive."""
-    heap = LazyHeap(State.QUEUED)
+    heap = LazyHeap(QUEUED)
     entries = [_Entry(order) for order in range(1000)]
     for entry in entries:
         heap.push(float(1000 - entry.order), entry)

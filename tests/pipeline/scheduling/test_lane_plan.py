@@ -17,7 +17,6 @@ from shapestream.scheduling.planner import (
     plan_batch,
     planning_s,
 )
-from shapestream.scheduling.state import DONE
 
 SURFACE = affine(0.05, 0.001)
 
@@ -66,7 +65,7 @@ def test_an_arrival_that_would_cost_more_than_alone_stays_out():
     surface = affine(0.1, 0.001)
     assert {0, 1} == ids(_plan(waiting, budget, surface))
     budget.balance_s = 0.0
-    waiting.queue.take([waiting.queue.buckets[80,].first()], DONE)
+    waiting.queue.drop(waiting.queue.buckets[80,].first())
     waiting.arrive(*[(1, 60)] * 6)
     waiting.arrive((1, 79))
     assert {0, *range(3, 9)} == ids(_plan(waiting, budget, surface))
@@ -77,7 +76,7 @@ def test_members_that_have_left_are_not_missed():
     budget = PlanningBudget(first_s=1.0)
     waiting = _three_groups(budget)
     bucket = waiting.queue.buckets[61,]
-    waiting.queue.take([bucket.first()], DONE)
+    waiting.queue.drop(bucket.first())
     assert {1, 7} == ids(_plan(waiting, budget))
 
 
@@ -100,7 +99,7 @@ def test_a_segment_that_has_mostly_gone_is_not_worth_its_padding():
     first = _plan(waiting, budget, surface)
     assert {0, 1, 2, 3, 4} == ids(first)
     budget.balance_s = 0.0
-    waiting.queue.take(list(first.members[1:]), DONE)
+    waiting.queue.take(list(first.members[1:]))
     waiting.arrive((8, 24))
     assert {0} == ids(_plan(waiting, budget, surface))
 

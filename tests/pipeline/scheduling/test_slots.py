@@ -13,7 +13,7 @@ from shapestream.scheduling.events import (
     SlotLeft,
 )
 from shapestream.scheduling.recovery import HangLimits
-from shapestream.scheduling.state import aside_s
+from shapestream.scheduling.state import rest_s
 
 
 def places(stage) -> list[int]:
@@ -149,9 +149,9 @@ def test_a_bad_request_does_not_put_its_slot_aside(stage):
 
 def test_pauses_double_up_to_their_limit():
     """At least 0.1 s, at least two calls of the model, at most half a minute, whatever the count."""
-    assert [0.1, 0.2, 0.4] == [aside_s(refusals, None) for refusals in (1, 2, 3)]
-    assert [6.0, 12.0, 24.0, 30.0] == [aside_s(refusals, 3.0) for refusals in (1, 2, 3, 4)]
-    assert 30.0 == aside_s(10**9, 0.001)
+    assert [0.1, 0.2, 0.4] == [rest_s(refusals, None) for refusals in (1, 2, 3)]
+    assert [6.0, 12.0, 24.0, 30.0] == [rest_s(refusals, 3.0) for refusals in (1, 2, 3, 4)]
+    assert 30.0 == rest_s(10**9, 0.001)
 
 
 def test_the_story_of_a_request_tells_of_the_rest(stage):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream_workers.lab.tune_bench_file import subject_of
 from shapestream_workers.lab.tune_candidates import Candidate, Placement, ShapeChoice, edits_of
 from shapestream_workers.lab.tune_edited_file import apply_edits, edited_text, relocated, write_tuned

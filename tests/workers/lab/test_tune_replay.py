@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import ModelSettings
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab import tune_inputs as inputs
 from shapestream_workers.lab.tune_inputs import InputMaker

@@ -13,9 +13,9 @@ import pytest
 from shapestream.errors import ConfigurationError
 from shapestream.serving.models import ModelOptions, ServedModel
 from shapestream.telemetry.trace import TraceRequest, header_line, request_line
-from shapestream_engine.batching.native import Native
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.strategy import Strategy
 from shapestream_workers.lab.tune_candidates import Candidate, Placement, ShapeChoice
 from shapestream_workers.lab.tune_first_stage import planned_signature
 from shapestream_workers.lab.tune_prediction import predict
@@ -102,7 +102,7 @@ def test_more_slots_and_cheaper_calls_are_predicted_to_do_more() -> None:
 def test_a_cap_on_shapes_is_planned_with() -> None:
     """Though the process that measured knew nothing of it, or of another one."""
     place = Placement(processes=None, slots=1, threads=1)
-    for measured in (Native(), Native(max_prepared=32), Native(most_rows=8), Native(most_rows=1)):
+    for measured in (Strategy(), Strategy(max_prepared=32), Strategy(most_rows=8), Strategy(most_rows=1)):
         plain = replace(SIGNATURE, strategy=measured).to_dict()
         for cap in (None, 16):
             candidate = Candidate(placement=place, shapes=ShapeChoice(max_prepared=cap))

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, assert_never
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings import LoadedSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.cost_table import MAX_ELEMENTS, CostTable
 from shapestream_workers.lab.plain_server import PlainServer
@@ -356,8 +356,7 @@ def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models
                 [f"model {model.name!r} has the dimensions {expected}; the traffic has {', '.join(names)}"]
             )
         profiles.append(replace(model.profile, name=name))
-        if model.signature.planner is not None:
-            round_up[name] = model.signature.planner.round_up
+        round_up[name] = model.signature.round_up
     return _Models(tuple(profiles), round_up)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_engine.errors import EngineError
 from shapestream_workers.lab.scenario import (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
-from shapestream.settings_loader import LoadedSettings
+from shapestream.settings import LoadedSettings
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_workers.lab.traffic import BadText

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_loader import LoadedSettings, load_settings
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_workers.lab.tune_bench_file import subject_of

@@ -15,9 +15,7 @@ from typing import Any
 
 import yaml
 
-from shapestream.settings import WorkerGroupSettings
-from shapestream.settings_loader import LoadedSettings
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import LoadedSettings, ModelSettings, WorkerGroupSettings
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.lab.tune_candidates import Candidate, Placement, ShapeChoice, edits_of
 from shapestream_workers.lab.tune_edited_file import apply_edits, relocated

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shapestream.yaml_source import Location
+from shapestream.settings import Location
 
 __all__ = ["Candidate", "Placement", "ShapeChoice", "placements", "shape_settings"]
 

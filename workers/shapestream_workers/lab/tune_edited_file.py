@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings_addresses import is_public_key
-from shapestream.settings_loader import load_settings
-from shapestream.yaml_source import Location
+from shapestream.settings import Location, is_public_key, load_settings
 
 __all__ = ["apply_edits", "edited_text", "relocated", "write_tuned"]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from shapestream.errors import ConfigurationError
-from shapestream_engine.batching.native import Native
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.tune_bench_file import Subject
@@ -133,7 +132,7 @@ def planned_signature(measured: Mapping[str, Any], candidate: Candidate) -> Mode
     """
     signature = ModelSignature.from_dict(measured)
     strategy = signature.strategy
-    if not isinstance(strategy, Native):
+    if strategy.sizes:
         return signature
     cap = candidate.shapes.max_prepared
     fill_rows = cap is not None and not strategy.alone

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shapestream.settings_models import ModelSettings
+from shapestream.settings import ModelSettings
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.examination import values_of

@@ -16,7 +16,7 @@ from typing import Any
 
 from shapestream.errors import ShapestreamError
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.settings_loader import load_settings
+from shapestream.settings import load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_engine.calibration import calibrate
 from shapestream_engine.errors import EngineError

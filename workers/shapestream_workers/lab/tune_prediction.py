@@ -71,7 +71,6 @@ def _run(served: ServedModel, table: CostTable, slots: int, workload: Workload) 
     steady = replace(
         table, points=tuple(replace(point, first_seconds=point.seconds) for point in table.points)
     )
-    planner = served.signature.strategy.bind(served.signature.table)
     return simulate(
         Scheduler(max_queued_requests=_ENDLESS, max_queued_bytes=_ENDLESS),
         [profile],
@@ -79,7 +78,7 @@ def _run(served: ServedModel, table: CostTable, slots: int, workload: Workload) 
         Truth(costs={profile.name: TableCost(steady, has_batch=profile.has_batch)}),
         workload,
         calibration={profile.name: steady},
-        round_up={} if planner is None else {profile.name: planner.round_up},
+        round_up={profile.name: served.signature.round_up},
     )
 
 

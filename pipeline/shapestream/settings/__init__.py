@@ -1,0 +1,38 @@
+"""The configuration: a YAML file, and the frozen models that it becomes, which server and workers take as they are."""
+
+from shapestream.settings.document import (
+    InProcessSettings,
+    LoggingSettings,
+    Settings,
+    WorkerGroupSettings,
+    json_schema,
+)
+from shapestream.settings.loader import EffectiveValue, LoadedSettings, load_models, load_settings
+from shapestream.settings.models import BatchingSettings, ModelSettings, OutputSettings, ProbeSettings
+from shapestream.settings.places import is_public_key, registered_functions
+from shapestream.settings.server import SecuritySettings, ServerSettings
+from shapestream.settings.shapes import InputSettings, ShapesSettings
+from shapestream.settings.yaml_source import Location
+
+__all__ = [
+    "BatchingSettings",
+    "EffectiveValue",
+    "InProcessSettings",
+    "InputSettings",
+    "LoadedSettings",
+    "Location",
+    "LoggingSettings",
+    "ModelSettings",
+    "OutputSettings",
+    "ProbeSettings",
+    "SecuritySettings",
+    "ServerSettings",
+    "Settings",
+    "ShapesSettings",
+    "WorkerGroupSettings",
+    "is_public_key",
+    "json_schema",
+    "load_models",
+    "load_settings",
+    "registered_functions",
+]

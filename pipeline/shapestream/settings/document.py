@@ -1,0 +1,216 @@
+"""The whole configuration file, its short sections, and what its sections disagree about.
+
+The long sections are in server.py and models.py; docs/configuration.md is the page for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
+
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from shapestream.settings.models import ModelSettings
+from shapestream.settings.server import ServerSettings
+from shapestream.settings.values import (
+    COUNT,
+    TEXT,
+    Finding,
+    Section,
+    did_you_mean,
+    read_auto,
+    read_memory_limit,
+)
+from shapestream_engine.errors import ModelLoadError
+from shapestream_engine.model_files import files_of_model
+
+__all__ = [
+    "DISAGREEMENT",
+    "InProcessSettings",
+    "LoggingSettings",
+    "Settings",
+    "WorkerGroupSettings",
+    "json_schema",
+]
+
+DISAGREEMENT = "disagreement"
+"""The kind of pydantic error for settings that are right one by one and contradict each other."""
+
+MemoryLimit: TypeAlias = Annotated[
+    int,
+    BeforeValidator(read_memory_limit),
+    WithJsonSchema({"anyOf": [{**COUNT, "minimum": 64 << 20}, {**TEXT, "examples": ["2 GiB"]}]}),
+]
+AutoCount: TypeAlias = Annotated[
+    Any, BeforeValidator(read_auto), WithJsonSchema({"anyOf": [COUNT, {"const": "auto"}]})
+]
+
+
+class WorkerGroupSettings(Section):
+    """Worker processes that are alike."""
+
+    count: int = Field(default=1, ge=1, le=256)
+    """Processes."""
+    models: tuple[str, ...] | None = Field(default=None, strict=False, min_length=1)
+    """The models that each of them serves. Default: all."""
+    slots: AutoCount = "auto"
+    """Inference calls at a time in one process."""
+    threads: AutoCount = "auto"
+    """Threads that the engine may use in one process."""
+    memory_limit: MemoryLimit | None = None
+    """Resident memory at which a process is replaced by a fresh one, with nothing lost. Default: none."""
+
+
+class InProcessSettings(Section):
+    """Slots in the server process itself: for development and trusted models (a crash ends the server)."""
+
+    slots: AutoCount = "auto"
+    """Inference calls at a time."""
+    threads: AutoCount = "auto"
+    """Threads that the engine may use."""
+    memory_limit: MemoryLimit | None = None
+    """Resident memory of the server at which it warns. Default: none."""
+    refuse_new_shapes: bool = False
+    """While the server holds more than `memory_limit`: answer requests of shapes that it has not met `unavailable`."""
+
+
+def _read_in_process(value: Any) -> Any:
+    if isinstance(value, bool):
+        return InProcessSettings() if value else None
+    return value
+
+
+class LoggingSettings(Section):
+    """Lines on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """At `debug` every request and batch can be followed by its id."""
+    format: Literal["auto", "json", "pretty"] = "auto"
+    """`auto`: pretty on a terminal, JSON elsewhere."""
+
+
+class Settings(Section):
+    """The whole file."""
+
+    # Validated like a section that is there: its default address, too, starts at the folder of the file.
+    server: ServerSettings = Field(default_factory=cast(Any, dict), validate_default=True)
+    models: tuple[ModelSettings, ...] = Field(default=(), strict=False)
+    """May be empty only for a server whose workers all dial in."""
+    workers: tuple[WorkerGroupSettings, ...] | None = Field(default=None, strict=False)
+    """Default: one worker with all models. `[]`: none, they dial in."""
+    in_process: Annotated[InProcessSettings | None, BeforeValidator(_read_in_process)] = None
+    """`true`, or {slots, threads}: run the models in the server instead of in workers."""
+    logging: LoggingSettings = LoggingSettings()
+
+    @property
+    def worker_groups(self) -> tuple[WorkerGroupSettings, ...]:
+        """The groups of processes to start, defaults applied."""
+        if self.in_process is not None or (self.workers is None and not self.models):
+            return ()
+        return (WorkerGroupSettings(),) if self.workers is None else self.workers
+
+    def effective(self) -> Settings:
+        """The same with what is chosen by the rest of the file written out: engines, and the default worker."""
+        models = tuple(model.model_copy(update={"engine": model.effective_engine}) for model in self.models)
+        return self.model_copy(update={"models": models, "workers": self.worker_groups})
+
+    def models_of(self, group: WorkerGroupSettings) -> tuple[ModelSettings, ...]:
+        """The models that a group serves."""
+        if group.models is None:
+            return self.models
+        return tuple(model for model in self.models if model.name in group.models)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse settings that contradict each other, all at once; they are looked at when each is right by itself."""
+        found = [
+            InitErrorDetails(
+                type=PydanticCustomError(DISAGREEMENT, "{message}", {"message": message}),
+                loc=place,
+                input=None,
+            )
+            for place, message in self.problems()
+        ]
+        if found:
+            raise ValidationError.from_exception_data("Settings", found)
+        return self
+
+    def problems(self) -> Iterator[Finding]:
+        """Yield everything that settings disagree about, each with the place of the one to change."""
+        first: dict[str, int] = {}
+        for index, model in enumerate(self.models):
+            if first.setdefault(model.name, index) != index:
+                words = f'models[{first[model.name]}] is called "{model.name}" too (names are unique)'
+                yield ("models", index, "name"), words
+            for where, words in model.problems():
+                yield ("models", index, *where), words
+            if (words_of_path := self._outside_model_root(model)) is not None:
+                yield ("models", index, "path"), words_of_path
+            hang_after_s = model.batching.hang_limit_s
+            if (words_of_hang := self.server.too_short_for_hangs(hang_after_s)) is not None:
+                yield ("models", index, "batching", "hang_after_s"), words_of_hang
+        for where, words in self.server.problems():
+            yield ("server", *where), words
+        yield from self._problems_of_workers()
+
+    def _problems_of_workers(self) -> Iterator[Finding]:
+        dial_in, in_process = self.server.worker_listen is not None, self.in_process
+        if in_process is not None:
+            if self.workers:
+                yield ("in_process",), 'both "in_process" and "workers" are given (remove one)'
+            if in_process.refuse_new_shapes and in_process.memory_limit is None:
+                words = (
+                    '"refuse_new_shapes" says what happens above "memory_limit", which is not set (add it)'
+                )
+                yield ("in_process", "refuse_new_shapes"), words
+        if not self.models and (in_process is not None or self.workers or not dial_in):
+            yield ("models",), "no models (add one; only a server with worker_listen can do without)"
+        if self.workers == () and in_process is None and not dial_in:
+            yield ("workers",), "no workers, and server.worker_listen is not set (nothing could run a model)"
+        names = [model.name for model in self.models]
+        groups = self.workers or ()
+        for index, group in enumerate(groups):
+            for position, name in enumerate(group.models or ()):
+                if name not in names:
+                    where = ("workers", index, "models", position)
+                    yield where, f'there is no model "{name}" {did_you_mean(name, names)}'
+        served = {name for group in groups for name in (names if group.models is None else group.models)}
+        if groups and not dial_in and in_process is None:
+            for index, name in enumerate(names):
+                if name not in served:
+                    yield (
+                        ("models", index, "name"),
+                        f'no worker serves "{name}" (add it to a group of workers)',
+                    )
+
+    def _outside_model_root(self, model: ModelSettings) -> str | None:
+        """What is wrong with where the model's files lie, weights beside it included; symbolic links are followed."""
+        if self.server.model_root is None or model.path is None:
+            return None
+        try:
+            files = files_of_model(Path(model.path))
+        except (OSError, ModelLoadError):
+            files = [Path(model.path)]  # that it cannot be read is said where it is loaded
+        for file in files:
+            # resolve() raises RuntimeError, or OSError from Python 3.13 on, where links lead in a circle.
+            try:
+                real = file.resolve()
+            except (OSError, RuntimeError) as error:
+                return f"{file} leads nowhere: {error}"
+            if not real.is_relative_to(root := Path(self.server.model_root)):
+                return f"{real} is not in server.model_root, {root} (move it there, or change that folder)"
+        return None
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of the file for editors (JSON Schema 2020-12)."""
+    schema = Settings.model_json_schema()
+    schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
+    security = schema["$defs"]["ServerSettings"]["properties"]["security"]
+    security["anyOf"].insert(0, {"const": "network"})
+    probe = schema["$defs"]["ModelSettings"]["properties"]["probe"]
+    probe["anyOf"] = [{"type": "string"}, {key: probe.pop(key) for key in ("additionalProperties", "type")}]
+    schema["title"] = "shapestream configuration"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,0 +1,292 @@
+"""From a YAML file to `Settings`, or to all that is wrong: `file:line:column: key: problem (what to do)`.
+
+Findings come from the text (yaml_source.py) and from the values (pydantic, with the sections' validators). Settings
+that contradict each other are found when each is right by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings.document import DISAGREEMENT, Settings, json_schema
+from shapestream.settings.values import address_meant, closest, describe
+from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
+
+__all__ = ["EffectiveValue", "LoadedSettings", "load_models", "load_settings", "spell_location"]
+
+_EXPECTED: Mapping[str, str] = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveValue:
+    """One setting as it takes effect: `key` as error messages spell it, and the place that it comes from."""
+
+    key: str
+    value: Any
+    origin: str
+    """`file:line`, or `default`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSettings:
+    """Settings with their origin, so that later findings can still point into the file."""
+
+    settings: Settings
+    path: Path
+    source: YamlSource
+
+    def problem(self, location: Location, message: str) -> str:
+        """A line for something found later, such as a model file that contradicts its settings."""
+        return _line(self.path, self.source.place_of(location), location, message)
+
+    def with_server(self, **changes: Any) -> LoadedSettings:
+        """The same with other values in `server`, which a command line gave; they are not checked again."""
+        server = self.settings.server.model_copy(update=changes)
+        return replace(self, settings=self.settings.model_copy(update={"server": server}))
+
+    def effective_values(self) -> Iterator[EffectiveValue]:
+        """Every setting, in the order of the schema, with its origin (for `shapestream check --show`)."""
+        for location, value in _leaves(self.settings.effective(), ()):
+            place = self.source.places.get(location)
+            if place is None and location[:-1] in self.source.places and isinstance(location[-1], int):
+                place = self.source.places[location[:-1]]
+            origin = "default" if place is None else f"{self.path}:{place.line}"
+            yield EffectiveValue(key=spell_location(location), value=value, origin=origin)
+
+
+def load_settings(path: str | Path, *, files_must_exist: bool = True) -> LoadedSettings:
+    """Read `path`; raises `ConfigurationError` with every problem found, in the order of the file."""
+    path = Path(path)
+    return _loaded(path, _source(path), files_must_exist=files_must_exist)
+
+
+def load_models(path: str | Path) -> LoadedSettings:
+    """Read only the models of `path`, with defaults for all else: for trying them though other sections are faulty.
+
+    Raises `ConfigurationError`, as `load_settings` does.
+    """
+    path = Path(path)
+    source = _source(path)
+    if isinstance(source.values, dict):
+        source.values = {key: value for key, value in source.values.items() if key == "models"}
+    return _loaded(path, source, files_must_exist=True)
+
+
+def _source(path: Path) -> YamlSource:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # of a device, or a model that was named by mistake, no more
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigurationError([f"{path}: {reason}"]) from error
+    return read_yaml(data)
+
+
+def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool) -> LoadedSettings:
+    findings = _Findings(source)
+    settings = _validate(source, findings, {"base": path.parent, "files_must_exist": files_must_exist})
+    if findings.found or settings is None:
+        findings.found.sort(key=lambda finding: finding[0] or Place(0, 0))
+        raise ConfigurationError([_line(path, *finding) for finding in findings.found])
+    return LoadedSettings(settings=settings, path=path, source=source)
+
+
+class _Findings:
+    """What is wrong so far. A faulty value is not complained about again, nor what is in it."""
+
+    def __init__(self, source: YamlSource) -> None:
+        self._source = source
+        self.found = [(problem.place, problem.location, problem.message) for problem in source.problems]
+        self._faulty = {problem.location for problem in source.problems if problem.location}
+
+    def add(self, location: Location, message: str, *, follows: bool = False) -> None:
+        """Notes a finding; one that `follows` from comparing settings does not hide others at its place."""
+        if any(location[:length] in self._faulty for length in range(1, len(location) + 1)):
+            return
+        self.found.append((self._source.place_of(location), location, message))
+        if not follows:
+            self._faulty.add(location)
+
+
+def _validate(source: YamlSource, findings: _Findings, context: dict[str, Any]) -> Settings | None:
+    values = source.values
+    if not isinstance(values, dict):
+        if values is not None:
+            findings.add((), f"expected a mapping, got {describe(values)} (start with models:)")
+        elif not findings.found:
+            findings.add((), "the file is empty (start with models:)")
+        return None
+    settings: Settings | None = None
+    try:
+        # The default of `listen` is relative to this file, so even an absent server is validated.
+        settings = Settings.model_validate({"server": {}, **values}, context=context)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            location, message = _explain(detail)
+            if message:
+                findings.add(location, message, follows=detail["type"] == DISAGREEMENT)
+    return settings
+
+
+def spell_location(location: Location) -> str:
+    """`models[0].inputs["a.b"].shape`."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part and all(character.isalnum() or character in "_-" for character in part):
+            text += f".{part}" if text else part
+        else:
+            text += f'["{part}"]'
+    return text
+
+
+def _line(path: Path, place: Place | None, location: Location, message: str) -> str:
+    where = f"{path}:{place.line}:{place.column}" if place is not None else f"{path}"
+    key = spell_location(location)
+    return f"{where}: {key}: {message}" if key else f"{where}: {message}"
+
+
+def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
+    if isinstance(value, BaseModel):
+        fields = [(name, getattr(value, name)) for name in type(value).model_fields]
+        fields += (value.model_extra or {}).items()
+        for name, inner in fields:
+            yield from _leaves(inner, (*location, name))
+    elif isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*location, key))
+    elif isinstance(value, tuple) and value:
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, (*location, index))
+    else:
+        yield location, value
+
+
+def _explain(detail: ErrorDetails) -> tuple[Location, str]:
+    """Where it is wrong, and a sentence that says what is wrong and what to do.
+
+    The sentence is empty for what only follows from others: a list that is too short for want of sound items.
+    """
+    location: Location = detail["loc"]
+    kind, given, context = detail["type"], detail.get("input"), detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return location, _unknown_key(location, given)
+    if kind == "missing":
+        return location[:-1], f'missing "{location[-1]}"'
+    if kind == "too_short" and given:
+        return location, ""
+    if kind in _EXPECTED:
+        of_groups = location[:1] == ("workers",) and len(location) < 3
+        hint = _group_hint(given, is_list=len(location) == 1) if of_groups else ""
+        return location, f"expected {_EXPECTED[kind]}, got {describe(given)}{hint or _hint(kind, given)}"
+    if kind == "literal_error":
+        return location, f"expected {context['expected']}, got {describe(given)}".replace("'", '"')
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return location, f"must be {words} {context[key]}, got {describe(given)}"
+    if kind in ("too_short", "too_long", "missing_positional_argument") or kind.startswith("string_"):
+        return location, f"{_plain(detail['msg'])}, got {describe(given)}"
+    return location, _plain(detail["msg"])
+
+
+def _plain(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def _hint(kind: str, given: Any) -> str:
+    if given is None:
+        return " (fill it in, or remove the key)"
+    if kind in ("int_type", "float_type") and isinstance(given, str):
+        return " (remove the quotes)" if _reads_as_number(given, int if kind == "int_type" else float) else ""
+    if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer():
+        return f" (write {int(given)})"
+    if kind == "bool_type" and isinstance(given, str):
+        word = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
+        return f" (write {word[given.lower()]})" if given.lower() in word else ""
+    if kind == "string_type" and isinstance(given, (bool, int, float)):
+        return " (put it in quotes)"
+    if kind == "tuple_type" and not isinstance(given, dict):
+        meant = address_meant(given)
+        return f" (write [{given}])" if meant is None else f' (write ["{meant}"])'
+    return ""
+
+
+def _group_hint(given: Any, *, is_list: bool) -> str:
+    """What to write for workers that are no list of groups, or for a group that is none: a number is taken for a count."""
+    if isinstance(given, dict):
+        return " (a list of groups: write [{count: 1}])"
+    group = f"{{count: {given if _reads_as_number(str(given), int) else 1}}}"
+    return f" (write {f'[{group}]' if is_list else group})"
+
+
+def _reads_as_number(text: str, kind: Callable[[str], float]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+_schema = functools.cache(json_schema)
+
+
+def _unknown_key(location: Location, given: Any) -> str:
+    known = _known_keys(location[:-1])
+    word = str(location[-1])
+    if (close := closest(word, known)) is not None:
+        return f'unknown key (did you mean "{close}"?)'
+    # A shape without quotes in {...} ends at its first comma; what follows are keys without values.
+    if ".." in word or ("shape" in known and (given is None or ":" in word)):
+        return 'unknown key (put a shape that holds commas in quotes: "batch, 4")'
+    return f"unknown key (known: {', '.join(known)})"
+
+
+def _known_keys(location: Location) -> list[str]:
+    schema = _schema()
+    definitions: Mapping[str, Any] = schema.get("$defs", {})
+    nodes = [schema]
+    for part in location:
+        nodes = [step for node in nodes for step in _steps(_resolve(node, definitions), part)]
+        nodes = [branch for node in nodes for branch in node.get("anyOf", [node])]
+    return [key for node in nodes for key in _resolve(node, definitions).get("properties", {})]
+
+
+def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = node.get("$ref")
+    return definitions[reference.rpartition("/")[2]] if isinstance(reference, str) else node
+
+
+def _steps(node: Mapping[str, Any], part: str | int) -> Iterator[dict[str, Any]]:
+    if isinstance(part, int):
+        candidates = [node.get("items")]
+    else:
+        candidates = [node.get("properties", {}).get(part), node.get("additionalProperties")]
+    for candidate in candidates:
+        if isinstance(candidate, dict):
+            yield candidate
+            return

@@ -1,0 +1,51 @@
+"""The transition tables of the scheduler: docs/scheduling.md draws them, and what they do not list is refused."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from shapestream.scheduling.state import (
+    BATCH_TABLE,
+    REQUEST_TABLE,
+    SLOT_TABLE,
+    WORKER_TABLE,
+    RequestState,
+    SlotState,
+    SlotTable,
+)
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_page_shows_the_tables():
+    """`python docs/states.py` writes the diagrams; whoever changes a table runs it."""
+    page = (DOCS / "scheduling.md").read_text(encoding="utf-8")
+    assert page == runpy.run_path(str(DOCS / "states.py"))["updated"](page)
+
+
+@pytest.mark.parametrize("table", [REQUEST_TABLE, BATCH_TABLE, SLOT_TABLE, WORKER_TABLE])
+def test_every_state_is_reached_from_the_first(table):
+    """No state is left that nothing leads to."""
+    (kind,) = {type(state) for row in table.values() for state in row}
+    reached = {next(iter(kind))}
+    for _ in kind:
+        reached |= {after for row in table.values() for before, after in row.items() if before in reached}
+    assert set(kind) == reached
+
+
+def test_a_request_that_ended_stays_ended():
+    """Its one ending is the last that happens to it."""
+    assert not any(RequestState.DONE in row for row in REQUEST_TABLE.values())
+
+
+def test_a_change_that_the_table_does_not_list_is_refused():
+    """A slot that rests cannot be let rest again."""
+    slots = SlotTable()
+    slots.join(0, frozenset(), {})
+    slots.rest(slots.slots[0], 1.0)
+    with pytest.raises(KeyError):
+        slots.rest(slots.slots[0], 2.0)
+    assert SlotState.RESTING is slots.slots[0].state
