@@ -1,41 +1,42 @@
-"""Replays requests of a trace at a running server, and says what came of them.
+"""Replays of a trace at a server, and their results.
 
-*Closed*: as many in flight as there may be, whatever the trace's times: how much work can be done. *Open*: each request
-at its own time, whatever became of the others: how long users wait, counted from when they meant to send.
+*Closed*: a constant number of requests in flight, whatever the trace's times: the throughput. *Open*: each request at
+its own time, whatever became of the others: the latency, counted from the time at which it was due.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from time import perf_counter
 
+import numpy as np
 import trio
 
 from shapestream.client.trio_client import Client
 from shapestream.errors import DeadlineExceeded, RequestError
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.tune_inputs import InputMaker
+from shapestream_workers.lab.workload import InputMaker
 
-__all__ = ["Round", "quantile", "replay_closed", "replay_open"]
+__all__ = ["Round", "replay_closed", "replay_open"]
 
 MOST_AT_ONCE = 4096
-"""Requests that an open replay has under way; those beyond it end as late, without being sent."""
+"""Requests that an open replay has in flight; others count as late, without being sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What came of some requests."""
+    """Results of one replay."""
 
     requests: int
     seconds: float
     latencies_s: tuple[float, ...]
-    """Of those that were answered with a result."""
+    """Latencies of the requests with a result."""
     late: int = 0
-    """That missed their deadline, or were not sent since too many were under way."""
+    """Requests that missed their deadline, or were not sent since too many were in flight."""
     failures: tuple[str, ...] = ()
-    """What the others ended with."""
+    """Errors of the other requests."""
 
     @property
     def goodput_per_s(self) -> float:
@@ -44,17 +45,9 @@ class Round:
 
     @property
     def p99_s(self) -> float:
-        """Of all requests; infinite where more than one in a hundred had no result."""
-        missing = self.requests - len(self.latencies_s)
-        return quantile([*self.latencies_s, *([inf] * missing)], 0.99)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that this share of them does not exceed; infinite without any."""
-    if not values:
-        return inf
-    ordered = sorted(values)
-    return ordered[max(0, ceil(len(ordered) * share) - 1)]
+        """The p99 of all requests in seconds; infinite where more than one in a hundred had no result."""
+        values = [*self.latencies_s, *([inf] * (self.requests - len(self.latencies_s)))]
+        return float(np.quantile(values, 0.99, method="inverted_cdf")) if values else inf
 
 
 async def replay_closed(
@@ -66,7 +59,7 @@ async def replay_closed(
     in_flight: int,
     most_s: float,
 ) -> Round:
-    """`requests`, `in_flight` at a time, as fast as they are answered; none is begun after `most_s` seconds.
+    """Replay `requests`, `in_flight` at a time; none is sent after `most_s` seconds.
 
     Deadlines are left out.
     """
@@ -113,7 +106,7 @@ class _OpenReplay:
         self.failures: list[str] = []
 
     async def send(self, request: TraceRequest, due: float) -> None:
-        """One request, its latency counted from `due`."""
+        """Send one request; its latency counts from `due`."""
         self.under_way += 1
         try:
             await self._client.infer(
@@ -134,7 +127,7 @@ class _OpenReplay:
 async def replay_open(
     client: Client, model: str, requests: Sequence[TraceRequest], maker: InputMaker
 ) -> Round:
-    """Each of `requests` when it is due, counted from the first of them."""
+    """Replay each of `requests` when it is due, counted from the first of them."""
     replay = _OpenReplay(client, model, maker)
     for request in requests:
         maker.arrays(request.sizes)  # made before the clock starts

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import load_settings
-from shapestream_workers.lab.tune_bench_file import subject_of
-from shapestream_workers.lab.tune_candidates import Candidate, Placement, ShapeChoice, edits_of
-from shapestream_workers.lab.tune_edited_file import apply_edits, edited_text, relocated, write_tuned
+from shapestream_workers.lab.bench import subject_of
+from shapestream_workers.lab.candidates import Candidate, Placement, edits_of
+from shapestream_workers.lab.edited_yaml import apply_edits, edited_text, relocated, write_tuned
 
-DIMENSIONS = ("batch", "seq")
 FILE = """\
 # What it is for.
 server:
@@ -42,13 +41,13 @@ CANDIDATES = st.builds(
     placement=st.builds(
         Placement, processes=st.integers(1, 4), slots=st.integers(1, 4), threads=st.integers(1, 4)
     ),
-    shapes=st.builds(
-        ShapeChoice,
-        strategy=st.sampled_from(["native", "bucketed"]),
-        sizes=st.just({"seq": (8, 64)}),
-        max_prepared=st.none() | st.integers(2, 64),
-        static=st.sampled_from([(), ((1, 8),), ((1, 8), (1, 16), (2, 8))]),
-        others=st.just({"warm_up": True}),
+    shapes=st.sampled_from(
+        [
+            {},
+            {"max_prepared": 16, "warm_up": True},
+            {"strategy": "bucketed", "seq": [8, 64], "warm_up": True},
+            {"static": [{"batch": 1, "seq": 8}, {"batch": 2, "seq": 8}]},
+        ]
     ),
 )
 
@@ -75,7 +74,7 @@ def test_the_text_says_what_the_values_do(candidate: Candidate, tail: str) -> No
         place = candidate.placement
         inside = Placement(processes=None, slots=place.slots, threads=place.threads)
         candidate = Candidate(placement=inside, shapes=candidate.shapes)
-    edits = edits_of(candidate, model=0, group=0, dimensions=DIMENSIONS)
+    edits = edits_of(candidate, model=0, group=0)
     values = yaml.safe_load(FILE + tail)
     apply_edits(values, copy.deepcopy(edits))
     assert values == yaml.safe_load(edited_text(FILE + tail, edits))
@@ -85,8 +84,8 @@ def test_the_text_says_what_the_values_do(candidate: Candidate, tail: str) -> No
 def test_comments_and_what_was_not_tuned_stay(tail: str) -> None:
     """Line by line, but for the lines that were edited."""
     place = Placement(processes=None if "in_process" in tail else 2, slots=1, threads=1)
-    candidate = Candidate(placement=place, shapes=ShapeChoice(max_prepared=16))
-    text = edited_text(FILE + tail, edits_of(candidate, model=0, group=0, dimensions=DIMENSIONS))
+    candidate = Candidate(placement=place, shapes={"max_prepared": 16})
+    text = edited_text(FILE + tail, edits_of(candidate, model=0, group=0))
     kept = [line for line in FILE.splitlines() if "shapes:" not in line]
     assert [line for line in kept if line not in text.splitlines()] == []
     for comment in ("# one is enough", "# two"):
@@ -97,8 +96,8 @@ def test_a_written_file_can_be_used_and_says_why(config: Path) -> None:
     """Its comment is on top, and it loads."""
     target = config.with_name("tuned.yaml")
     place = Placement(processes=1, slots=2, threads=2)
-    candidate = Candidate(placement=place, shapes=ShapeChoice(static=((1, 8),)))
-    edits = edits_of(candidate, model=0, group=None, dimensions=DIMENSIONS)
+    candidate = Candidate(placement=place, shapes={"static": [{"batch": 1, "seq": 8}]})
+    edits = edits_of(candidate, model=0, group=None)
     before = config.read_text()
     write_tuned(config, target, edits, "Made from x.\n\na table")
     assert ["# Made from x.", "#", "# a table"] == target.read_text().splitlines()[:3]
@@ -168,7 +167,7 @@ def test_the_input_is_never_overwritten(config: Path) -> None:
 def test_what_is_measured_is_the_users_file_with_one_model(tmp_path: Path, tail: str) -> None:
     """At a socket of its own, with the candidate's settings; everything else as it was."""
     config = written(tmp_path, tail)
-    subject = subject_of(load_settings(config), 0, DIMENSIONS, cpus=4)
+    subject = subject_of(load_settings(config), 0, cpus=4)
     baseline = subject.baseline()
     folder = tmp_path / "run"
     folder.mkdir()
@@ -177,7 +176,7 @@ def test_what_is_measured_is_the_users_file_with_one_model(tmp_path: Path, tail:
     before, after = load_settings(config).settings.models[0], loaded.settings.models[0]
     assert before.shapes == after.shapes
     assert before.inputs == after.inputs
-    again = subject_of(loaded, 0, DIMENSIONS, cpus=4).baseline()
+    again = subject_of(loaded, 0, cpus=4).baseline()
     assert (baseline.placement, baseline.shapes) == (again.placement, again.shapes)
 
 
@@ -185,7 +184,7 @@ def test_the_baseline_is_what_auto_comes_to(tmp_path: Path) -> None:
     """As the server and the workers divide the CPUs."""
 
     def placement(tail: str) -> Placement:
-        subject: Any = subject_of(load_settings(written(tmp_path, tail)), 0, DIMENSIONS, cpus=4)
+        subject: Any = subject_of(load_settings(written(tmp_path, tail)), 0, cpus=4)
         found: Placement = subject.baseline().placement
         return found
 
@@ -199,7 +198,7 @@ def test_one_of_several_models_keeps_its_placement(tmp_path: Path) -> None:
     """The CPUs are not its own: only its shapes are tuned, and only its entry is edited."""
     config = written(tmp_path, "")
     config.write_text(FILE.replace("models:\n", "models:\n  - {name: other, path: model.xml}\n"))
-    subject = subject_of(load_settings(config), 1, DIMENSIONS, cpus=4)
+    subject = subject_of(load_settings(config), 1, cpus=4)
     assert not subject.is_alone
-    candidate = subject.baseline().with_shapes(ShapeChoice())
+    candidate = Candidate(placement=subject.baseline().placement, shapes={})
     assert {("models", 1, "shapes"): None} == subject.edits(candidate)

@@ -1,4 +1,4 @@
-"""`shapestream serve CONFIG` as a tuning run starts it: the same command, which also ends when its parent does."""
+"""`shapestream serve CONFIG` for `shapestream tune`: the same command, which also ends when its parent does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Edits of a YAML by key: of its plain values, to run it elsewhere, and of its text, to keep its comments.
+"""Edits of a YAML file by key: of its plain values, to run it elsewhere, and of its text, which keeps its comments.
 
-The same edits serve both, so what is written in the end is what was measured.
+The same edits serve both, so that the tuned file says what was measured.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _IPC = "ipc://"
 
 
 def apply_edits(values: MutableMapping[str, Any], edits: Mapping[Location, Any]) -> None:
-    """Sets each key of `edits`, in place; None takes the key away. What is missing on the way there is made.
+    """Set each key of `edits`, in place; None removes the key. Missing parents are made.
 
-    A value on the way that holds no keys, such as `in_process: true`, becomes a mapping.
+    A parent that holds no keys, such as `in_process: true`, becomes a mapping.
     """
     for location, value in edits.items():
         *way, last = location
@@ -51,7 +51,7 @@ def _leads_to(values: Any, location: Location) -> bool:
 
 
 def _entered(values: Any, part: str | int, empty: Any) -> Any:
-    """`values[part]`, made where it is missing or holds nothing."""
+    """`values[part]`, made where it is missing or holds no keys."""
     if isinstance(values, MutableSequence):
         if part == len(values):
             values.append(empty)
@@ -61,7 +61,7 @@ def _entered(values: Any, part: str | int, empty: Any) -> Any:
 
 
 def relocated(values: MutableMapping[str, Any], old: Path, new: Path | None) -> None:
-    """Rewrites paths that are relative to the folder `old`, in place: relative to `new`, or absolute."""
+    """Rewrite paths relative to the folder `old`, in place: relative to `new`, or absolute."""
 
     def moved(path: str) -> str:
         if Path(path).is_absolute() or path.startswith("~"):
@@ -93,7 +93,7 @@ def relocated(values: MutableMapping[str, Any], old: Path, new: Path | None) -> 
 
 
 def _relocate_keys(security: MutableMapping[str, Any], moved: Callable[[str], str]) -> None:
-    """Of `server.security`: the server's key, and per role a folder, or a list of files and of keys themselves."""
+    """Rewrite `server.security`: the server's key, and per role a folder, or a list of files and keys."""
 
     def file(text: str) -> str:
         return text if is_public_key(text) else moved(text)
@@ -127,7 +127,7 @@ def edited_text(text: str, edits: Mapping[Location, Any], *, moved: tuple[Path, 
 
 
 def require_editor() -> None:
-    """Raises `ConfigurationError` unless files can be edited: better before an hour of measuring than after it."""
+    """Raises `ConfigurationError` unless files can be edited; called before anything is measured."""
     try:
         import ruamel.yaml  # noqa: F401 - whether it is there
     except ImportError as error:
@@ -151,7 +151,7 @@ def _round_trip(text: str) -> Any:
 
 
 def _in_flow(value: Any) -> Any:
-    """Written in one line, `{strategy: native, max_prepared: 16}`, as the examples do."""
+    """The value in flow style, `{strategy: native, max_prepared: 16}`, as in the examples."""
     if value is None or not isinstance(value, dict | list):
         return value
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -166,9 +166,9 @@ def _in_flow(value: Any) -> Any:
 
 
 def write_tuned(source: Path, target: Path, edits: Mapping[Location, Any], header: str) -> None:
-    """Writes `target`: a comment of `header`, then the file `source` with these edits, read back to be sure of it.
+    """Write `target`: a comment of `header`, then the file `source` with these edits; then load it.
 
-    Raises `ConfigurationError` if it would overwrite `source`, or if what was written cannot be used.
+    Raises `ConfigurationError` if it would overwrite `source`, or if the written file cannot be used.
     """
     if target.exists() and target.samefile(source):
         raise ConfigurationError(
@@ -176,7 +176,7 @@ def write_tuned(source: Path, target: Path, edits: Mapping[Location, Any], heade
         )
     body = edited_text(source.read_text(), edits, moved=(source.parent, target.parent))
     comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
-    # What editors look for stands in the first line.
+    # Editors look for the schema in the first line.
     first, separator, rest = body.partition("\n")
     has_schema = first.startswith("# yaml-language-server:")
     target.write_text(first + separator + comment + rest if has_schema else comment + body)
