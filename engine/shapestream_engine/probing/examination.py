@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from time import monotonic
 
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import CompiledModel
@@ -26,7 +27,6 @@ from shapestream_engine.probing.cases import (
     most_rows,
     padding_cases,
     static_cases,
-    static_shapes,
     strategy_cases,
 )
 from shapestream_engine.probing.inputs import Array, Pool, Runner, Values, read_samples, spell_sizes
@@ -101,8 +101,8 @@ def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatme
     if len(padded) > 1:
         found.append(Treatment(kind="padding", dimensions=tuple(padded)))
     if signature.strategy.sizes:
-        found.append(Treatment(kind="strategy", name=signature.strategy.NAME))
-    if static_shapes(signature):
+        found.append(Treatment(kind="strategy", name=signature.strategy.name))
+    if signature.static_sizes:
         found.append(Treatment(kind="static"))
     if options.batch_invariant:
         found.append(Treatment(kind="invariance"))
@@ -252,8 +252,8 @@ class _Trial:
     def _nbytes(self, case: Case, treatment: Treatment) -> int:
         """Bytes of the inputs of the largest call that the case takes."""
         signature = self._bench.signature
-        if treatment.kind in _SERVED and signature.planner is not None:
-            calls = signature.planner.plan(case.sizes)
+        if treatment.kind in _SERVED:
+            calls = CallPlanner(signature).plan(case.sizes)
             return max(1, *[call_nbytes(signature, call.sizes) for call in calls])
         return max(1, call_nbytes(signature, case.sizes))
 

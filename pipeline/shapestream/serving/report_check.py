@@ -12,7 +12,7 @@ from math import prod
 from shapestream.wire.messages import BatchDone
 from shapestream_engine.batch import Batch
 from shapestream_engine.layout import Layout, Tensors
-from shapestream_engine.rules import With
+from shapestream_engine.ports import With
 from shapestream_engine.signature import ModelSignature, OutputPort
 
 __all__ = ["ReportCheck", "ReportRefused", "check_numbers"]

@@ -183,14 +183,6 @@ class Server:
             if isinstance(socket, ProtectedRouter):
                 socket.let_in(ring)
 
-    def refuse_new_shapes(self, why: str | None) -> None:
-        """From now on, or no longer (None): a request of a shape that no other had lately is answered `unavailable`.
-
-        For a server whose own memory grows with each shape that its models meet. Models that round shapes to a
-        few are not concerned.
-        """
-        self._models.refuse_new_shapes(why)
-
     def statistics(self) -> dict[str, Any]:
         """The counters, as plain data: what `Statistics` carries."""
         scheduler, dispatcher = self._scheduler.statistics(), self._dispatcher

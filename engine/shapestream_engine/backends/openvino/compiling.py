@@ -15,15 +15,13 @@ from shapestream_engine.backends.file_ports import no_tensors
 from shapestream_engine.backends.openvino.ports import reshape_inputs, signature_of_model
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core, engine_words
-from shapestream_engine.batching.native import NativePlanner
-from shapestream_engine.batching.strategy import SizesPlanner
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec
 from shapestream_engine.model_files import files_of_model, outputs_that_are_no_tensors
 from shapestream_engine.ports import InputPort
 from shapestream_engine.prepared import PreparedSizes
-from shapestream_engine.reservation import fixed_ports, port_bounds
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import fixed_ports, port_bounds
 
 __all__ = ["OpenVinoModel", "compile_spec", "read_model", "read_spec"]
 
@@ -93,14 +91,10 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
                 f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
             ) from error
 
-    if isinstance(signature.planner, SizesPlanner) or _static_shapes(signature):
+    if signature.strategy.sizes or signature.static_sizes:
         return PreparingModel(signature, model, compiled, properties)
     stateful = bool(model.get_variables())
     return OpenVinoModel(signature, compiled(model), stateful=stateful, forwarded=_forwarded(model))
-
-
-def _static_shapes(signature: ModelSignature) -> tuple[tuple[int, ...], ...]:
-    return signature.planner.static_shapes if isinstance(signature.planner, NativePlanner) else ()
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:

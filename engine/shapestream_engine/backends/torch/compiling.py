@@ -14,7 +14,7 @@ from shapestream_engine.backends.file_ports import signature_of
 from shapestream_engine.backends.torch.devices import Device, Program, find_device
 from shapestream_engine.backends.torch.ports import ports_of
 from shapestream_engine.backends.torch.request import TorchRequest
-from shapestream_engine.batching.strategy import SizesPlanner
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec, Preparations
 from shapestream_engine.prepared import PreparedSizes
@@ -50,8 +50,8 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> TorchMo
     _set_precision(properties["float32_matmul_precision"])
     properties |= {"device": device.name, "num_threads": torch.get_num_threads(), "torch": torch.__version__}
     model = TorchModel(signature, _program(module, program), device, properties)
-    if device.compiles and spec.prepared.warm_up and isinstance(signature.planner, SizesPlanner):
-        model.warm_up(islice(signature.planner.prepared_shapes(), spec.prepared.max_prepared))
+    if device.compiles and spec.prepared.warm_up and signature.strategy.sizes:
+        model.warm_up(islice(CallPlanner(signature).prepared_shapes(), spec.prepared.max_prepared))
     return model
 
 
