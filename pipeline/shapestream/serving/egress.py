@@ -72,7 +72,7 @@ class Egress:
             self._keep(record, failure)
 
     def forgotten(self, record: RequestRecord) -> None:
-        """Note the end of a request whose client is gone: it has no reply, but must not run twice if its model forbids it."""
+        """Note the end of a request whose client is gone, so that it does not run twice if its model forbids that."""
         if record.started:
             why = f"its client left while it ran; {_MAY_HAVE_RUN}"
             self._keep(record, _failure(record.sequence, WorkerLost.code, why))
