@@ -47,7 +47,7 @@ def check(
         free = {slot.id for slot in serving if slot.free}
         assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"
         assert queue.slot_count == len(serving)
-        _check_agendas(queue, serving, slots)
+        _check_agendas(queue, serving)
     _check_slots(slots, now)
     _check_shares(queues.values(), slots)
     _check_isolation(queues.values(), isolation, slots, now)
@@ -106,7 +106,6 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
     assert {batch.id for batch in held} == set(batches), (
         "a batch without a slot, or a slot with a batch that is over"
     )
-    assert slots.ahead_count == sum(slot.behind is not None for slot in slots.slots.values())
     assert all(slot.batch is not None for slot in slots.slots.values() if slot.behind is not None), (
         "a batch waits behind nothing"
     )
@@ -130,7 +129,7 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
             assert request in request.batch.members
 
 
-def _check_agendas(queue: ModelQueue, serving: list[Slot], slots: SlotTable) -> None:
+def _check_agendas(queue: ModelQueue, serving: list[Slot]) -> None:
     busy = [(slot.batch.ends_at, slot.id) for slot in serving if slot.batch is not None]
     assert [(at, slot.id) for at, _, slot in queue.ends] == sorted(busy)
     commits = [
@@ -139,16 +138,6 @@ def _check_agendas(queue: ModelQueue, serving: list[Slot], slots: SlotTable) -> 
         if slot.batch is not None and slot.batch.commit_at is not None and slot.behind is None
     ]
     assert [(at, slot.id) for at, _, slot in queue.commits] == sorted(commits)
-    behind = [slot for slot in slots.slots.values() if slot.behind is not None and slot.behind.queue is queue]
-    ahead = [
-        (slot.batch.ends_at, slot.id)
-        for slot in behind
-        if slot.batch is not None and slot.behind is not None and slot.behind.state is BatchState.BEHIND
-    ]
-    assert [(at, slot.id) for at, _, slot in queue.ahead] == sorted(ahead)
-    assert queue.recalling == sum(
-        slot.behind.state is BatchState.RECALLED for slot in behind if slot.behind is not None
-    )
     assert queue.fastest == min([slot.paces.get(queue.profile.name, 1.0) for slot in serving], default=1.0)
 
 

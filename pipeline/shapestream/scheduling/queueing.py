@@ -63,10 +63,6 @@ class Agenda:
         """The earliest."""
         return (self._entries[0][0], self._entries[0][2]) if self._entries else None
 
-    def last(self) -> tuple[float, Slot] | None:
-        """The latest."""
-        return (self._entries[-1][0], self._entries[-1][2]) if self._entries else None
-
     def sampled(self, count: int) -> Iterator[tuple[float, Slot, int]]:
         """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
         entries = self._entries
@@ -356,7 +352,6 @@ class ModelQueue:
     __slots__ = (
         "_fastest",
         "_paces",
-        "ahead",
         "buckets",
         "commits",
         "cost_s",
@@ -371,7 +366,6 @@ class ModelQueue:
         "oldest",
         "padded",
         "profile",
-        "recalling",
         "rerun_count",
         "reruns",
         "rounding",
@@ -419,11 +413,6 @@ class ModelQueue:
         """The busy slots that serve this model, by when they are predicted to become free."""
         self.commits = Agenda()
         """Those of them that take a batch ahead and have none, by when it should be sent."""
-        self.ahead = Agenda()
-        """The slots where a batch of this model waits behind another, by when it is predicted to start; not the
-        recalled ones."""
-        self.recalling = 0
-        """Batches of this model that were recalled, of which nothing was heard yet."""
         self.seen: dict[tuple[int, ...], None] = {}
         """The sizes of recent batches."""
 

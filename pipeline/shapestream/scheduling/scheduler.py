@@ -193,8 +193,6 @@ class Dispatching:
             self._send_ahead(now, actions)
             for name in [name for name, queue in waiting.items() if not queue.waiting]:
                 del waiting[name]
-        if slots.ahead_count and slots.free_count:
-            self._recall_for_free(now, actions)
 
     def idles(self, now: float) -> bool:
         """Whether a free slot idles although a request may start; never after `run`."""
@@ -215,12 +213,6 @@ class Dispatching:
                     times.append(due[0])
             elif queue.profile.idempotent and (commit := queue.commits.first()) is not None:
                 times.append(commit[0] if due is None else max(commit[0], due[0]))
-        if slots.ahead_count and slots.free_count:
-            for queue in self._queues.values():
-                if queue.startable or len(queue.free) <= queue.recalling:
-                    continue
-                if (first := queue.ahead.first()) is not None:
-                    times.append(first[0] + (first[1].prefetch_s or 0.0))
         return min(times, default=None)
 
     # ------------------------------------------------------------ starting
@@ -375,28 +367,6 @@ class Dispatching:
             slot = first[1]
             actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
 
-    def _recall_for_free(self, now: float, actions: list[Action]) -> None:
-        """Where a slot is free and nothing waits for it, calls back what waits elsewhere behind another batch.
-
-        Not what will start before it could be sent anew: about as long as sending takes, before and after the time
-        for which its start is predicted.
-        """
-        for queue in self._queues.values():
-            while len(queue.free) > queue.recalling and not queue.startable:
-                last = queue.ahead.last()
-                if last is None:
-                    break
-                starts_at, slot = last
-                if now >= starts_at - (slot.prefetch_s or 0.0):
-                    first = queue.ahead.first()
-                    assert first is not None
-                    starts_at, slot = first
-                    if now < starts_at + (slot.prefetch_s or 0.0):
-                        break
-                assert slot.behind is not None
-                reason = f"slot {next(iter(queue.free))} is free"
-                actions.append(self._ledger.recall(slot.behind, now, reason))
-
 
 def _apart(apart: ModelApart, anchor: Request, plan: Cut, surface: Surface) -> Cut:
     """The same batch without those that run apart from the anchor; if there are any, only its own shape is left."""
@@ -462,7 +432,7 @@ class Scheduler:
         waiting: dict[str, ModelQueue] = {}
         room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
         self._admission = Admission(room, waiting, self._costs)
-        self._ledger = Ledger(self._admission, self._slots, Story(story_length))
+        self._ledger = Ledger(self._admission, Story(story_length))
         apart = Apart()
         self._dispatching = Dispatching(
             self._ledger, self._slots, self._costs, self._queues, waiting, self._watch, apart

@@ -214,12 +214,10 @@ class Referee(RuleBasedStateMachine):
             assert isinstance(event, BatchFailed), "a batch was recalled that had started"
             assert event.code == "unavailable"
             return
-        free = self._free_slots(for_certain=False)
-        elsewhere = any(running.start.model in self.slots[slot] for slot in free)
         kept = any(known.suspect for known in self._queued()) or any(r.alone for r in self._active())
         ahead = self.batches[running.behind]
         assert (
-            elsewhere or kept or ahead.hung or not running.wanted or action.slot in self.closing
+            kept or ahead.hung or not running.wanted or action.slot in self.closing
             or self._ran_s(ahead) >= HANG_MIN_S
         ), "recalled without a reason"  # fmt: skip
 
