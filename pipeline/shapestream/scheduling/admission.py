@@ -20,7 +20,7 @@ from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
-from shapestream.scheduling.queueing import LazyHeap, ModelQueue
+from shapestream.scheduling.queueing import LazyHeap, ModelQueue, Queues
 from shapestream.scheduling.state import QUEUED, RUNNING, Request, Slot
 
 FIRST_CAUTION = 1.1
@@ -279,7 +279,7 @@ class Estimates:
 class Admission:
     """What may come into the queue, and what it costs.
 
-    `room` is how much the queue holds and may hold, `waiting` are the models with waiting requests, and `costs` what they
+    `room` is how much the queue holds and may hold, `queues` are what waits in it, and `costs` what models
     cost.
     """
 
@@ -290,18 +290,18 @@ class Admission:
         "_terms",
         "costs",
         "draining",
+        "queues",
         "room",
-        "waiting",
     )
 
     def __init__(
         self,
         room: QueueRoom,
-        waiting: Mapping[str, ModelQueue],
+        queues: Queues,
         costs: CostModel,
     ) -> None:
         self.room = room
-        self.waiting = waiting
+        self.queues = queues
         self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
@@ -515,12 +515,12 @@ class Admission:
 
         Models are taken to share their slots, so their times add up: the estimate errs upwards.
         """
-        return sum([queue.cost_s / max(1, queue.slot_count) for queue in self.waiting.values()])
+        return sum([queue.cost_s / max(1, queue.slot_count) for queue in self.queues.waiting()])
 
     def drain_s(self) -> float | None:
         """Seconds until what waits will have been started, as estimated; None while nothing is measured."""
         total: float | None = None
-        for queue in self.waiting.values():
+        for queue in self.queues.waiting():
             if not queue.waiting:
                 continue
             cost_s = queue.cost_s

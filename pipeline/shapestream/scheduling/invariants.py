@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.queueing import EMPTY, Lane, ModelQueue
+from shapestream.scheduling.queueing import EMPTY, Lane, ModelQueue, Queues
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.state import (
     DONE,
@@ -29,8 +29,7 @@ from shapestream.scheduling.state import (
 
 def check(
     ledger: Ledger,
-    queues: Mapping[str, ModelQueue],
-    waiting: Mapping[str, ModelQueue],
+    queues: Queues,
     isolation: Isolation,
     slots: SlotTable,
     now: float,
@@ -42,7 +41,7 @@ def check(
     for name, queue in queues.items():
         own = [request for request in requests if request.queue is queue]
         _check_queue(queue, own)
-        assert name in waiting or not queue.waiting, f"{name} waits, but is not looked at"
+        assert queue in queues.waiting() or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
         free = {slot.id for slot in serving if slot.free}
         assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"

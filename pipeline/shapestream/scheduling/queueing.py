@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
 from math import prod
@@ -589,3 +589,24 @@ class ModelQueue:
         request.end()
         self.suspect_count -= 1
         self.next_suspect()
+
+
+class Queues(dict[str, ModelQueue]):
+    """The queue of each model by name, and those in which requests wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: dict[str, ModelQueue] = {}
+
+    def wait(self, queue: ModelQueue) -> None:
+        """Note that a request waits in this queue."""
+        self._waiting[queue.profile.name] = queue
+
+    def waiting(self) -> Collection[ModelQueue]:
+        """The queues in which requests wait; and those that have run empty since `forget_empty`."""
+        return self._waiting.values()
+
+    def forget_empty(self) -> None:
+        """Look no more at queues that have run empty, until a request waits there again."""
+        for name in [name for name, queue in self._waiting.items() if not queue.waiting]:
+            del self._waiting[name]
