@@ -93,7 +93,7 @@ class Ledger:
         self.next_order += 1
         self.requests[request.id] = request
         if request.deadline is not None:
-            self.deadlines.watch(request, request.deadline, alone_s, owned)
+            self.deadlines.watch(request, request.deadline, alone_s)
         self.admission.room.admit(request)
         return request
 
@@ -175,7 +175,7 @@ class Ledger:
             if clients[client] > 1:
                 clients[client] -= 1
             else:
-                self._forget_client(client)
+                del self.clients[client]
         self.running -= len(ids)
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
@@ -241,10 +241,5 @@ class Ledger:
         if self.clients[request.client] > 1:
             self.clients[request.client] -= 1
         else:
-            self._forget_client(request.client)
+            del self.clients[request.client]
         self.deadlines.shrink(len(self.requests))
-
-    def _forget_client(self, client: int) -> None:
-        """It has no requests left."""
-        del self.clients[client]
-        self.deadlines.forget_client(client)

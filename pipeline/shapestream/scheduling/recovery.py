@@ -403,7 +403,7 @@ def _starves(worker: Worker, kept: Sequence[Worker]) -> bool:
 def _first_turn(queue: ModelQueue) -> tuple[float, int]:
     first = queue.next_suspect()
     assert first is not None
-    return first.turn, first.order
+    return first.rank, first.order
 
 
 def _usable(worker: Worker) -> list[Slot]:

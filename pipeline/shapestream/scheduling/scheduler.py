@@ -14,7 +14,7 @@ from itertools import islice
 from math import inf
 from typing import assert_never
 
-from shapestream.scheduling.admission import Admission, Refusal, take_turn
+from shapestream.scheduling.admission import Admission, Refusal
 from shapestream.scheduling.cost_kind import NOTHING_LEARNED
 from shapestream.scheduling.cost_model import CostModel
 from shapestream.scheduling.cost_surface import Surface
@@ -87,7 +87,7 @@ def next_up(
         again = queue.rerun_count > 0
         request = queue.next_rerun()[0] if again else next_anchor(queue, now, full)
         if request is not None:
-            key = (not again, request.turn, request.order)
+            key = (not again, request.rank, request.order)
             if best is None or key < best_key:
                 best, best_key = request, key
     return best
@@ -254,10 +254,8 @@ class Dispatching:
             group = queue.take_rerun()
             plan, predicted_s = self._cut(lambda: together(group, surface), group, surface, speed, actions)
         else:
-            anchor = take_turn(request, ledger.deadlines.urgent.get(request.client), clients, now)
+            anchor = request
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
-            turn = anchor
-            anchor = turn.bucket.first()  # one whose turn was exchanged may still stand before it
 
             def planned() -> Cut:
                 most_s, max_rows = portion(queue, slot, anchor, surface, speed, now)
@@ -270,7 +268,7 @@ class Dispatching:
 
             plan, predicted_s = self._cut(planned, [anchor], surface, speed, actions)
             members_s = sum([member.share_s for member in plan.members])
-            queue.shares.dispatched(turn.tag, turn.turn, members_s, clients)
+            queue.shares.dispatched(anchor.tag, anchor.rank, members_s, clients)
             queue.take(plan.members)
         return self._start(queue, slot, plan, request, predicted_s, now)
 

@@ -199,7 +199,6 @@ class Request:
         "share_s",
         "state",
         "tag",
-        "turn",
     )
 
     batch: Batch | None
@@ -234,8 +233,6 @@ class Request:
         self.arrived = arrived
         self.rank = rank
         """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
-        self.turn = rank
-        """When it is its turn, on the scale of the ranks: its rank, unless an urgent request of its client took that."""
         self.order = order
         self.tag = tag
         """Its start tag: the rank without the priority."""
