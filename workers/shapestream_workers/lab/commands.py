@@ -100,7 +100,6 @@ def simulate(
     p99_ms: Annotated[
         float | None, typer.Option(min=0.0, help="Say what reaches this p99 with at most 0.1 % lost.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .svg, .png or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Play traffic to the server's own scheduler on virtual time: goodput, latencies, how many slots it takes."""
@@ -135,9 +134,7 @@ def simulate(
             seed=seed,
         )
         try:
-            run_simulate(
-                options, config, sweep=sweep, compare=compare, p99_ms=p99_ms, plot=plot, as_json=as_json
-            )
+            run_simulate(options, config, sweep=sweep, compare=compare, p99_ms=p99_ms, as_json=as_json)
         except BadText as error:
             raise typer.BadParameter("; ".join(error.problems)) from error
 
@@ -168,17 +165,12 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE", help="The tuned YAML. Default: CONFIG.tuned.yaml beside CONFIG."),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A plot of the candidates: .svg, .png or .pdf.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Measure strategies, roundings, static shapes, slots and threads on the model and a trace; write the best YAML."""
     with reported(as_json=as_json):
-        from shapestream_workers.lab.tune_assignment import Assignment
-        from shapestream_workers.lab.tune_tuning import Options
+        from shapestream_workers.lab.tune import Options, tune_file
 
         target = out or config.with_name(f"{config.stem}.tuned{config.suffix}")
-        Assignment(config=config, trace=trace, model=model, target=target, plot=plot).carry_out(
-            Options(objective=objective, budget_s=budget, in_flight=in_flight), as_json=as_json
-        )
+        options = Options(objective=objective, budget_s=budget, in_flight=in_flight)
+        tune_file(config, trace, model=model, target=target, options=options, as_json=as_json)
