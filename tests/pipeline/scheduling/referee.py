@@ -42,7 +42,7 @@ from shapestream.scheduling.events import (
     RequestsArrived,
     StartBatch,
 )
-from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.recovery import STALL_S, HangLimits
 
 
 class Referee(RuleBasedStateMachine):
@@ -199,6 +199,11 @@ class Referee(RuleBasedStateMachine):
         """A process that could not be killed keeps the slot; before the actions that follow from that."""
         for running in self._active():
             if running.killed_at is None or running.given_up or self.now < running.killed_at + HANG_GRACE_S:
+                continue
+            if self.now > running.killed_at + HANG_GRACE_S + STALL_S:
+                running.killed_at = (
+                    self.now
+                )  # a look that comes so late proves nothing: the grace begins anew
                 continue
             running.given_up = True
             self.closing.add(running.start.slot)
