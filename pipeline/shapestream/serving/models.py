@@ -1,4 +1,4 @@
-"""The models that can be asked for: numbered once per server process, known from the executors."""
+"""The models that clients can ask for: numbered once per server process, known from the executors."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ class ServedModels:
         self._by_name: dict[str, ServedModel] = {}
         self.by_number: list[ServedModel] = []
         self.unavailable: dict[str, str] = {}
-        """Models that nobody will serve any more, by name, and why."""
+        """Models that were given up, by name, and why."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_number)
@@ -263,19 +263,19 @@ class ServedModels:
         return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
 
     def make_unavailable(self, name: str, why: str) -> None:
-        """From now on requests for this model are refused."""
+        """Refuse requests for this model from now on."""
         self.unavailable[name] = why
         if name in self._by_name:
             self._by_name[name].refuse_all(why)
 
     def available_again(self, name: str) -> None:
-        """Somebody serves it after all."""
+        """Accept requests for this model again."""
         del self.unavailable[name]
         if name in self._by_name:
             self._by_name[name].refuse_all(None)
 
     def expect(self, name: str, options: ModelOptions) -> None:
-        """The configuration promises a model, from now on. One that is here keeps its options."""
+        """Expect a model that the configuration promises. One that is here keeps its options."""
         if name not in self._by_name:
             self._expected[name] = options
 

@@ -23,6 +23,7 @@ import trio
 
 from shapestream.scheduling.recovery import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.alarm import next_beat
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
 from shapestream.serving.availability import Availability
 from shapestream.serving.client_port import ClientPort
@@ -53,9 +54,6 @@ log = structlog.get_logger()
 # Between the last word and the end of the connections. A worker's libzmq (ZMQ_IMMEDIATE) drops with a connection what was
 # not read by then; a worker that missed the goodbye waits for 3 s before it calls the server gone.
 FAREWELL_S = 0.05
-
-# A beat that comes later than this after its time says that this process itself stood still: it was stopped, or busy.
-STALL_S = 0.5
 
 
 # Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
@@ -88,7 +86,7 @@ class Server:
             learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
         trace = None if options.record_trace is None else TraceRecorder(options.record_trace)
-        self._journal = Journal(self._counters, trio.current_time, trace)
+        self._journal = Journal(self._counters, trace)
         self._kept = KeptReplies(
             max_bytes=options.kept_bytes,
             max_age_s=options.kept_s,
@@ -125,21 +123,21 @@ class Server:
     # ---------------------------------------------------------------- for the caller
 
     def drain(self, *, grace_s: float | None = None) -> None:
-        """Begins the end: new requests are refused, admitted ones get the grace to finish; `serve` returns.
+        """Begin the end: new requests are refused, admitted ones get the grace to finish; then `serve` returns.
 
-        `grace_s` replaces that of the options, for a caller who knows that waiting is of no use.
+        `grace_s` replaces that of the options, where waiting is of no use.
         """
         if grace_s is not None:
             self._grace_s = grace_s
         self._drain_asked.set()
 
     def own_processes(self, owner: ProcessOwner) -> None:
-        """From now on `owner` is asked to kill workers that hang, and tells by `worker_ended` when one has ended."""
+        """Let `owner` kill workers that hang; it tells by `worker_ended` when one has ended."""
         if self._worker_port is not None:
             self._worker_port.owner = owner
 
     async def worker_ended(self, worker: str, pid: int, *, died: bool) -> LastState:
-        """A worker's process has ended: what it had not answered runs again elsewhere, nobody waits for its silence.
+        """Run the batches of a worker whose process has ended again elsewhere, without waiting for its silence.
 
         `died`: by a signal, or with an error, so that it may have died of what it ran.
         """
@@ -151,23 +149,23 @@ class Server:
             return LastState()  # the server has ended meanwhile: nothing is left to be run again
 
     def model_given_up(self, name: str, why: str) -> None:
-        """No worker will be started for this model any more: its requests end as `unavailable`, unless one dials in."""
+        """End the requests of a model as `unavailable`: no worker is started for it any more. One may still dial in."""
         if not self._ended:
             self._availability.give_up(name, why, trio.current_time())
             self._dispatcher.end_turn()
 
     def model_expected(self, name: str, options: ModelOptions) -> None:
-        """A worker with this model will come: requests wait for it. `options` are for a model that is new here."""
+        """Let requests wait for a model whose worker will come. `options` are for a model that is new here."""
         self._models.expect(name, options)
         self.model_awaited(name)
 
     def model_awaited(self, name: str) -> None:
-        """Its workers are started again after all: requests wait for them."""
+        """Let requests wait again for a model whose workers are started after all."""
         if not self._ended:
             self._availability.hope_again(name)
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
-        """From now on the models are served from files of these digests: workers that have read others are refused.
+        """Serve the models from files of these digests from now on: workers that have read others are refused.
 
         Workers that are here stay. Of a model that is left out the first worker that joins says it.
         """
@@ -272,13 +270,9 @@ class Server:
 
     async def _beat(self) -> None:
         while True:
-            due = trio.current_time() + self._options.heartbeat_s
-            await trio.sleep_until(due)
-            now = trio.current_time()  # once: it may stand still between two looks, too
-            if now > due + STALL_S:
-                log.warning("the server stood still", seconds=round(now - due, 1))
-                await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
-                now += STALL_S
+            now, stood_still_s = await next_beat(self._options.heartbeat_s)
+            if stood_still_s:
+                log.warning("the server stood still", seconds=round(stood_still_s, 1))
             for port in self._ports:
                 port.beat(now)
             self._dispatcher.end_turn()
@@ -317,7 +311,7 @@ async def serve(
     workers: PeerSocket | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves until drained or cancelled; hands a `Server` to `nursery.start`.
+    """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
 
     The sockets are made from `options.listen` and `options.worker_listen` unless given; either way they are
     closed at the end. Raises AddressInUse when another process listens there, ConfigurationError for an address that

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.pipeline.serving.batches import batch_of
+from tests.pipeline.serving.batches import batch_of, report_of
 
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream_engine.layout import Layout, Tensors
@@ -45,7 +45,8 @@ def check(shapes: dict[str, tuple[int, ...]]) -> None:
     layout: Layout = tuple(
         (number, port.element_type, shapes[port.name]) for number, port in enumerate(SIGNATURE.outputs)
     )
-    ReportCheck(SIGNATURE).check(batch, [Tensors(layout=layout, buffers=[b""] * len(layout))])
+    outputs = (Tensors(layout=layout, buffers=[b""] * len(layout)),)
+    ReportCheck(SIGNATURE).check(batch, report_of(batch, outputs=outputs))
 
 
 @pytest.mark.parametrize(
