@@ -20,7 +20,7 @@ from shapestream_workers.lab.tune_measuring import Wishes
 from shapestream_workers.lab.tune_prediction import predict
 from shapestream_workers.lab.tune_trials import Budget, Calibration, Trial
 from shapestream_workers.lab.tune_workload import Workload
-from shapestream_workers.serve import server_options
+from shapestream_workers.serve import model_options
 
 __all__ = ["Calibrator", "Say", "planned_signature"]
 
@@ -110,7 +110,7 @@ class Calibrator:
         )
 
     def _predict(self, trial: Trial, calibration: Calibration) -> None:
-        options = server_options(self._subject.loaded.settings, None).models[self._signature.name]
+        options = model_options(self._subject.loaded.settings)[self._signature.name]
         signature = planned_signature(calibration.signature, trial.candidate)
         try:
             trial.prediction = predict(

@@ -32,7 +32,7 @@ from shapestream_workers.lab.tune_proposals import propose
 from shapestream_workers.lab.tune_second_stage import Contest
 from shapestream_workers.lab.tune_trials import Budget, Trial, scored, varied
 from shapestream_workers.lab.tune_workload import Workload
-from shapestream_workers.serve import server_options
+from shapestream_workers.serve import model_options
 
 __all__ = ["Options", "Outcome", "TuningFailed", "run_tuning"]
 
@@ -109,8 +109,8 @@ class _Run:
         self._notes: list[str] = []
         self._trials: list[Trial] = []
         self._corrections: dict[Placement, float] = {}
-        model_options = server_options(subject.loaded.settings, None).models[signature.name]
-        self._max_batch = ServedModel(0, signature.name, signature, model_options).profile.max_batch
+        of_model = model_options(subject.loaded.settings)[signature.name]
+        self._max_batch = ServedModel(0, signature.name, signature, of_model).profile.max_batch
         self._calibrator = Calibrator(
             subject,
             workload,
