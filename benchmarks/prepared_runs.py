@@ -11,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shapestream.scheduling.size_grid import grid_sizes
 from shapestream_engine import (
     Batch,
     BatchReport,
@@ -30,10 +32,8 @@ from shapestream_engine import (
     Tensors,
     compile_model,
 )
-from shapestream_engine.batching.native import Native
-from shapestream_engine.batching.strategies import parse_strategy
-from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.model import CompiledModel
+from shapestream_engine.strategy import Strategy, parse_strategy
 
 __all__ = ["RUNS"]
 
@@ -57,17 +57,23 @@ class Runner:
         self.model = model
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         self._slot = Slot("0", {"m": RequestPool(model, 1)}, self._reports.put)
+        cap = model.signature.strategy.max_prepared
+        # As a scheduler does that has learned nothing yet.
+        self._grid = None if cap is None else grid_sizes(model.signature.bounds, cap)
 
     def run(self, x: _Array) -> _Array:
         """One request; its output, or the error that it met."""
         member = Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),))
         shape = self.model.signature.resolve(member.layout)
-        self._slot.start(Batch(batch=0, model="m", sizes=shape.sizes, members=(member,), shapes=(shape,)))
+        sizes = shape.sizes
+        if self._grid is not None:
+            sizes = tuple(axis[bisect_left(axis, own)] for axis, own in zip(self._grid, sizes, strict=True))
+        self._slot.start(Batch(batch=0, model="m", sizes=sizes, members=(member,), shapes=(shape,)))
         report = self._reports.get()
         if report.outputs is None or report.outputs[0] is None:
             raise RuntimeError(report.message)
-        (_, _, sizes), buffer = report.outputs[0].layout[0], report.outputs[0].buffers[0]
-        return np.frombuffer(buffer, np.float32).reshape(sizes)
+        (_, _, given), buffer = report.outputs[0].layout[0], report.outputs[0].buffers[0]
+        return np.frombuffer(buffer, np.float32).reshape(given)
 
     def close(self) -> None:
         """End the slot's thread."""
@@ -175,7 +181,7 @@ def _distinct_shapes(count: int) -> Iterator[tuple[int, int]]:
 
 def _first_and_repeated(count: int) -> Figures:
     """A call of a shape that is new against calls of the same shape afterwards, on OpenVINO's CPU device."""
-    runner = _positionwise(Native())
+    runner = _positionwise(Strategy())
     first, repeated = [], []
     runner.run(np.ones((2, 3, FEATURES), np.float32))  # whatever is made for the first call of all
     for shape in _distinct_shapes(count):
@@ -224,13 +230,13 @@ def _resident_mb() -> float:
 
 
 RUNS: dict[str, Callable[[int], Figures]] = {
-    "xla-exact": lambda count: _xla(Native(), count),
+    "xla-exact": lambda count: _xla(Strategy(), count),
     "xla-bucketed": lambda count: _xla(
         parse_strategy({"strategy": "bucketed", "batch": list(BUCKETS)}), count
     ),
     "openvino-first": _first_and_repeated,
-    "openvino-native": lambda count: _memory(Native(), count),
-    "openvino-rounded": lambda count: _memory(Native({}, CAP, fill_rows=True), count),
+    "openvino-native": lambda count: _memory(Strategy(), count),
+    "openvino-rounded": lambda count: _memory(Strategy(max_prepared=CAP, fill_rows=True), count),
 }
 """By name: how often to do it -> figures."""
 

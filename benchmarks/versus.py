@@ -54,7 +54,7 @@ def main(
 ) -> None:
     """Prints for each figure the median of the rounds' ratios, this checkout / COMMIT, with its 95 % interval."""
     console = Console(stderr=as_json)
-    names = _chosen(figures)
+    names = chosen(figures)
     found = {}
     with checked_out(commit) as old, tempfile.TemporaryDirectory(prefix="ss-versus-") as folder:
         _write_trace(Path(folder) / "modest.jsonl")
@@ -203,7 +203,8 @@ BENCHMARKS = {
 """The simulated ones first. `modest`: clients with deadlines beside one that floods the queue without."""
 
 
-def _chosen(figures: str) -> list[str]:
+def chosen(figures: str) -> list[str]:
+    """Names of benchmarks; raises `BadParameter` for what is none."""
     groups = {
         "all": list(BENCHMARKS),
         "simulated": [name for name, each in BENCHMARKS.items() if each.simulated],

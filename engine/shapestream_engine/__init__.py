@@ -5,12 +5,6 @@ It knows no event loop, no socket and no wire format; those are the pipeline's.
 
 from shapestream_engine.array_tensor import ArrayTensor
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
-from shapestream_engine.batching.bucketed import Bucketed
-from shapestream_engine.batching.native import Native
-from shapestream_engine.batching.padded import Padded
-from shapestream_engine.batching.partitioned import Partitioned
-from shapestream_engine.batching.strategies import parse_strategy
-from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
 from shapestream_engine.errors import (
     ElementTypeError,
@@ -53,6 +47,7 @@ from shapestream_engine.rules import (
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
 from shapestream_engine.slot import Slot
+from shapestream_engine.strategy import Strategy, parse_strategy
 from shapestream_engine.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -60,7 +55,6 @@ __all__ = [
     "ArrayTensor",
     "Batch",
     "BatchReport",
-    "Bucketed",
     "Buffer",
     "CompiledModel",
     "Counts",
@@ -80,14 +74,11 @@ __all__ = [
     "ModelSignature",
     "ModelSpec",
     "NamedShape",
-    "Native",
     "OutputPort",
     "OutputSpec",
     "OutputTensor",
-    "Padded",
     "PaddedCounts",
     "PartialShape",
-    "Partitioned",
     "Preparations",
     "PreparedLimits",
     "ReadModel",

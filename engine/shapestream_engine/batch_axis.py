@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from shapestream_engine.batching.native import Native
 from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import RuleMissing
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
@@ -18,6 +17,7 @@ from shapestream_engine.ports import InputPort
 from shapestream_engine.read_model import read_model
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.strategy import Strategy
 
 __all__ = [
     "NoBatchAxis",
@@ -70,7 +70,7 @@ def without_rules(spec: ModelSpec) -> ModelSignature:
 
     Allowed shapes are left out, which may name a batch axis that is yet to be found. Raises what `read_model` raises.
     """
-    plain = replace(spec, strategy=Native())
+    plain = replace(spec, strategy=Strategy())
     unknown: set[str] = set()
     while True:
         try:
@@ -109,10 +109,7 @@ def without_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec:
         names = tuple(free if name == BATCH else name for name in port.shape.names)
         shape = str(NamedShape(names, port.shape.dimensions))
         inputs[port.name] = replace(inputs.get(port.name, InputSpec()), shape=shape)
-    strategy = spec.strategy
-    if isinstance(strategy, Native):
-        strategy = replace(strategy, fill_rows=False)
-    return replace(spec, inputs=inputs, strategy=replace(strategy, most_rows=1))
+    return replace(spec, inputs=inputs, strategy=replace(spec.strategy, fill_rows=False, most_rows=1))
 
 
 def why_no_batch(signature: ModelSignature) -> NoBatchAxis | None:

@@ -10,9 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, product
 from math import prod
 
-from shapestream_engine.batching.native import Native, NativePlanner
-from shapestream_engine.batching.rounding import calibration_shapes
-from shapestream_engine.batching.strategy import SizesPlanner
 from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.shapes import Dimension
@@ -56,17 +53,14 @@ def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]
     Where a strategy allows certain sizes only, these are the grid. Under a cap on shapes only a few are measured, since
     each costs memory for good.
     """
-    planner = signature.planner
-    known = planner.static_shapes if isinstance(planner, NativePlanner) else ()
-    static = [sizes for sizes in known if prod(sizes) <= MAX_ELEMENTS]
-    allowed = planner.allowed if isinstance(planner, SizesPlanner) else (None,) * len(signature.dimensions)
+    static = [sizes for sizes in signature.static_sizes if prod(sizes) <= MAX_ELEMENTS]
+    allowed = signature.allowed
     coarse = _coarse(signature, allowed, max_batch)
     fine = [own if sizes is not None else _halfway(own) for own, sizes in zip(coarse, allowed, strict=True)]
     first = _affordable(signature, _points(signature, coarse), ())
     second = _affordable(signature, _points(signature, fine), first)[: max(0, MOST_POINTS - len(first))]
-    cap = signature.strategy.max_prepared if isinstance(signature.strategy, Native) else None
-    if cap is not None:
-        most = calibration_shapes(cap)
+    most = signature.strategy.calibration_shapes
+    if most is not None:
         first, second = first[:: -(-len(first) // most)] if first and most else [], []
     return [list(dict.fromkeys([*sorted(static, key=prod), *first])), second]
 

@@ -11,7 +11,6 @@ from math import prod
 
 import numpy as np
 
-from shapestream_engine.batching.strategy import Planner
 from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
@@ -28,10 +27,13 @@ def empty_answer(
     inputs: Sequence[InputPort],
     outputs: Sequence[OutputPort],
     table: DimensionTable,
-    planner: Planner | None,
     request: RequestShape,
+    *,
+    exactly: bool,
 ) -> Tensors | None:
     """The results of a request without elements; None where only a call of exactly its sizes can tell.
+
+    `exactly`: it would be run at exactly its sizes.
 
     Raises `ShapeError` for one whose call may be padded or filled up, or needs a mask that is larger than itself.
     """
@@ -42,7 +44,7 @@ def empty_answer(
         known = [shape for shape in shapes if shape is not None]
         return _tensors(outputs, known)
     about = f"a request without elements, of the sizes {list(request.sizes)}, cannot be answered: "
-    if planner is not None and not planner.runs_exactly(request.sizes):
+    if not exactly:
         raise ShapeError(
             f"{about}output {unknown[0]!r} needs a call, which would hold padding alone; send elements"
         )

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from shapestream_engine.backends.registry import check_engine, load_backend
-from shapestream_engine.batching.native import Native, NativePlanner
-from shapestream_engine.batching.strategy import SizesPlanner, Strategy
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
 from shapestream_engine.ports import InputPort, OutputPort, PadValue
 from shapestream_engine.prepared import PreparedLimits, PreparedModels, PreparedSizes
 from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.strategy import Strategy
 
 __all__ = [
     "CompiledModel",
@@ -84,7 +84,7 @@ class ModelSpec:
     inputs: Mapping[str, InputSpec] = field(default_factory=dict)
     outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
-    strategy: Strategy = Native()  # noqa: RUF009 - frozen
+    strategy: Strategy = Strategy()  # noqa: RUF009 - frozen
     """Which call shapes it is given."""
     prepared: PreparedLimits = PreparedLimits()  # noqa: RUF009 - frozen
     """How many models for single shapes are kept, where the strategy and the engine make such."""
@@ -223,7 +223,7 @@ def compile_model(
     compiled = load_backend(spec.effective_engine).compile_spec(spec, slots=slots, threads=threads)
     if compiled.signature.strategy != spec.strategy:
         raise SignatureError(
-            f"model {spec.name!r}: the engine {spec.effective_engine} does not do the strategy {spec.strategy.NAME}"
+            f"model {spec.name!r}: the engine {spec.effective_engine} does not do the strategy {spec.strategy.name}"
         )
     if compiled.prepares:
         _warm_up(compiled, spec)
@@ -231,17 +231,18 @@ def compile_model(
 
 
 def _warm_up(model: CompiledModel, spec: ModelSpec) -> None:
-    match model.signature.planner:
-        case SizesPlanner() as planner:
-            model.prepared = PreparedModels(model.prepare, spec.prepared)
-            # Without a warm-up too the smallest and the largest: a model that cannot be run so is refused now.
-            warm_up = spec.prepared.warm_up
-            model.prepared.warm_up(planner.prepared_shapes() if warm_up else planner.extreme_shapes())
-        case NativePlanner(static_shapes=shapes) if shapes:
-            # They were asked for one by one, so all are made now, and none makes room for another.
-            model.prepared = PreparedModels(model.prepare, PreparedLimits(max_prepared=len(shapes)))
-            for shape in shapes:
-                _prepare_static(model, model.prepared, shape)
+    signature = model.signature
+    if signature.strategy.sizes:
+        model.prepared = PreparedModels(model.prepare, spec.prepared)
+        planner = CallPlanner(signature)
+        # Without a warm-up too the smallest and the largest: a model that cannot be run so is refused now.
+        warm_up = spec.prepared.warm_up
+        model.prepared.warm_up(planner.prepared_shapes() if warm_up else planner.extreme_shapes())
+    elif shapes := signature.static_sizes:
+        # They were asked for one by one, so all are made now, and none makes room for another.
+        model.prepared = PreparedModels(model.prepare, PreparedLimits(max_prepared=len(shapes)))
+        for shape in shapes:
+            _prepare_static(model, model.prepared, shape)
 
 
 def _prepare_static(model: CompiledModel, prepared: PreparedModels, shape: tuple[int, ...]) -> None:

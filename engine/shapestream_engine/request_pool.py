@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shapestream_engine.batching.assembly import Assembly
-from shapestream_engine.batching.native import NativePlanner
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.batching.pieces import PieceCutter
 from shapestream_engine.model import CompiledModel, InferRequest
 
@@ -22,12 +22,11 @@ class RequestPool:
             raise ValueError(f"a pool has at least one request, not {size}")
         self.signature = model.signature
         self.assembly = Assembly(model.signature)
-        self.planner = model.signature.strategy.bind(model.signature.table)
-        """What calls a batch takes; None: one, of the shape that it has. Its own, as one that rounds remembers."""
+        self.planner = CallPlanner(model.signature)
         self.cutter = PieceCutter(model.signature)
         self.prepared = model.prepared
         """Where the requests of calls come from whose shapes have models of their own. Nothing is lent where all have."""
-        takes_any = self.prepared is None or isinstance(self.planner, NativePlanner)
+        takes_any = self.prepared is None or not model.signature.strategy.sizes
         wanted = size if takes_any else 0
         self._all = tuple(model.create_infer_request() for _ in range(wanted))
         self._free = list(self._all)

@@ -6,11 +6,10 @@ The slow and thorough way, taken once per distinct layout: `ModelSignature.resol
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shapestream_engine.batching.strategy import Planner
 from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
@@ -47,7 +46,10 @@ class RequestShape:
 
 
 def resolve_layout(
-    inputs: Sequence[InputPort], table: DimensionTable, planner: Planner | None, layout: Any
+    inputs: Sequence[InputPort],
+    table: DimensionTable,
+    round_up: Callable[[tuple[int, ...]], tuple[int, ...]],
+    layout: Any,
 ) -> RequestShape:
     """Check everything about a layout that needs no tensor bytes.
 
@@ -85,7 +87,7 @@ def resolve_layout(
         nbytes=tuple(nbytes),
         total_nbytes=total,
         positions=tuple(positions),
-        rounded=own if planner is None else planner.round_up(own),
+        rounded=round_up(own),
     )
 
 

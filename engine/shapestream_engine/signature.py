@@ -6,32 +6,25 @@ to clients and from workers as plain data.
 
 from __future__ import annotations
 
-import marshal
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shapestream_engine.batching.native import Native
-from shapestream_engine.batching.strategies import parse_strategy
-from shapestream_engine.batching.strategy import Planner, Strategy
 from shapestream_engine.dimension_table import BATCH, DimensionTable
 from shapestream_engine.empty_answer import empty_answer
-from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.errors import EngineError, ShapeError, SignatureError
 from shapestream_engine.layout import Layout
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.resolution import RequestShape, resolve_layout
 from shapestream_engine.rule_check import check_rule
 from shapestream_engine.shapes import Dimension
+from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
 
 __all__ = ["InputPort", "ModelSignature", "OutputPort", "RequestShape"]
 
 MAX_PORTS = 64
 """Inputs, and outputs, in a description that comes from elsewhere."""
-_REMEMBERED = 4096
-"""Layouts and shapes remembered per signature; when so many are known, all are forgotten and learnt anew.
-
-Forgetting everything is rare, costs a slow check per layout in use, and needs no bookkeeping on the hot path.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +32,21 @@ class ModelSignature:
     """The ports of a model. Raises `SignatureError` where they contradict each other or a rule cannot hold.
 
     Derived from the inputs: `dimensions` (names of the dynamic ones, `batch` first), and parallel to it
-    `bounds` (what all inputs admit together) and `paddable`; `has_batch`, whether requests can share a call;
-    `planner`, the strategy as it applies here, or None where every shape is run as it comes.
+    `bounds` (what all inputs admit together), `paddable` and `allowed` (the strategy's sizes, None for any);
+    `has_batch`, whether requests can share a call; `static_sizes`, call shapes with a model of their own.
     """
 
     name: str
     inputs: tuple[InputPort, ...]
     outputs: tuple[OutputPort, ...]
-    strategy: Strategy = Native()  # noqa: RUF009 - frozen
+    strategy: Strategy = Strategy()  # noqa: RUF009 - frozen
     dimensions: tuple[str, ...] = field(init=False, repr=False, compare=False)
     bounds: tuple[Dimension, ...] = field(init=False, repr=False, compare=False)
     paddable: tuple[bool, ...] = field(init=False, repr=False, compare=False)
     has_batch: bool = field(init=False, repr=False, compare=False)
     table: DimensionTable = field(init=False, repr=False, compare=False)
-    planner: Planner | None = field(init=False, repr=False, compare=False)
-    _resolved: dict[bytes, RequestShape] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _input_shapes: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
+    allowed: tuple[Sizes | None, ...] = field(init=False, repr=False, compare=False)
+    static_sizes: tuple[Sizes, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
@@ -70,7 +60,7 @@ class ModelSignature:
             for output in self.outputs:
                 with EngineError.about("outputs", output.name):
                     check_rule(output, self.outputs, table)
-            planner = self.strategy.bind(table)
+            allowed, static = self.strategy.allowed(table), self.strategy.static_sizes(table)
         except SignatureError as error:
             raise SignatureError(f"model {self.name!r}: {error}", key=error.key) from error
         for derived, value in (
@@ -79,52 +69,62 @@ class ModelSignature:
             ("paddable", table.paddable),
             ("has_batch", table.has_batch),
             ("table", table),
-            ("planner", planner),
+            ("allowed", allowed),
+            ("static_sizes", static),
         ):
             object.__setattr__(self, derived, value)
 
     def resolve(self, layout: Layout) -> RequestShape:
         """The request's sizes and bytes, once its layout is known to fit; raises `ShapeError` otherwise.
 
-        The tensors' bytes are not looked at: their lengths must equal the `nbytes` that this returns.
+        The tensors' bytes are not looked at: their lengths must equal the `nbytes` that this returns. Nothing is remembered
+        here: callers on the way of a request keep a `Memo` of the layouts that they have read.
         """
-        try:
-            # Not the tuple itself: True, 1.0 and 1 are equal as keys, and of these only 1 is a size. Marshal
-            # writes each type differently, and in format 2 never refers back to what it wrote before.
-            key = marshal.dumps(layout, 2)
-        except ValueError:
-            return self._checked(layout)
-        request = self._resolved.get(key)
-        if request is None:
-            request = self._checked(layout)
-            if len(self._resolved) >= _REMEMBERED:
-                self._resolved.clear()
-            self._resolved[key] = request
-        return request
-
-    def _checked(self, layout: Layout) -> RequestShape:
-        request = resolve_layout(self.inputs, self.table, self.planner, layout)
+        request = resolve_layout(self.inputs, self.table, self.round_up, layout)
         if request.total_nbytes or not self.inputs:
             return request
-        return replace(
-            request, answer=empty_answer(self.inputs, self.outputs, self.table, self.planner, request)
+        answer = empty_answer(
+            self.inputs, self.outputs, self.table, request, exactly=self.runs_exactly(request.sizes)
         )
+        return replace(request, answer=answer)
 
-    def input_shapes(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The shape of each input in a call of these sizes (parallel to `dimensions`)."""
-        shapes = self._input_shapes.get(sizes)
-        if shapes is None:
-            shapes = tuple(
-                tuple(
-                    dimension.minimum if number is None else sizes[number]
-                    for number, dimension in zip(axes, port.shape.dimensions, strict=True)
+    def round_up(self, sizes: Sizes) -> Sizes:
+        """The sizes that a request of these is padded to: the next allowed ones. Its rows stay, as requests add up.
+
+        Raises `ShapeError` for a size beyond the largest that is allowed.
+        """
+        if not self.strategy.sizes:
+            return sizes
+        rounded = list(sizes)
+        for number in range(1 if self.has_batch else 0, len(sizes)):
+            allowed = self.allowed[number]
+            if allowed is None:
+                continue
+            place = bisect_left(allowed, sizes[number])
+            if place == len(allowed):
+                raise ShapeError(
+                    f"dimension {self.dimensions[number]!r} is {sizes[number]}, which is more than {allowed[-1]}, "
+                    f"the largest size that the model is run at"
                 )
-                for port, axes in zip(self.inputs, self.table.axes, strict=True)
+            rounded[number] = allowed[place]
+        return tuple(rounded)
+
+    def runs_exactly(self, sizes: Sizes) -> bool:
+        """Whether a batch of these sizes is sure to be one call of them: nothing is padded, filled up or divided."""
+        if self.strategy.max_prepared is not None:
+            return False
+        rows_are_free = not self.has_batch or self.allowed[0] is None
+        return rows_are_free and self.round_up(sizes) == sizes
+
+    def input_shapes(self, sizes: Sizes) -> tuple[Sizes, ...]:
+        """The shape of each input in a call of these sizes (parallel to `dimensions`)."""
+        return tuple(
+            tuple(
+                dimension.minimum if number is None else sizes[number]
+                for number, dimension in zip(axes, port.shape.dimensions, strict=True)
             )
-            if len(self._input_shapes) >= _REMEMBERED:
-                self._input_shapes.clear()
-            self._input_shapes[sizes] = shapes
-        return shapes
+            for port, axes in zip(self.inputs, self.table.axes, strict=True)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the wire, that `from_dict` turns into an equal signature."""
@@ -132,7 +132,7 @@ class ModelSignature:
             "name": self.name,
             "inputs": [port.to_dict() for port in self.inputs],
             "outputs": [port.to_dict() for port in self.outputs],
-            **({} if self.strategy == Native() else {"shapes": self.strategy.to_dict()}),
+            **({} if self.strategy == Strategy() else {"shapes": self.strategy.to_dict()}),
         }
 
     @classmethod
@@ -175,7 +175,7 @@ class ModelSignature:
             lines.append(f"  {name}: {bounds}, {use}")
         if not self.has_batch:
             lines.append("  no batch axis: every request runs alone")
-        if replace(self.strategy, most_rows=None) != Native():
+        if replace(self.strategy, most_rows=None) != Strategy():
             lines.append(f"  shapes: {self.strategy}")
         return lines
 

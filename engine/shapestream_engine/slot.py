@@ -23,10 +23,9 @@ from queue import SimpleQueue
 from time import perf_counter
 
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
-from shapestream_engine.direct_batch import DirectBatch
+from shapestream_engine.batch_run import BatchRun
 from shapestream_engine.errors import EngineError, InferenceError
 from shapestream_engine.model import InferRequest
-from shapestream_engine.planned_batch import PlannedBatch
 from shapestream_engine.request_pool import RequestPool
 
 __all__ = ["MAX_WAITING", "Slot"]
@@ -76,7 +75,7 @@ class Slot:
         """Whether the thread runs no further batch, although nothing has closed the slot."""
         return self._ended
 
-    def start(self, work: Batch) -> None:
+    def start(self, batch: Batch) -> None:
         """Hand over a batch, to run when those before it are done.
 
         Raises `RuntimeError` while one waits behind another already, after `close`, and once the slot `has_ended`.
@@ -86,7 +85,7 @@ class Slot:
                 raise RuntimeError(f"slot {self.name!r} has ended")
             if len(self._waiting) + (self._begun is not None) > MAX_WAITING:
                 raise RuntimeError(f"slot {self.name!r} runs a batch, and another one waits for it")
-            self._waiting.append(work)
+            self._waiting.append(batch)
             self._wake_up()
 
     def recall(self, batch: int) -> bool:
@@ -121,7 +120,7 @@ class Slot:
 
     def _take_back(self, batch: int, code: ErrorCode, why: str) -> bool:
         with self._lock:
-            found = next((work for work in self._waiting if work.batch == batch), None)
+            found = next((other for other in self._waiting if other.batch == batch), None)
             if found is None:
                 return False
             self._waiting.remove(found)
@@ -145,7 +144,7 @@ class Slot:
             waiting = list(self._waiting)
             self._waiting.clear()
         why = f"the thread of slot {self.name!r} has ended"
-        failed: list[tuple[int, ErrorCode]] = [(work.batch, ErrorCode.UNAVAILABLE) for work in waiting]
+        failed: list[tuple[int, ErrorCode]] = [(batch.batch, ErrorCode.UNAVAILABLE) for batch in waiting]
         if begun is not None:
             failed.insert(0, (begun, ErrorCode.INTERNAL))
         for batch, code in failed:
@@ -155,41 +154,38 @@ class Slot:
         while True:
             with self._lock:
                 if self._waiting:
-                    work = self._waiting.popleft()
-                    self._begun, self._cancelled = work.batch, False
+                    batch = self._waiting.popleft()
+                    self._begun, self._cancelled = batch.batch, False
                 elif self._closing:
                     return
                 else:
-                    work = None
+                    batch = None
                     self._asleep = True
-            if work is None:
+            if batch is None:
                 self._wake.get()
                 continue
-            report = self._process(work)
-            del work  # the buffers of this batch need not live until the next
+            report = self._process(batch)
+            del batch  # the buffers of this batch need not live until the next
             with self._lock:
                 self._begun = None  # before the report: whoever gets it may start the next batch at once
             self._report(report)
             del report
 
-    def _process(self, work: Batch) -> BatchReport:
+    def _process(self, batch: Batch) -> BatchReport:
         began = perf_counter()
-        pool = self._pools.get(work.model)
+        pool = self._pools.get(batch.model)
         request = None if pool is None else pool.try_lease()
         if pool is None or (request is None and pool.prepared is None):
             reason = "is not served here" if pool is None else f"has no free request: {pool!r}"
-            message = f"model {work.model!r} {reason}"
-            return BatchReport(batch=work.batch, outputs=None, code=ErrorCode.UNAVAILABLE, message=message)
+            message = f"model {batch.model!r} {reason}"
+            return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.UNAVAILABLE, message=message)
         try:
-            if pool.planner is not None:
-                return PlannedBatch(work, pool, request, self._infer, self._is_new).run()
-            assert request is not None  # models are only prepared for what is planned
-            return DirectBatch(work, pool, request, self._infer, self._is_new).run()
+            return BatchRun(batch, pool, request, self._infer, self._is_new).run()
         except BaseException as error:  # noqa: BLE001
             # The edge where whatever went wrong becomes a coded report. Also what is no `Exception`, such as the panic of
             # an extension in Rust, SystemExit or trio's Cancelled: this thread has no caller whom it could be meant for,
             # Ctrl-C reaches the main thread only, and a thread that ends answers nothing that was sent to it.
-            return self._failure(work, error, began)
+            return self._failure(batch, error, began)
         finally:
             if request is not None:
                 pool.give_back(request)
@@ -217,7 +213,7 @@ class Slot:
         seen.add(sizes)
         return True
 
-    def _failure(self, work: Batch, error: BaseException, began: float) -> BatchReport:
+    def _failure(self, batch: Batch, error: BaseException, began: float) -> BatchReport:
         words = _words(error)
         if self._cancelled:
             code, message = ErrorCode.CANCELLED, words
@@ -234,7 +230,7 @@ class Slot:
                 f"{type(error).__name__}: {words}",
             )  # none of ours raises such
         return BatchReport(
-            batch=work.batch,
+            batch=batch.batch,
             outputs=None,
             busy_s=perf_counter() - began,
             code=code,

@@ -63,10 +63,7 @@ def write_trace(path: Path, model: str, requests: list[TraceRequest]) -> None:
 def test_a_tuned_file_is_written_with_what_justifies_it(prepared: Any) -> None:
     """The user's file is measured too, something is chosen among what was measured, and the result can be used."""
     folder = prepared.folder
-    ran = prepared.run(
-        *("tune", "sums.yaml", "--trace", "sums.trace", "--budget", str(BUDGET_S)),
-        *("--json", "--plot", "sums.svg"),
-    )
+    ran = prepared.run(*("tune", "sums.yaml", "--trace", "sums.trace", "--budget", str(BUDGET_S), "--json"))
     assert 0 == ran.returncode, ran.stderr
     report = json.loads(ran.stdout)
     candidates = report["candidates"]
@@ -74,11 +71,10 @@ def test_a_tuned_file_is_written_with_what_justifies_it(prepared: Any) -> None:
     (as_it_is,) = [each for each in candidates if each["as_it_is"]]
     for each in (chosen, as_it_is):
         assert each["measured"] > 0
-        assert each["predicted"] > 0
+        assert each["alone"] > 0
         assert each["memory_bytes"] > 1 << 20
     for each in candidates:
         assert each["measured"] or each["problem"] or each["skipped"]
-    assert "<svg" in (folder / "sums.svg").read_text()
     text = (folder / "sums.tuned.yaml").read_text()
     assert text.startswith("# Made by `shapestream tune` from sums.yaml and sums.trace.")
     assert "# its name" in text
@@ -93,7 +89,7 @@ def test_an_interrupted_run_leaves_nothing_behind(prepared: Any) -> None:
     """Ctrl-C ends the processes that it started; nothing is written."""
     folder = prepared.folder
     command = prepared.start("tune", str(folder / "sums.yaml"), "--trace", str(folder / "sums.trace"))
-    until("the first measurement", lambda: "measuring calls" in command.log.read_text())
+    until("the first measurement", lambda: "serving: " in command.log.read_text())
     children = until("its process", lambda: psutil.Process(command.pid).children())
     command.family |= {child.pid for child in children}
     command.send(signal.SIGINT)

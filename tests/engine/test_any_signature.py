@@ -16,13 +16,9 @@ from hypothesis import strategies as st
 from shapestream_engine import (
     Batch,
     BatchReport,
-    Bucketed,
     InputSpec,
     ModelSpec,
-    Native,
     OutputSpec,
-    Padded,
-    Partitioned,
     RequestPool,
     ShapeError,
     Slot,
@@ -32,7 +28,7 @@ from shapestream_engine import (
     dtype_of,
     parse_strategy,
 )
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 
 Array = np.ndarray[Any, Any]
 PATIENCE_S = 60
@@ -119,24 +115,24 @@ def strategies(draw: st.DrawFn, *, has_batch: bool, padded: bool) -> Strategy:
     sized = {"seq": seq} if padded else {}
     match draw(st.sampled_from(kinds)):
         case "native":
-            return Native()
+            return Strategy()
         case "alone":
-            return Native(most_rows=1)
+            return Strategy(most_rows=1)
         case "capped":
-            return Native(max_prepared=draw(st.integers(2, 9)))
+            return Strategy(max_prepared=draw(st.integers(2, 9)))
         case "filled":
-            return Native(max_prepared=draw(st.integers(2, 9)), fill_rows=True)
+            return Strategy(max_prepared=draw(st.integers(2, 9)), fill_rows=True)
         case "static":
             shape = {"seq": list(seq), **({"batch": list(rows)} if has_batch else {})}
             return parse_strategy({"static": [shape]})
         case "padded":
-            return Padded({"seq": seq[-1:], **({"batch": rows[-1:]} if has_batch else {})})
+            return Strategy({"seq": seq[-1:], **({"batch": rows[-1:]} if has_batch else {})})
         case "bucketed":
-            return Bucketed(sized)
+            return Strategy(sized)
         case "partitioned":
-            return Partitioned({"batch": rows, **sized})
+            return Strategy({"batch": rows, **sized}, partitioned=True)
         case _:
-            return Bucketed({"batch": rows, **sized})
+            return Strategy({"batch": rows, **sized})
 
 
 @st.composite
@@ -239,7 +235,7 @@ def tensors_of(array: Array, element_type: str) -> Tensors:
 @given(scenarios())
 def test_every_request_gets_what_the_model_gives_it_alone(scenario: Scenario) -> None:
     """To the bit, in shape and type, whoever shares the call, however it is padded, filled up and divided."""
-    event(scenario.strategy.NAME)
+    event(scenario.strategy.name)
     model = compile_model(spec_of(scenario))
     reports: SimpleQueue[BatchReport] = SimpleQueue()
     slot = Slot("s", {"m": RequestPool(model, 1)}, reports.put)

@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 from shapestream_engine import (
-    Bucketed,
     CompiledModel,
     InputSpec,
     ModelSpec,
-    Native,
     OutputSpec,
-    Partitioned,
     Strategy,
     compile_model,
 )
@@ -33,7 +30,7 @@ PLENTY_S = 60.0
 
 def model(
     function: Callable[[Array], Any] = lambda x: x,
-    strategy: Strategy = Native(),  # noqa: B008 - frozen
+    strategy: Strategy = Strategy(),  # noqa: B008 - frozen
     shape: str = "batch:1..16, seq:1..64",
 ) -> CompiledModel:
     """A function over `x`, of which every row is a request's own."""
@@ -152,8 +149,8 @@ def test_a_model_that_refuses_everything_is_soon_left_alone():
 @pytest.mark.parametrize(
     ("strategy", "allowed"),
     [
-        (Bucketed({"seq": (16, 64)}), {(rows, seq) for rows in (1, 2, 4, 8, 16) for seq in (16, 64)}),
-        (Partitioned({"batch": (1, 5), "seq": (32,)}), {(1, 32), (5, 32)}),
+        (Strategy({"seq": (16, 64)}), {(rows, seq) for rows in (1, 2, 4, 8, 16) for seq in (16, 64)}),
+        (Strategy({"batch": (1, 5), "seq": (32,)}, partitioned=True), {(1, 32), (5, 32)}),
     ],
 )
 def test_only_allowed_call_shapes_are_measured(strategy, allowed):
@@ -163,13 +160,13 @@ def test_only_allowed_call_shapes_are_measured(strategy, allowed):
 
 def test_static_shapes_are_points_of_their_own():
     """However odd their sizes, and before anything else."""
-    strategy = Native(static_shapes=((("batch", 3), ("seq", 7)), (("batch", 2), ("seq", 9))))
+    strategy = Strategy(static_shapes=((("batch", 3), ("seq", 7)), (("batch", 2), ("seq", 9))))
     assert [(2, 9), (3, 7)] == sorted(sizes_of(calibrated(model(strategy=strategy)))[:2])
 
 
 def test_a_cap_on_shapes_leaves_room_for_traffic():
     """Of 16 shapes a process may meet, a calibration takes two."""
-    measured = sizes_of(calibrated(model(strategy=Native(max_prepared=16))))
+    measured = sizes_of(calibrated(model(strategy=Strategy(max_prepared=16))))
     assert 2 == len(measured)
 
 
@@ -237,7 +234,7 @@ def test_openvino_is_calibrated_too():
     assert all(0.0 < point.seconds < PLENTY_S for point in calibration.table.points)
 
 
-def many(dimensions: int, strategy: Strategy = Native(), bounds: str = "1..64") -> CompiledModel:  # noqa: B008 - frozen
+def many(dimensions: int, strategy: Strategy = Strategy(), bounds: str = "1..64") -> CompiledModel:  # noqa: B008 - frozen
     """A function over so many inputs, each of a length of its own."""
     names = [f"n{number}" for number in range(dimensions)]
     return compile_model(
@@ -278,7 +275,7 @@ def test_many_dimensions_grow_together(dimensions: int) -> None:
 @pytest.mark.parametrize("dimensions", [1, 3, 4, 5, 12, 64])
 def test_any_number_of_allowed_sizes_is_calibrated(dimensions: int) -> None:
     """Their combinations are thinned before they are listed."""
-    strategy = Bucketed({f"n{number}": tuple(range(1, 301)) for number in range(dimensions)})
+    strategy = Strategy({f"n{number}": tuple(range(1, 301)) for number in range(dimensions)})
     shapes = [
         sizes for stage in stages(many(dimensions, strategy, "1..300").signature, None) for sizes in stage
     ]

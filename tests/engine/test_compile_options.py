@@ -11,7 +11,6 @@ import pytest
 from openvino import opset13 as op
 
 from shapestream_engine import (
-    Bucketed,
     InputSpec,
     ModelLoadError,
     ModelSpec,
@@ -19,6 +18,7 @@ from shapestream_engine import (
     compile_model,
     read_model,
 )
+from shapestream_engine.strategy import Strategy
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_closed_model_that_prepares_shapes_makes_no_requests(path: str) -> Non
     spec = ModelSpec(
         path=Path(path),
         inputs={"x": InputSpec(shape="batch:1..8, 4")},
-        strategy=Bucketed({"batch": (4, 8)}),
+        strategy=Strategy({"batch": (4, 8)}),
     )
     model = compile_model(spec)
     assert model.prepares

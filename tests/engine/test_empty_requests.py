@@ -14,13 +14,9 @@ import pytest
 from shapestream_engine import (
     Batch,
     BatchReport,
-    Bucketed,
     InputSpec,
     ModelSpec,
-    Native,
     OutputSpec,
-    Padded,
-    Partitioned,
     RequestPool,
     ShapeError,
     Slot,
@@ -29,7 +25,7 @@ from shapestream_engine import (
     compile_model,
     dtype_of,
 )
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 
 Array = np.ndarray[Any, Any]
 HUGE = 1 << 40
@@ -141,11 +137,11 @@ def bench(
 
 
 STRATEGIES = [
-    Native(),
-    Native(most_rows=1),
-    Bucketed({"batch": (4, 1 << 20)}),
-    Partitioned({"batch": (1, 2, 4)}),
-    Padded({"batch": (1 << 20,)}),
+    Strategy(),
+    Strategy(most_rows=1),
+    Strategy({"batch": (4, 1 << 20)}),
+    Strategy({"batch": (1, 2, 4)}, partitioned=True),
+    Strategy({"batch": (1 << 20,)}),
 ]
 
 
@@ -177,7 +173,7 @@ def test_company_is_not_padded_to_rows_that_are_not_there(strategy: Strategy) ->
         assert [(0, HUGE), (1, 4), (0, 3)] == [own["y"].shape for own in report]
         assert [[0, 1], [0, 2]] == report[1]["places"].tolist()
         assert [4] == [columns for _, columns in made.seen]
-        if strategy == Native():
+        if strategy == Strategy():
             made.results(row, empty(0, HUGE), sizes=(1, HUGE))
             assert (1, 4) == made.seen[-1], "a batch that was to be as long as the claim"
 
@@ -185,7 +181,7 @@ def test_company_is_not_padded_to_rows_that_are_not_there(strategy: Strategy) ->
 def test_rows_without_elements_are_answered_where_all_outputs_are_empty_too() -> None:
     """However many rows they claim to be."""
     ports = {"y": ("batch, n", "f32", {"rule": "rows"})}
-    for strategy in (Native(), Bucketed({"n": (8,)}), Partitioned({"batch": (1, 2)})):
+    for strategy in (Strategy(), Strategy({"n": (8,)}), Strategy({"batch": (1, 2)}, partitioned=True)):
         with bench(strategy, function=lambda x: x, ports=ports) as made:
             (found,) = made.results(empty(HUGE, 0))
             assert ((HUGE, 0), []) == (found["y"].shape, made.seen)
@@ -194,7 +190,7 @@ def test_rows_without_elements_are_answered_where_all_outputs_are_empty_too() ->
 def test_the_model_is_asked_where_the_ports_do_not_tell_and_the_call_has_no_elements() -> None:
     """Of rows without elements only the model knows the mean; of no rows it knows what every request shares."""
     ports = {"y": ("batch", "f32", {"rule": "rows"})}
-    with bench(Native(), function=lambda x: x.sum(axis=1), ports=ports) as made:
+    with bench(Strategy(), function=lambda x: x.sum(axis=1), ports=ports) as made:
         (found,) = made.results(empty(3, 0))
         assert ([0, 0, 0], [(3, 0)]) == (found["y"].tolist(), made.seen)
     ports = {**ports, "anchors": ("3", "f32", {"rule": "shared"})}
@@ -202,7 +198,7 @@ def test_the_model_is_asked_where_the_ports_do_not_tell_and_the_call_has_no_elem
     def anchored(x: Array) -> dict[str, Array]:
         return {"y": x.sum(axis=1), "anchors": np.arange(3, dtype=np.float32)}
 
-    with bench(Native(), function=anchored, ports=ports) as made:
+    with bench(Strategy(), function=anchored, ports=ports) as made:
         (found,) = made.results(empty(0, 5))
         assert ([0, 1, 2], [(0, 5)]) == (found["anchors"].tolist(), made.seen)
 
@@ -210,10 +206,10 @@ def test_the_model_is_asked_where_the_ports_do_not_tell_and_the_call_has_no_elem
 @pytest.mark.parametrize(
     ("strategy", "shape"),
     [
-        (Bucketed({"n": (8, 1 << 30)}), (HUGE, 0)),
-        (Partitioned({"batch": (1, 2)}), (HUGE, 0)),
-        (Padded({"batch": (4,)}), (3, 0)),
-        (Native(max_prepared=4), (HUGE, 0)),
+        (Strategy({"n": (8, 1 << 30)}), (HUGE, 0)),
+        (Strategy({"batch": (1, 2)}, partitioned=True), (HUGE, 0)),
+        (Strategy({"batch": (4,)}), (3, 0)),
+        (Strategy(max_prepared=4), (HUGE, 0)),
     ],
 )
 def test_what_would_be_a_call_of_nothing_but_padding_is_refused(
@@ -249,7 +245,7 @@ def test_an_answer_that_no_array_can_have_is_refused() -> None:
     """Its sizes other than 0 come to more bytes than there are."""
     ports = {"y": ("batch, n, n", "f32", {"rule": "rows"})}
     with (
-        bench(Native(), function=lambda x: x[:, :, None] * x[:, None], ports=ports) as made,
+        bench(Strategy(), function=lambda x: x[:, :, None] * x[:, None], ports=ports) as made,
         pytest.raises(ShapeError, match="needs more than"),
     ):
         made.run(empty(0, HUGE))
@@ -258,7 +254,7 @@ def test_an_answer_that_no_array_can_have_is_refused() -> None:
 def test_without_a_batch_axis_the_same_holds() -> None:
     """Everything is the request's own there."""
     ports = {"y": ("n, k", "f32", {"rule": "whole"})}
-    with bench(Native(), "n, k", lambda x: x * 2, ports) as made:
+    with bench(Strategy(), "n, k", lambda x: x * 2, ports) as made:
         (found,) = made.results(empty(HUGE, 0))
         assert ((HUGE, 0), []) == (found["y"].shape, made.seen)
 
@@ -270,7 +266,7 @@ def test_no_rows_are_not_rounded_up_under_a_cap() -> None:
     def anchors(x: Array) -> Array:
         return np.arange(x.shape[1], dtype=np.float32)
 
-    strategy = Native(max_prepared=2, fill_rows=True)
+    strategy = Strategy(max_prepared=2, fill_rows=True)
     with bench(strategy, "batch:0..8, n:0..8", anchors, ports) as made:
         for size in range(1, 5):
             with pytest.raises(ShapeError, match="output 'anchors' needs a call"):

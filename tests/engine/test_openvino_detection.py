@@ -26,7 +26,7 @@ from shapestream_engine import (
     compile_model,
     dtype_of,
 )
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 
 Array = np.ndarray[Any, Any]
 Rules = dict[str, dict[str, Any]]

@@ -11,7 +11,7 @@ import pytest
 from openvino import opset13 as op
 
 from shapestream_engine import ModelLoadError, ModelSpec, SignatureError, compile_model
-from shapestream_engine.backends.openvino.engine_words import engine_words
+from shapestream_engine.backends.openvino.runtime import engine_words
 
 
 def small_model() -> ov.Model:

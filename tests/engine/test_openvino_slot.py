@@ -26,7 +26,7 @@ from shapestream_engine import (
     dtype_of,
     element_type_of,
 )
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 
 TIMEOUT_S = 60
 """For a report that never comes: the test fails instead of hanging."""

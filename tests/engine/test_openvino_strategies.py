@@ -16,14 +16,10 @@ from tests.engine.detectors import PORTS, pictures, ssd
 from shapestream_engine import (
     Batch,
     BatchReport,
-    Bucketed,
     CompiledModel,
     InputSpec,
     ModelSpec,
-    Native,
     OutputSpec,
-    Padded,
-    Partitioned,
     PreparedLimits,
     RequestPool,
     Slot,
@@ -32,7 +28,7 @@ from shapestream_engine import (
     compile_model,
     dtype_of,
 )
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.errors import ShapeError, SignatureError
 
 TIMEOUT_S = 60
@@ -141,28 +137,28 @@ BATCHES = [
     tokens((29, 12), (2, 65)),
 ]
 STRATEGIES = [
-    Padded({"seq": (128,), "batch": (8,)}),
-    Padded({"seq": (128,)}),
-    Bucketed({"seq": (16, 64, 128)}),
-    Bucketed({"seq": (64, 128), "batch": (4, 16)}),
-    Partitioned({"batch": (1, 2, 4, 8)}),
-    Partitioned({"batch": (2, 8), "seq": (64, 128)}),
-    Native(max_prepared=4),
-    Native(max_prepared=4, fill_rows=True),
+    Strategy({"seq": (128,), "batch": (8,)}),
+    Strategy({"seq": (128,)}),
+    Strategy({"seq": (16, 64, 128)}),
+    Strategy({"seq": (64, 128), "batch": (4, 16)}),
+    Strategy({"batch": (1, 2, 4, 8)}, partitioned=True),
+    Strategy({"batch": (2, 8), "seq": (64, 128)}, partitioned=True),
+    Strategy(max_prepared=4),
+    Strategy(max_prepared=4, fill_rows=True),
 ]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_the_same_as_the_dynamic_model(strategy: Strategy) -> None:
     """Of every batch: of one and of many rows, of short and of long requests, of more than any call takes."""
-    with text(Native()) as native, text(strategy) as prepared:
+    with text(Strategy()) as native, text(strategy) as prepared:
         for batch in BATCHES:
             check_same(native.results(batch), prepared.results(batch))
 
 
 def test_five_rows_run_on_the_models_for_four_and_one() -> None:
     """The seeds' example: two calls, on models that are static in every dimension."""
-    with text(Partitioned({"batch": (1, 2, 4, 8), "seq": (128,)})) as bench:
+    with text(Strategy({"batch": (1, 2, 4, 8), "seq": (128,)}, partitioned=True)) as bench:
         report = bench.report(tokens((5, 100)))
         assert ((1, (4, 128)), (1, (1, 128))) == report.calls
         assert 0 == report.reallocations
@@ -178,7 +174,7 @@ def test_five_rows_run_on_the_models_for_four_and_one() -> None:
 
 def test_shapes_are_prepared_when_they_are_needed_and_no_more_are_kept_than_allowed() -> None:
     """At the start only the smallest and the largest are; a report tells of each that was prepared for it."""
-    with text(Bucketed({"seq": (16, 32, 64, 128)}), PreparedLimits(max_prepared=2)) as bench:
+    with text(Strategy({"seq": (16, 32, 64, 128)}), PreparedLimits(max_prepared=2)) as bench:
         prepared = bench.model.prepared
         assert prepared is not None
         assert 2 == prepared.preparations
@@ -190,7 +186,7 @@ def test_shapes_are_prepared_when_they_are_needed_and_no_more_are_kept_than_allo
 
 def test_a_warm_up_prepares_everything_that_is_allowed() -> None:
     """No request waits for a preparation afterwards."""
-    strategy = Partitioned({"batch": (1, 4), "seq": (64, 128)})
+    strategy = Strategy({"batch": (1, 4), "seq": (64, 128)}, partitioned=True)
     with text(strategy, PreparedLimits(warm_up=True)) as bench:
         assert bench.model.prepared is not None
         assert 4 == bench.model.prepared.preparations
@@ -199,26 +195,15 @@ def test_a_warm_up_prepares_everything_that_is_allowed() -> None:
 
 def test_bytes_bound_the_prepared_models() -> None:
     """Weights count for each of them, as each has its own copy in the device's form."""
-    with text(Bucketed({"seq": (16, 32, 64, 128)}), PreparedLimits(max_prepared_bytes=1)) as bench:
+    with text(Strategy({"seq": (16, 32, 64, 128)}), PreparedLimits(max_prepared_bytes=1)) as bench:
         for size in (16, 32, 64):
             bench.report(tokens((1, size)))
         assert "1 prepared, 0 leased" == repr(bench.model.prepared)
 
 
-def test_endless_shapes_are_kept_to_the_cap() -> None:
-    """Native, with a cap: the calls of two hundred shapes have eight."""
-    random = np.random.default_rng(0)
-    calls = set()
-    with text(Native(max_prepared=8, fill_rows=True)) as bench:
-        for _ in range(200):
-            report = bench.report(tokens((int(random.integers(1, 65)), int(random.integers(1, 129)))))
-            calls |= {sizes for _, sizes in report.calls}
-    assert len(calls) <= 8
-
-
 def test_prepared_models_have_the_engines_effective_properties() -> None:
     """As there is no other model whose properties could be logged."""
-    with text(Padded({"seq": (128,)})) as bench:
+    with text(Strategy({"seq": (128,)})) as bench:
         assert "f32" == bench.model.properties["INFERENCE_PRECISION_HINT"]
 
 
@@ -234,7 +219,7 @@ def test_a_model_that_cannot_take_the_shape_is_refused_at_once() -> None:
                 model=model,
                 inputs={"x": InputSpec(shape="batch:1..8, n:1..64", pad={"n": 0})},
                 outputs={"output0": OutputSpec(shape="batch, n")},
-                strategy=Bucketed({"n": (8, 9)}),
+                strategy=Strategy({"n": (8, 9)}),
             )
         )
 
@@ -278,7 +263,10 @@ def test_detections_of_divided_requests(rows: list[int]) -> None:
     """A request over several calls gets its detections with the index of its own pictures, and their number."""
     random = np.random.default_rng(sum(rows))
     images = [pictures(random, count, 24, 20) for count in rows]
-    with detecting(Native()) as native, detecting(Partitioned({"batch": (1, 2, 4)})) as divided:
+    with (
+        detecting(Strategy()) as native,
+        detecting(Strategy({"batch": (1, 2, 4)}, partitioned=True)) as divided,
+    ):
         check_same(
             [by_picture(result) for result in native.results(images)],
             [by_picture(result) for result in divided.results(images)],
@@ -289,11 +277,11 @@ def test_no_pictures_are_refused_where_a_call_would_be_made_of_nothing_but_filli
     """How many boxes a picture has no port says; the dynamic model tells it without a picture."""
     nothing = pictures(np.random.default_rng(0), 0, 24, 20)
     with (
-        detecting(Partitioned({"batch": (1, 2, 4)})) as divided,
+        detecting(Strategy({"batch": (1, 2, 4)}, partitioned=True)) as divided,
         pytest.raises(ShapeError, match="send elements"),
     ):
         divided.results([nothing])
-    with detecting(Native()) as native:
+    with detecting(Strategy()) as native:
         (result,) = native.results([nothing])
         assert 0 == len(result["boxes"])
         assert 0 == result["total"]

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine import InputPort, ModelSignature, NamedShape, OutputPort, RequestShape, Rows, Tensors
-from shapestream_engine.batching.bucketed import Bucketed
-from shapestream_engine.batching.partitioned import Partitioned
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.batching.pieces import Piece, PieceCutter, divide
-from shapestream_engine.batching.strategy import PlannedCall
 from shapestream_engine.errors import ShapeError
+from shapestream_engine.strategy import Strategy
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +27,7 @@ def signature(shape: str = "batch:0..64, n:1..9") -> ModelSignature:
             InputPort("mask", "u8", NamedShape.parse("batch, n"), mask_of="x"),
         ),
         (OutputPort("y", "f32", NamedShape.parse("batch"), Rows()),),
-        Bucketed({"batch": (4, 8)}),
+        Strategy({"batch": (4, 8)}),
     )
 
 
@@ -49,10 +48,10 @@ def read(tensors: Tensors) -> Array:
 )
 def test_every_row_is_in_one_piece_in_order(rows: list[int], sizes: tuple[int, ...]) -> None:
     """And a member without rows is in exactly one call."""
-    strategy = Partitioned({"batch": sizes})
-    planner = ModelSignature("m", signature().inputs, signature().outputs, strategy).planner
-    assert planner is not None
-    calls = planner.plan((sum(rows), 1))
+    strategy = Strategy({"batch": sizes}, partitioned=True)
+    calls = CallPlanner(ModelSignature("m", signature().inputs, signature().outputs, strategy)).plan(
+        (sum(rows), 1)
+    )
     divided = divide(calls, rows)
     assert [call.stop - call.start for call in calls] == [
         sum(piece.stop - piece.start for piece in pieces) for pieces in divided
@@ -97,9 +96,8 @@ def test_a_call_is_filled_up_with_a_row_of_its_own() -> None:
     model = signature()
     array = np.arange(6, dtype=np.int32).reshape(3, 2)
     members, shapes = [[each] for each in request(model, array)]
-    call = PlannedCall((4, 2), 0, 2)
-    filling = list(PieceCutter(model).filling(call, [Piece(0, 1, 3)], members, shapes))
-    assert [[[2, 3]]] * 2 == [read(tensors).tolist() for tensors, _ in filling]
+    filling = PieceCutter(model).filling(2, members, shapes)
+    assert [[[0, 1]]] * 2 == [read(tensors).tolist() for tensors, _ in filling]
 
 
 def test_a_call_without_rows_has_nothing_to_be_filled_up_with() -> None:
@@ -107,13 +105,4 @@ def test_a_call_without_rows_has_nothing_to_be_filled_up_with() -> None:
     model = signature()
     members, shapes = [[each] for each in request(model, np.zeros((0, 2), np.int32))]
     with pytest.raises(ShapeError, match="no row of a request"):
-        list(PieceCutter(model).filling(PlannedCall((4, 2), 0, 0), [Piece(0, 0, 0)], members, shapes))
-
-
-def test_a_full_call_is_not_filled() -> None:
-    """Nor is one of a model without a batch axis, whatever its first size."""
-    model = signature()
-    members, shapes = [[each] for each in request(model, np.zeros((4, 2), np.int32))]
-    assert [] == list(
-        PieceCutter(model).filling(PlannedCall((4, 2), 0, 4), [Piece(0, 0, 4)], members, shapes)
-    )
+        PieceCutter(model).filling(4, members, shapes)

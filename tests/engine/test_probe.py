@@ -12,9 +12,9 @@ import pytest
 from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
-from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform
+from shapestream_engine.strategy import parse_strategy
 
 IMPORTABLE = Path(__file__).parent / "importable"
 ROWS = {"x": InputSpec(shape="batch:1..8, n:1..64", element_type="f32")}

@@ -17,7 +17,6 @@ from shapestream_engine import (
     InputSpec,
     ModelSpec,
     OutputSpec,
-    Padded,
     PreparedLimits,
     compile_model,
 )
@@ -27,6 +26,7 @@ from shapestream_engine.probing import cache as cache_module
 from shapestream_engine.probing.cache import ENVIRONMENT
 from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.inputs import Samples, Uniform
+from shapestream_engine.strategy import Strategy
 
 REPORT = ProbeReport(
     model="m",
@@ -151,7 +151,7 @@ CHANGED: dict[type, dict[str, object]] = {
         "inputs": {"a": InputSpec(shape="batch:1..8, n:1..32", element_type="f32")},
         "outputs": {"y": OutputSpec(shape="batch, n", element_type="f64")},
         "properties": {"INFERENCE_PRECISION_HINT": "bf16"},
-        "strategy": Padded({"batch": (4,)}),
+        "strategy": Strategy({"batch": (4,)}),
         "prepared": PreparedLimits(max_prepared=3),
     },
     ProbeOptions: {

@@ -59,13 +59,6 @@ def test_sizes_of_zero_are_sizes() -> None:
     assert ((2, 7, 0, 0), 112) == (request.sizes, request.total_nbytes)
 
 
-def test_a_repeated_layout_is_resolved_once() -> None:
-    """Equal layouts share one answer, which makes the usual case a look-up."""
-    model = ModelSignature.from_dict(MODEL.to_dict())
-    first, second = (model.resolve(((0, "i64", (2, size)), IMAGE)) for size in (7, 7))
-    assert first is second
-
-
 BAD_LAYOUTS: list[tuple[str, Any, str]] = [
     ("missing", (IDS,), r"missing input 'image'; the model has 0 'ids'; 1 'image'; 2 'mask'"),
     ("all missing", (), r"missing input 'ids', 'image'"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream_engine.batching.row_cover import RowCover
+from shapestream_engine.batching.calls import RowCover
 
 allowed_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True).map(
     lambda sizes: tuple(sorted(sizes))
@@ -30,42 +30,42 @@ def every_cover(sizes: tuple[int, ...], rows: int) -> list[tuple[int, ...]]:
 )
 def test_the_fewest_prepared_calls(rows: int, calls: tuple[int, ...]) -> None:
     """The example of the seeds, 5 = 4 + 1 on 1, 2, 4 and 8, and its like."""
-    assert calls == RowCover((1, 2, 4, 8), whole_first=True)(rows)
+    assert calls == RowCover((1, 2, 4, 8), divide=True)(rows)
 
 
 def test_the_largest_call_first_is_not_always_best() -> None:
     """6 = 3 + 3, not 4 + 1 + 1."""
-    assert (3, 3) == RowCover((1, 3, 4), whole_first=True)(6)
+    assert (3, 3) == RowCover((1, 3, 4), divide=True)(6)
 
 
 def test_fewest_calls_may_fill_up_and_whole_rows_may_take_more() -> None:
     """5 rows of 4 and 8: one call with three rows to fill, or, as rows must be filled up anyway, the same."""
-    assert (8,) == RowCover((1, 8), whole_first=False)(5)
-    assert (1, 1, 1, 1, 1) == RowCover((1, 8), whole_first=True)(5)
-    assert (8,) == RowCover((4, 8), whole_first=True)(5)
+    assert (8,) == RowCover((1, 8), divide=False)(5)
+    assert (1, 1, 1, 1, 1) == RowCover((1, 8), divide=True)(5)
+    assert (8,) == RowCover((4, 8), divide=True)(5)
 
 
 @given(sizes=allowed_sizes, rows=st.integers(1, 9))
 def test_no_cover_has_fewer_calls(sizes: tuple[int, ...], rows: int) -> None:
     """For buckets: the fewest calls of all covers, and among these the least filled up."""
-    mine = RowCover(sizes, whole_first=False)(rows)
+    mine = RowCover(sizes, divide=False)(rows)
     assert min((len(cover), sum(cover)) for cover in every_cover(sizes, rows)) == (len(mine), sum(mine))
 
 
 @given(sizes=allowed_sizes, rows=st.integers(1, 9))
 def test_no_cover_fills_up_less(sizes: tuple[int, ...], rows: int) -> None:
     """For partitions: the least filled up of all covers, and among these the fewest calls."""
-    mine = RowCover(sizes, whole_first=True)(rows)
+    mine = RowCover(sizes, divide=True)(rows)
     assert min((sum(cover), len(cover)) for cover in every_cover(sizes, rows)) == (sum(mine), len(mine))
 
 
-@given(sizes=allowed_sizes, rows=st.integers(0, 400), whole_first=st.booleans())
+@given(sizes=allowed_sizes, rows=st.integers(0, 400), divide=st.booleans())
 def test_many_rows_are_searched_no_further_than_needed(
-    sizes: tuple[int, ...], rows: int, whole_first: bool
+    sizes: tuple[int, ...], rows: int, divide: bool
 ) -> None:
     """Beyond the bound calls of the largest size are taken unseen; searching everything finds nothing better."""
-    cover = RowCover(sizes, whole_first=whole_first)
-    thorough = RowCover(sizes, whole_first=whole_first)
+    cover = RowCover(sizes, divide=divide)
+    thorough = RowCover(sizes, divide=divide)
     thorough._searched = rows
     mine, best = cover(rows), thorough(rows)
     assert (len(best), sum(best)) == (len(mine), sum(mine))
@@ -75,6 +75,6 @@ def test_many_rows_are_searched_no_further_than_needed(
 
 def test_a_million_rows_take_no_million_steps() -> None:
     """A request of absurd size costs no more to plan than a bounded one."""
-    cover = RowCover((1, 3, 4096), whole_first=True)
+    cover = RowCover((1, 3, 4096), divide=True)
     assert 1_000_000 == sum(cover(1_000_000))
     assert len(cover._best) <= (1 << 14) + 1

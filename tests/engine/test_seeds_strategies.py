@@ -18,13 +18,14 @@ from shapestream_engine import (
     InferenceError,
     InputSpec,
     ModelSpec,
-    Native,
     OutputSpec,
     PreparedLimits,
     compile_model,
     parse_strategy,
 )
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.probe import ProbeOptions, prove
+from shapestream_engine.strategy import Strategy
 
 MASKED = {
     "x": InputSpec(shape="batch:1..8, seq:1..64", pad={"seq": 0}),
@@ -47,8 +48,8 @@ def computed(report: Any) -> int:
 @pytest.mark.seeds("S000-01", "S001-01", "S003-09")
 def test_shapes_are_native_unless_a_strategy_is_asked_for() -> None:
     """Every shape is run as it comes; nothing is padded, prepared or divided by itself."""
-    assert Native() == parse_strategy({}) == plus_one().spec.strategy
-    assert plus_one(inputs=ROWS).compile().signature.planner is None
+    assert Strategy() == parse_strategy({}) == plus_one().spec.strategy
+    assert plus_one(inputs=ROWS).compile().signature.runs_exactly((5,))
 
 
 @pytest.mark.seeds("S000-02", "S001-02", "S002-04", "S003-05")
@@ -159,8 +160,7 @@ def test_no_fewer_calls_would_do() -> None:
     """For every number of rows up to 40, against all ways to choose prepared sizes."""
     sizes = (1, 2, 4, 8)
     model = plus_one(inputs=ROWS, strategy=parse_strategy({"strategy": "partitioned", "batch": list(sizes)}))
-    planner = model.signature.planner
-    assert planner is not None
+    planner = CallPlanner(model.signature)
     for rows in range(1, 41):
         calls = planner.plan((rows,))
         assert rows == sum(call.stop - call.start for call in calls) == sum(call.sizes[0] for call in calls)

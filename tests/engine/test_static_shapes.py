@@ -23,7 +23,6 @@ from shapestream_engine import (
     ModelSignature,
     ModelSpec,
     NamedShape,
-    Native,
     OutputPort,
     OutputSpec,
     RequestPool,
@@ -33,13 +32,11 @@ from shapestream_engine import (
     Tensors,
     compile_model,
 )
-from shapestream_engine.batching.native import RoundingPlanner, StaticPlanner
-from shapestream_engine.batching.plan import merge_sizes
-from shapestream_engine.batching.static_shapes import MAX_STATIC
-from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine.batching.calls import CallPlanner, merge_sizes
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.probe import Finding
 from shapestream_engine.probing.examination import ProbeOptions, examine
+from shapestream_engine.strategy import MAX_STATIC, parse_strategy
 
 TIMEOUT_S = 60
 Array = np.ndarray[Any, Any]
@@ -56,9 +53,9 @@ def signature(strategy: Strategy) -> ModelSignature:
 def test_a_list_of_sizes_is_a_shape_for_each() -> None:
     """In any order of the names, which is not that of the model's dimensions."""
     strategy = parse_strategy({"static": [{"seq": [8, 16], "batch": 1}, {"batch": 4, "seq": 16}]})
-    planner = signature(strategy).planner
-    assert isinstance(planner, StaticPlanner)
-    assert ((1, 8), (1, 16), (4, 16)) == planner.static_shapes
+    model = signature(strategy)
+    assert ((1, 8), (1, 16), (4, 16)) == model.static_sizes
+    planner = CallPlanner(model)
     assert [(1, 16), None] == [planner.prepared_sizes(sizes) for sizes in ((1, 16), (2, 16))]
 
 
@@ -73,9 +70,7 @@ def test_static_shapes_travel_with_the_signature(shapes: list[tuple[int, int]], 
     )
     there = ModelSignature.from_dict(signature(strategy).to_dict())
     assert signature(strategy) == there
-    planner = there.planner
-    known = () if planner is None else planner.static_shapes  # type: ignore[attr-defined]  # native's have it
-    assert tuple(shapes) == known
+    assert tuple(shapes) == there.static_sizes
 
 
 @pytest.mark.parametrize(
@@ -101,16 +96,6 @@ def test_what_cannot_be_meant_is_refused(static: object, words: str) -> None:
     with pytest.raises(SignatureError) as caught:
         signature(parse_strategy({"static": static}))
     assert words in str(caught.value)
-
-
-def test_static_shapes_are_beside_the_cap() -> None:
-    """The dynamic model never meets them, so they leave nothing behind in it."""
-    planner = signature(parse_strategy({"max_prepared": 2, "static": [{"batch": 1, "seq": 9}]})).planner
-    assert isinstance(planner, RoundingPlanner)
-    for seq in range(1, 65):
-        (call,) = planner.plan((1, seq))
-        assert seq != 9 or call.sizes == (1, 9)
-    assert planner.table.shapes <= 2
 
 
 def doubling(factor: float = 2.0) -> ov.Model:
@@ -204,9 +189,9 @@ def test_smaller_members_are_padded_up_to_the_static_shape_that_was_chosen() -> 
         assert prepared is not None
         hits = prepared.hits
         report = ready.run([filled(1, 11), filled(2, 16)], (4, 16))
-        assert ((1, (4, 16)),) == report.calls
+        assert ((), None) == (report.calls, report.code), "one call, of the batch's sizes"
         report = ready.run([filled(1, 5)], (1, 8))
-        assert ((1, (1, 8)),) == report.calls
+        assert ((), None) == (report.calls, report.code)
         assert hits + 2 == prepared.hits
 
 
@@ -237,7 +222,7 @@ def test_engines_that_prepare_nothing_run_all_shapes_themselves() -> None:
     )
     model = compile_model(spec)
     assert model.prepared is None
-    assert isinstance(model.signature.strategy, Native)
+    assert STATIC == model.signature.strategy
     model.close()
 
 
@@ -258,7 +243,7 @@ def proof_of(prepared_by: str) -> list[Finding]:
             ),
             threads=1,
         )
-        for factor, strategy in ((2.0, Native()), (2.0, STATIC), (2.1, STATIC))
+        for factor, strategy in ((2.0, Strategy()), (2.0, STATIC), (2.1, STATIC))
     ]
     plain, served, other = made
     if prepared_by == "another model":

@@ -9,13 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine import InputPort, ModelSignature, NamedShape, OutputPort, Rows, ShapeError, Whole
-from shapestream_engine.batching.bucketed import Bucketed
-from shapestream_engine.batching.native import Native
-from shapestream_engine.batching.padded import Padded
-from shapestream_engine.batching.partitioned import Partitioned
-from shapestream_engine.batching.strategies import parse_strategy
-from shapestream_engine.batching.strategy import PlannedCall, Planner, Strategy
+from shapestream_engine.batching.calls import CallPlanner, PlannedCall
 from shapestream_engine.errors import SignatureError
+from shapestream_engine.strategy import Strategy, parse_strategy
 
 
 def model(strategy: Strategy, shape: str = "batch:1..64, seq:1..512", pad: bool = True) -> ModelSignature:
@@ -28,17 +24,16 @@ def model(strategy: Strategy, shape: str = "batch:1..64, seq:1..512", pad: bool 
     )
 
 
-def planner(strategy: Strategy, shape: str = "batch:1..64, seq:1..512") -> Planner:
+def planner(strategy: Strategy, shape: str = "batch:1..64, seq:1..512") -> CallPlanner:
     """The planner of such a model."""
-    found = model(strategy, shape).planner
-    assert found is not None
-    return found
+    return CallPlanner(model(strategy, shape))
 
 
-def test_native_plans_nothing() -> None:
-    """Every shape is run as it comes, at no cost."""
-    signature = model(Native())
-    assert signature.planner is None
+def test_native_runs_every_shape_as_it_comes() -> None:
+    """In one call, with or without a cap: a scheduler rounds sizes, the engine does not."""
+    signature = model(Strategy())
+    assert (PlannedCall((3, 77), 0, 3),) == planner(Strategy()).plan((3, 77))
+    assert (PlannedCall((3, 77), 0, 3),) == planner(Strategy(max_prepared=2)).plan((3, 77))
     request = signature.resolve(((0, "f32", (3, 77)),))
     assert (3, 77) == request.rounded
     assert 231 == request.elements
@@ -46,46 +41,46 @@ def test_native_plans_nothing() -> None:
 
 def test_five_rows_run_as_four_and_one() -> None:
     """The seeds' example, with the other dimension padded to its bucket."""
-    partitioned = planner(Partitioned({"batch": (1, 2, 4, 8), "seq": (64, 128)}))
+    partitioned = planner(Strategy({"batch": (1, 2, 4, 8), "seq": (64, 128)}, partitioned=True))
     assert (PlannedCall((4, 128), 0, 4), PlannedCall((1, 128), 4, 5)) == partitioned.plan((5, 100))
 
 
 def test_padded_is_one_shape() -> None:
     """Everything is padded to it, and more rows take it several times."""
-    padded = planner(Padded({"batch": (8,), "seq": (512,)}))
+    padded = planner(Strategy({"batch": (8,), "seq": (512,)}))
     assert (PlannedCall((8, 512), 0, 3),) == padded.plan((3, 17))
     assert (PlannedCall((8, 512), 0, 8), PlannedCall((8, 512), 8, 9)) == padded.plan((9, 512))
 
 
 def test_dimensions_without_sizes_take_any() -> None:
     """Buckets of one dimension leave the other as the requests need it, also where models are prepared."""
-    bucketed = planner(Bucketed({"seq": (32, 64)}))
+    bucketed = planner(Strategy({"seq": (32, 64)}))
     assert (PlannedCall((13, 64), 0, 13),) == bucketed.plan((13, 33))
     assert (None, 64) == bucketed.prepared_sizes((13, 64))
 
 
 def test_requests_are_rounded_without_their_rows() -> None:
     """Requests of one bucket share a call, and their rows add up."""
-    signature = model(Bucketed({"batch": (4, 8), "seq": (32, 64)}))
+    signature = model(Strategy({"batch": (4, 8), "seq": (32, 64)}))
     assert (3, 64) == signature.resolve(((0, "f32", (3, 33)),)).rounded
 
 
 def test_a_size_beyond_the_largest_is_refused_with_its_name() -> None:
     """Nothing is cut off, and the caller learns what would fit."""
-    signature = model(Bucketed({"seq": (32, 64)}))
+    signature = model(Strategy({"seq": (32, 64)}))
     with pytest.raises(ShapeError, match=r"dimension 'seq' is 65, which is more than 64, the largest size"):
         signature.resolve(((0, "f32", (3, 65)),))
 
 
 def test_without_a_batch_axis_there_is_one_call() -> None:
     """A request runs alone, at the next size."""
-    bucketed = planner(Bucketed({"seq": (32, 64)}), "seq:1..64, 3")
+    bucketed = planner(Strategy({"seq": (32, 64)}), "seq:1..64, 3")
     assert (PlannedCall((64,), 0, 1),) == bucketed.plan((40,))
 
 
 def test_no_rows_take_the_smallest_call() -> None:
     """A request without rows still gets outputs of the right shape."""
-    partitioned = planner(Partitioned({"batch": (2, 4)}), "batch:0..64, seq:1..512")
+    partitioned = planner(Strategy({"batch": (2, 4)}, partitioned=True), "batch:0..64, seq:1..512")
     assert (PlannedCall((2, 7), 0, 0),) == partitioned.plan((0, 7))
 
 
@@ -94,16 +89,16 @@ sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=5, unique=True).map
 )
 
 
-@given(data=st.data(), rows=st.integers(0, 90), kind=st.sampled_from([Bucketed, Partitioned, Padded]))
-def test_every_row_is_in_one_call_of_an_allowed_shape(
-    data: st.DataObject, rows: int, kind: type[Strategy]
-) -> None:
+@given(data=st.data(), rows=st.integers(0, 90), kind=st.sampled_from(["bucketed", "partitioned", "padded"]))
+def test_every_row_is_in_one_call_of_an_allowed_shape(data: st.DataObject, rows: int, kind: str) -> None:
     """Calls follow each other without a gap, have room for their rows, and only allowed sizes; seq is the next one."""
     batch, seq = data.draw(sizes_of), data.draw(sizes_of)
-    if kind is Padded:
+    if kind == "padded":
         batch, seq = batch[:1], seq[:1]
     length = data.draw(st.integers(1, seq[-1]))
-    calls = planner(kind({"batch": batch, "seq": seq}), "batch:0..64, seq:1..512").plan((rows, length))
+    calls = planner(
+        parse_strategy({"strategy": kind, "batch": batch, "seq": seq}), "batch:0..64, seq:1..512"
+    ).plan((rows, length))
     assert [0, *[call.stop for call in calls]] == [*[call.start for call in calls], rows]
     for call in calls:
         assert call.sizes[0] in batch
@@ -151,7 +146,7 @@ def test_what_cannot_be_meant_is_refused(strategy: dict[str, object], why: str) 
 def test_padding_that_is_not_allowed_is_refused() -> None:
     """A strategy pads nothing that `pad` does not allow."""
     with pytest.raises(SignatureError, match=r"'seq' may not be padded, .* pad: \{seq: VALUE\}"):
-        model(Bucketed({"seq": (32,)}), pad=False)
+        model(Strategy({"seq": (32,)}), pad=False)
 
 
 def test_rows_cannot_be_filled_up_without_a_batch_axis() -> None:
@@ -164,22 +159,22 @@ def test_rows_cannot_be_filled_up_without_a_batch_axis() -> None:
                 InputPort("table", "f32", NamedShape.parse("n:1..8")),
             ),
             (OutputPort("y", "f32", NamedShape.parse("batch"), Whole()),),
-            Partitioned({"batch": (1, 2)}),
+            Strategy({"batch": (1, 2)}, partitioned=True),
         )
 
 
 @pytest.mark.parametrize(
     "strategy",
     [
-        Native(),
-        Native(max_prepared=8),
-        Native(max_prepared=8, fill_rows=True),
-        Native(most_rows=1),
-        Native(most_rows=8),
-        Bucketed({"seq": (4,)}, most_rows=1),
-        Padded({"seq": (512,), "batch": (8,)}),
-        Bucketed({"seq": (32, 64)}),
-        Partitioned({"batch": (1, 2, 4)}),
+        Strategy(),
+        Strategy(max_prepared=8),
+        Strategy(max_prepared=8, fill_rows=True),
+        Strategy(most_rows=1),
+        Strategy(most_rows=8),
+        Strategy({"seq": (4,)}, most_rows=1),
+        Strategy({"seq": (512,), "batch": (8,)}),
+        Strategy({"seq": (32, 64)}),
+        Strategy({"batch": (1, 2, 4)}, partitioned=True),
     ],
 )
 def test_a_signature_travels_with_its_strategy(strategy: Strategy) -> None:
@@ -192,7 +187,7 @@ def test_a_signature_travels_with_its_strategy(strategy: Strategy) -> None:
 @pytest.mark.parametrize("name", ["most_rows", "fill_rows"])
 def test_a_dimension_may_be_called_like_a_flag(name: str) -> None:
     """No size is `True`."""
-    assert Bucketed({name: (4, 8)}) == parse_strategy({"strategy": "bucketed", name: [4, 8]})
+    assert Strategy({name: (4, 8)}) == parse_strategy({"strategy": "bucketed", name: [4, 8]})
 
 
 @pytest.mark.parametrize(
@@ -213,18 +208,18 @@ def test_requests_that_run_alone_are_not_filled_up_or_divided(plain: dict[str, o
 
 def test_a_signature_describes_its_allowed_shapes() -> None:
     """What `shapestream models` prints."""
-    lines = model(Partitioned({"batch": (1, 2, 4), "seq": (64, 128)})).describe()
+    lines = model(Strategy({"batch": (1, 2, 4), "seq": (64, 128)}, partitioned=True)).describe()
     assert "  batch: 1..64, divided into calls of 1, 2 or 4, as few as possible" in lines
     assert "  seq: 1..512, padded to 64 or 128" in lines
     assert (
         "  shapes: native, rounded up so that there are at most 8"
-        in model(Native(max_prepared=8, fill_rows=True)).describe()
+        in model(Strategy(max_prepared=8, fill_rows=True)).describe()
     )
 
 
 def test_plans_of_many_calls_do_not_fill_the_memory() -> None:
     """How many rows a request has, and so how many calls, a client chooses."""
-    ones = planner(Partitioned({"batch": (1,)}), "batch, seq:1..512")
+    ones = planner(Strategy({"batch": (1,)}, partitioned=True), "batch, seq:1..512")
     tracemalloc.start()
     try:
         for rows in range(9_950, 10_000):
@@ -233,3 +228,9 @@ def test_plans_of_many_calls_do_not_fill_the_memory() -> None:
     finally:
         tracemalloc.stop()
     assert kept < 10 << 20, "fifty plans took 67 MiB"
+
+
+def test_a_cap_on_shapes_needs_bounds() -> None:
+    """There is nothing to round up to otherwise, and memory would grow without end."""
+    with pytest.raises(SignatureError, match="'batch' has no upper bound, and max_prepared needs one"):
+        model(Strategy(max_prepared=4, fill_rows=True), "batch, seq:1..8")

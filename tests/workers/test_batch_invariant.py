@@ -17,8 +17,9 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.settings import load_settings
 from shapestream.wire.messages import Failure, Request, Result
-from shapestream_engine import CompiledModel, Padded
+from shapestream_engine import CompiledModel
 from shapestream_engine.layout import Tensors
+from shapestream_engine.strategy import Strategy
 from shapestream_workers.models import compile_models, model_spec
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
@@ -76,7 +77,7 @@ def test_every_call_has_as_many_rows_as_is_said_and_nothing_is_padded(
     if rows is None:
         assert {"n": 0} == spec.inputs["x"].pad
         return
-    assert Padded({"batch": (rows,)}) == spec.strategy
+    assert Strategy({"batch": (rows,)}) == spec.strategy
     assert {} == spec.inputs["x"].pad
 
 

@@ -11,12 +11,8 @@ from typer.testing import CliRunner
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
-from shapestream_engine.batching.bucketed import Bucketed
-from shapestream_engine.batching.native import Native
-from shapestream_engine.batching.padded import Padded
-from shapestream_engine.batching.partitioned import Partitioned
-from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.prepared import PreparedLimits
+from shapestream_engine.strategy import Strategy
 from shapestream_workers.cli import app
 from shapestream_workers.models import compile_models, model_spec
 
@@ -42,17 +38,17 @@ def load(folder: Path, shapes: str) -> LoadedSettings:
 @pytest.mark.parametrize(
     ("shapes", "strategy"),
     [
-        ("{}", Native()),
-        ("{max_prepared: 16}", Native(max_prepared=16, fill_rows=True)),
+        ("{}", Strategy()),
+        ("{max_prepared: 16}", Strategy(max_prepared=16, fill_rows=True)),
         (
             "{static: [{seq: [8, 16], batch: 1, width: 3}]}",
-            Native(static_shapes=tuple((("batch", 1), ("seq", size), ("width", 3)) for size in (8, 16))),
+            Strategy(static_shapes=tuple((("batch", 1), ("seq", size), ("width", 3)) for size in (8, 16))),
         ),
-        ("{strategy: padded, seq: 512, batch: 8}", Padded({"seq": (512,), "batch": (8,)})),
-        ("{strategy: bucketed, seq: [32, 64, 128]}", Bucketed({"seq": (32, 64, 128)})),
+        ("{strategy: padded, seq: 512, batch: 8}", Strategy({"seq": (512,), "batch": (8,)})),
+        ("{strategy: bucketed, seq: [32, 64, 128]}", Strategy({"seq": (32, 64, 128)})),
         (
             "{strategy: partitioned, batch: [1, 2, 4, 8], seq: [64, 128]}",
-            Partitioned({"batch": (1, 2, 4, 8), "seq": (64, 128)}),
+            Strategy({"batch": (1, 2, 4, 8), "seq": (64, 128)}, partitioned=True),
         ),
     ],
 )
@@ -68,7 +64,7 @@ def test_limits_and_warm_up_are_passed_on(tmp_path: Path) -> None:
     (model,) = load(tmp_path, shapes).settings.models
     spec = model_spec(model)
     assert PreparedLimits(max_prepared=3, max_prepared_bytes=1 << 30, warm_up=True) == spec.prepared
-    assert Padded({"seq": (8,)}) == spec.strategy
+    assert Strategy({"seq": (8,)}) == spec.strategy
 
 
 def test_allowed_sizes_are_among_the_effective_values(tmp_path: Path) -> None:

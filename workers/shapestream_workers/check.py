@@ -19,7 +19,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, ModelSettings, load_models
 from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batch_axis import inputs_line
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors

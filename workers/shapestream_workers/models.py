@@ -13,15 +13,13 @@ import structlog
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, Location, ModelSettings, ShapesSettings
 from shapestream_engine.batch_axis import states_batch
-from shapestream_engine.batching.native import Native
-from shapestream_engine.batching.padded import Padded
-from shapestream_engine.batching.strategy import Strategy
 from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.read_model import read_model
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.strategy import Strategy
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.proof import Judgement, rows_together, without_padding
 from shapestream_workers.tried_model import may_share, try_model
@@ -68,7 +66,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
     if rows is None:
         return spec
     padded = frozenset(name for port in model.inputs.values() for name in port.pad)
-    return replace(without_padding(spec, padded), strategy=Padded({BATCH: (rows,)}))
+    return replace(without_padding(spec, padded), strategy=Strategy({BATCH: (rows,)}))
 
 
 def _strategy(model: ModelSettings) -> Strategy:
@@ -77,7 +75,7 @@ def _strategy(model: ModelSettings) -> Strategy:
     if BATCH in strategy.sizes:
         return strategy
     most = rows_together(model)
-    if isinstance(strategy, Native) and strategy.max_prepared is not None and most != 1:
+    if strategy.max_prepared is not None and most != 1:
         return replace(strategy, fill_rows=True)
     return replace(strategy, most_rows=most)
 
@@ -200,7 +198,7 @@ def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[Com
         findings=list(map(str, tried.proof.findings)),
     )
     proved = without_padding(spec, judgement.padding_off)
-    if judgement.exact_rows and isinstance(proved.strategy, Native):
+    if judgement.exact_rows and not proved.strategy.sizes:
         limit = rows_together(model)
         proved = replace(proved, strategy=replace(proved.strategy, fill_rows=False, most_rows=limit))
     if proved != spec and not judgement.refused:

@@ -39,6 +39,7 @@ from shapestream.wire.messages import (
 )
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.errors import EngineError
+from shapestream_engine.memo import Memo
 from shapestream_engine.slot import MAX_WAITING
 
 __all__ = ["WorkerSession"]
@@ -81,6 +82,7 @@ class WorkerSession:
             digests=dict(executor.digests),
         )
         self._executor = executor
+        self._resolve = {model: Memo(signature.resolve) for model, signature in executor.models.items()}
         self._numbers = count(1)
         self._running: dict[int, _Running] = {}
         """By our own number, which is never used twice."""
@@ -195,7 +197,7 @@ class WorkerSession:
             try:
                 batch = read_batch(
                     held.execute,
-                    self._executor.models[held.execute.model],
+                    self._resolve[held.execute.model],
                     number=next(self._numbers),
                     sent_at=held.sent_at - self._transit_s,
                 )

@@ -1,14 +1,18 @@
 """A model's ports as its file describes them, together with what a spec states: the way to a `ModelSignature`.
 
-For engines whose files name dynamic dimensions (ONNX's `dim_param`, the symbols of `torch.export`): a symbol is the
-same size wherever it stands, so outputs follow inputs by name, and nothing has to be tried. A spec may call a
-symbol otherwise, `batch` above all; the name then goes wherever the symbol stands.
+An engine reads its file's ports as `FilePort`s. Files may name dynamic dimensions (ONNX's `dim_param`, the symbols of
+`torch.export`): a symbol is the same size wherever it stands, so outputs follow inputs by name, and nothing has to be tried.
+A spec may call a symbol otherwise, `batch` above all; the name then goes wherever the symbol stands.
+
+An engine that can give a model's inputs other shapes than its file has (OpenVINO) passes `reshape`: it does so, and says
+which dimensions the outputs then follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from shapestream_engine.dimension_table import BATCH, DimensionTable
 from shapestream_engine.errors import EngineError, RuleMissing, ShapeError, SignatureError
@@ -18,7 +22,7 @@ from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_ru
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["FilePort", "names_of_symbols", "no_tensors", "signature_of"]
+__all__ = ["FilePort", "Reshape", "Reshaped", "no_tensors", "signature_of"]
 
 _ANY = Dimension()
 
@@ -31,36 +35,78 @@ class FilePort:
     """The file's own name of it, or `input0`, `output1`, … where it has none."""
     element_type: str
     symbols: tuple[str | None, ...]
-    """Per axis what the file calls its size; None where it says nothing."""
-    dimensions: tuple[Dimension, ...]
-    """Per axis the sizes that the file admits."""
+    """The name that the file gives to the size of each axis; None where it gives none."""
+    dimensions: tuple[Dimension, ...] | None
+    """The sizes that the file admits for each axis; None where it admits any number of axes."""
+    aliases: frozenset[str] = frozenset()
+    """Further names that a spec may use. Its position, `input0`, is always one."""
+    batch_axis: int | None = None
+    """The axis that the file marks as the batch, without a symbol."""
 
     def __str__(self) -> str:
-        return f"[{','.join(map(str, self.dimensions))}]"
+        return "[...]" if self.dimensions is None else f"[{','.join(map(str, self.dimensions))}]"
 
 
-def signature_of(spec: ModelSpec, inputs: Sequence[FilePort], outputs: Sequence[FilePort]) -> ModelSignature:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshaped:
+    """The outputs of a model whose inputs were given other shapes, and how certain that is."""
+
+    outputs: Sequence[FilePort]
+    """The outputs now; their symbols are the dimensions of the inputs that they follow."""
+    accepted: int
+    """Sets of sizes that the model took."""
+    varied: frozenset[str]
+    """Dimensions that it took in more than one size."""
+    complaint: str
+    """The error of the last set of sizes that it refused."""
+
+
+Reshape: TypeAlias = Callable[[tuple[InputPort, ...], DimensionTable], Reshaped]
+"""Give the model's inputs the shapes of these ports; raises `SignatureError` if it does not take them."""
+
+
+def signature_of(
+    spec: ModelSpec,
+    inputs: Sequence[FilePort],
+    outputs: Sequence[FilePort],
+    *,
+    reshape: Reshape | None = None,
+) -> ModelSignature:
     """The signature of the model with these ports, as `spec` wants it; raises `SignatureError`."""
     try:
         input_names = _Names.of("input", inputs, spec.inputs)
         output_names = _Names.of("output", outputs, spec.outputs)
-        shapes, calls = _input_shapes(spec, inputs, input_names.names)
+        shapes, calls = _input_shapes(spec, inputs, input_names.names, reshapes=reshape is not None)
         input_ports = tuple(
             _input(port, name, spec.inputs.get(name, InputSpec()), shape, input_names)
             for port, name, shape in zip(inputs, input_names.names, shapes, strict=True)
         )
         table = DimensionTable.of(input_ports)
-        known = {name for port in input_ports for name in port.shape.names if name is not None}
+        if reshape is None:
+            known = {name for port in input_ports for name in port.shape.names if name is not None}
+            follows = [
+                [called if (called := calls.get(symbol or "")) in known else None for symbol in port.symbols]
+                for port in outputs
+            ]
+            unfollowed = f"the model file calls no axis {BATCH!r}"
+        else:
+            reshaped = reshape(input_ports, table)
+            _check_opened(inputs, input_ports, reshaped)
+            outputs = reshaped.outputs
+            follows = [list(port.symbols) for port in outputs]
+            unfollowed = "no axis follows the batch" + (
+                "" if reshaped.accepted else f" (shape inference could not be asked: {reshaped.complaint})"
+            )
         output_ports = tuple(
             _output(
                 port,
                 name,
                 spec.outputs.get(name, OutputSpec()),
-                [called if (called := calls.get(symbol or "")) in known else None for symbol in port.symbols],
+                own,
                 output_names,
-                batched=table.has_batch,
+                unfollowed=unfollowed if table.has_batch else None,
             )
-            for port, name in zip(outputs, output_names.names, strict=True)
+            for port, name, own in zip(outputs, output_names.names, follows, strict=True)
         )
     except RuleMissing as error:
         raise error.of_model(spec.name) from error
@@ -71,72 +117,85 @@ def signature_of(spec: ModelSpec, inputs: Sequence[FilePort], outputs: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the ports of one kind are called: as the configuration calls them, else as the file does."""
+    """The names of the ports of one kind: the configuration's, else the file's. Each port may have other names too."""
 
     kind: str
     names: tuple[str, ...]
-    in_file: tuple[str, ...]
+    aliases: tuple[frozenset[str], ...]
 
     @classmethod
-    def of(cls, kind: str, ports: Sequence[FilePort], configured: Iterable[str]) -> _Names:
-        names = cls(kind, tuple(port.name for port in ports), tuple(port.name for port in ports))
+    def of(cls, kind: str, ports: Sequence[FilePort], configured: Mapping[str, object]) -> _Names:
+        in_file = cls(kind, tuple(port.name for port in ports), tuple(port.aliases for port in ports))
         chosen: dict[int, str] = {}
         for name in configured:
-            number = names._number(name)
+            number = in_file._number(name)
             if number in chosen:
                 raise SignatureError(
-                    f"{kind} {names.in_file[number]!r} is configured twice: as {chosen[number]!r} and {name!r}",
-                    key=(f"{kind}s", names.in_file[number]),
+                    f"{kind} {in_file.names[number]!r} is configured twice: as {chosen[number]!r} and {name!r}",
+                    key=(f"{kind}s", in_file.names[number]),
                 )
             chosen[number] = name
-        called = tuple(chosen.get(number, port.name) for number, port in enumerate(ports))
-        return cls(kind, called, names.in_file)
+        names = tuple(chosen.get(number, name) for number, name in enumerate(in_file.names))
+        return cls(kind, names, tuple(port.aliases | {port.name} for port in ports))
 
     def resolve(self, name: str) -> str:
-        """The port's name, for that or for what else it is called; raises `SignatureError` that lists the names."""
+        """The port's name, for any of its names; raises `SignatureError` that lists the names."""
         return self.names[self._number(name)]
 
     def _number(self, name: str) -> int:
         if name in self.names:
             return self.names.index(name)
-        if name in self.in_file:
-            return self.in_file.index(name)
+        found = [number for number, others in enumerate(self.aliases) if name in others]
         position = name.removeprefix(self.kind)
         if name != position and position.isdecimal() and int(position) < len(self.names):
-            return int(position)
+            found = found or [int(position)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise SignatureError(
+                f"{self.kind} {name!r} may be any of {', '.join(self.names[number] for number in found)}",
+                key=(f"{self.kind}s", name),
+            )
         raise SignatureError(
-            f"there is no {self.kind} {name!r}; the model has {', '.join(self.in_file) or 'none'}",
+            f"there is no {self.kind} {name!r}; the model has {', '.join(self.names) or 'none'}",
             key=(f"{self.kind}s", name),
         )
 
 
 def _input_shapes(
-    spec: ModelSpec, ports: Sequence[FilePort], names: Sequence[str]
+    spec: ModelSpec, ports: Sequence[FilePort], names: Sequence[str], *, reshapes: bool
 ) -> tuple[list[NamedShape], dict[str, str]]:
-    """Per input its shape, and for each of the file's symbols the name that its size has from here on."""
-    stated = [_stated(port, name, spec.inputs.get(name)) for port, name in zip(ports, names, strict=True)]
-    calls = names_of_symbols(
-        (name, port.symbols, shape.names) for name, port, shape in zip(names, ports, stated, strict=True)
-    )
-    bounds = _stated_bounds(names, stated)
-    shapes = []
-    for name, port, shape in zip(names, ports, stated, strict=True):
-        axis_names = tuple(
+    """The shape of each input, and the name that the size of each of the file's symbols has from here on."""
+    stated = [
+        _stated_shape(port, name, spec.inputs.get(name)) for port, name in zip(ports, names, strict=True)
+    ]
+    calls = _names_of_symbols(ports, names, stated)
+    named = [
+        tuple(
             wanted or calls.get(symbol or "")
-            for wanted, symbol in zip(shape.names, port.symbols, strict=True)
+            for wanted, symbol in zip(_axis_names(port, shape), _symbols(port, shape), strict=True)
+        )
+        for port, shape in zip(ports, stated, strict=True)
+    ]
+    bounds = _stated_bounds(names, stated, named)
+    shapes = []
+    for name, port, shape, axis_names in zip(names, ports, stated, named, strict=True):
+        own = port.dimensions or (_ANY,) * len(axis_names)
+        said = (
+            own if shape is None and reshapes else (_ANY,) * len(own) if shape is None else shape.dimensions
         )
         dimensions = tuple(
-            _settled(name, axis, own, bounds.get(axis_name or "", _ANY) if said == _ANY else said)
-            for axis, (axis_name, said, own) in enumerate(
-                zip(axis_names, shape.dimensions, port.dimensions, strict=True)
+            _settled(
+                name, axis, in_file, bounds.get(axis_name or "", _ANY) if each == _ANY else each, reshapes
             )
+            for axis, (axis_name, each, in_file) in enumerate(zip(axis_names, said, own, strict=True))
         )
-        shapes.append(NamedShape(axis_names, dimensions))
+        shapes.append(_with_batch_of_file(port, NamedShape(axis_names, dimensions)))
     return shapes, calls
 
 
 def no_tensors(outputs: Sequence[str]) -> str:
-    """What to say of outputs that are sequences or maps, which no request can be answered with."""
+    """The message about outputs that are sequences or maps, which no request can be answered with."""
     names = ", ".join(map(repr, outputs))
     return (
         f"output{'s' if len(outputs) > 1 else ''} {names}: a sequence or a map, which is no tensor "
@@ -144,21 +203,40 @@ def no_tensors(outputs: Sequence[str]) -> str:
     )
 
 
-def names_of_symbols(
-    inputs: Iterable[tuple[str, Sequence[str | None], Sequence[str | None]]],
-) -> dict[str, str]:
-    """For each of the file's symbols the name that its size has: as the configuration calls it, else as the file does.
+def _stated_shape(port: FilePort, name: str, spec: InputSpec | None) -> NamedShape | None:
+    """The shape that the spec states; None where it states none."""
+    if spec is not None and spec.shape is not None:
+        shape = NamedShape.parse(spec.shape)
+        _check_rank("input", name, port, shape)
+        return shape
+    if port.dimensions is None:
+        raise SignatureError(
+            f"input {name!r} has any number of axes in the model file; state its shape", key=("inputs", name)
+        )
+    return None
 
-    Of each input: its name, the symbols of its axes, and what the configuration calls them. Raises `SignatureError`.
-    """
+
+def _axis_names(port: FilePort, stated: NamedShape | None) -> tuple[str | None, ...]:
+    return (None,) * len(port.dimensions or ()) if stated is None else stated.names
+
+
+def _symbols(port: FilePort, stated: NamedShape | None) -> tuple[str | None, ...]:
+    """The symbols of a port's axes; none where the file does not say how many axes there are."""
+    return (None,) * len(stated) if port.dimensions is None and stated is not None else port.symbols
+
+
+def _names_of_symbols(
+    ports: Sequence[FilePort], names: Sequence[str], stated: Sequence[NamedShape | None]
+) -> dict[str, str]:
+    """The name of the size of each of the file's symbols: the configuration's, else the file's."""
     own: dict[str, str] = {}
     calls: dict[str, str] = {}
-    for name, symbols, stated in inputs:
-        for symbol, wanted in zip(symbols, stated, strict=True):
+    for port, name, shape in zip(ports, names, stated, strict=True):
+        for symbol, wanted in zip(_symbols(port, shape), _axis_names(port, shape), strict=True):
             if symbol is None:
                 continue
-            # What is no name, such as ONNX's "past + 1", stays without one unless the configuration gives it one.
-            if _is_name(symbol):
+            # A symbol that is no name, such as ONNX's "past + 1", needs one from the configuration.
+            if symbol.isascii() and symbol.isidentifier():
                 own[symbol] = symbol
             if wanted is not None and calls.setdefault(symbol, wanted) != wanted:
                 raise SignatureError(
@@ -169,33 +247,13 @@ def names_of_symbols(
     return own | calls
 
 
-def _is_name(symbol: str) -> bool:
-    return symbol.isascii() and symbol.isidentifier()
-
-
-def _stated(port: FilePort, name: str, spec: InputSpec | None) -> NamedShape:
-    """What the spec says of the shape, which is nothing for every axis where it says nothing."""
-    if spec is None or spec.shape is None:
-        return NamedShape((None,) * len(port.dimensions), (_ANY,) * len(port.dimensions))
-    shape = NamedShape.parse(spec.shape)
-    _check_rank("input", name, port, shape)
-    return shape
-
-
-def _check_rank(kind: str, name: str, port: FilePort, shape: NamedShape) -> None:
-    if len(shape) != len(port.dimensions):
-        raise SignatureError(
-            f"{kind} {name!r} has {len(port.dimensions)} axes in the model file, {port}, and {len(shape)} in the "
-            f"configuration, [{shape}]",
-            key=(f"{kind}s", name),
-        )
-
-
-def _stated_bounds(names: Sequence[str], shapes: Sequence[NamedShape]) -> dict[str, Dimension]:
-    """Per dimension what the inputs state together; a name alone states nothing."""
+def _stated_bounds(
+    names: Sequence[str], shapes: Sequence[NamedShape | None], named: Sequence[Sequence[str | None]]
+) -> dict[str, Dimension]:
+    """The sizes of each dimension that all inputs state together; a name alone states nothing."""
     bounds: dict[str, Dimension] = {}
-    for port, shape in zip(names, shapes, strict=True):
-        for name, dimension in zip(shape.names, shape.dimensions, strict=True):
+    for port, shape, axis_names in zip(names, shapes, named, strict=True):
+        for name, dimension in zip(axis_names, () if shape is None else shape.dimensions, strict=False):
             if name is None or dimension == _ANY:
                 continue
             try:
@@ -207,8 +265,10 @@ def _stated_bounds(names: Sequence[str], shapes: Sequence[NamedShape]) -> dict[s
     return bounds
 
 
-def _settled(name: str, axis: int, own: Dimension, wanted: Dimension) -> Dimension:
-    """The sizes of one axis. The file's bounds are the model's own: sizes beyond them it does not take."""
+def _settled(name: str, axis: int, own: Dimension, wanted: Dimension, reshapes: bool) -> Dimension:
+    """The sizes of one axis. Without `reshapes` the file's bounds are the model's own: it takes no sizes beyond them."""
+    if reshapes:
+        return own if wanted == _ANY and own.is_dynamic else wanted
     if wanted == _ANY:
         return own
     try:
@@ -216,11 +276,47 @@ def _settled(name: str, axis: int, own: Dimension, wanted: Dimension) -> Dimensi
     except ShapeError:
         together = None
     if together != wanted:
-        raise SignatureError(
-            f"input {name!r}: axis {axis} is {own} in the model file and {wanted} in the configuration",
-            key=("inputs", name),
-        )
+        raise SignatureError(_contradiction(name, axis, own, wanted), key=("inputs", name))
     return wanted
+
+
+def _contradiction(name: str, axis: int, own: Dimension, wanted: Dimension) -> str:
+    return f"input {name!r}: axis {axis} is {own} in the model file and {wanted} in the configuration"
+
+
+def _with_batch_of_file(port: FilePort, shape: NamedShape) -> NamedShape:
+    """The axis that the file marks is `batch`, where the configuration names no such axis and gives it no name."""
+    axis = port.batch_axis
+    if axis is None or BATCH in shape.names or axis >= len(shape):
+        return shape
+    if shape.names[axis] is not None or shape.dimensions[axis].is_static:
+        return shape
+    return NamedShape((*shape.names[:axis], BATCH, *shape.names[axis + 1 :]), shape.dimensions)
+
+
+def _check_opened(in_file: Sequence[FilePort], ports: Sequence[InputPort], reshaped: Reshaped) -> None:
+    """Raise `SignatureError` for an axis that the file has fixed, and that took no other sizes when they were tried."""
+    for own, port in zip(in_file, ports, strict=True):
+        for axis, (name, wanted, fixed) in enumerate(
+            zip(port.axis_names, port.shape.dimensions, own.dimensions or (), strict=False)
+        ):
+            opened = fixed.is_static and fixed != wanted
+            if opened and not (reshaped.accepted if name is None else name in reshaped.varied):
+                raise SignatureError(
+                    f"{_contradiction(port.name, axis, fixed, wanted)}; of other sizes the model takes none, "
+                    f"as far as was tried: {reshaped.complaint}",
+                    key=("inputs", port.name),
+                )
+
+
+def _check_rank(kind: str, name: str, port: FilePort, shape: NamedShape) -> None:
+    if port.dimensions is not None and len(shape) != len(port.dimensions):
+        where = " in the model file" if kind == "input" else ""  # outputs are those of the inputs as stated
+        raise SignatureError(
+            f"{kind} {name!r} has {len(port.dimensions)} axes{where}, {port}, and {len(shape)} in the "
+            f"configuration, [{shape}]",
+            key=(f"{kind}s", name),
+        )
 
 
 def _input(port: FilePort, name: str, spec: InputSpec, shape: NamedShape, names: _Names) -> InputPort:
@@ -235,19 +331,26 @@ def _output(
     follows: Sequence[str | None],
     names: _Names,
     *,
-    batched: bool,
+    unfollowed: str | None,
 ) -> OutputPort:
+    """`unfollowed`: the words for an output that follows no batch; None where requests have none."""
     element_type = _element_type("output", name, port, spec)
     shape = _output_shape(port, name, spec.shape, follows)
     if spec.rule is None:
-        return OutputPort(name, element_type, shape, _default_rule(name, shape, batched=batched))
+        return OutputPort(name, element_type, shape, _default_rule(name, shape, unfollowed))
     return OutputPort(name, element_type, shape, follow_renamed(parse_rule(spec.rule), names.resolve))
 
 
 def _output_shape(port: FilePort, name: str, stated: str | None, follows: Sequence[str | None]) -> NamedShape:
     if stated is None:
+        if port.dimensions is None:
+            raise SignatureError(
+                f"output {name!r} may have any number of axes; state its shape", key=("outputs", name)
+            )
         return NamedShape(tuple(follows), port.dimensions)
     shape = NamedShape.parse(stated)
+    if port.dimensions is None:
+        return shape
     _check_rank("output", name, port, shape)
     for axis, (said, shown) in enumerate(zip(shape.names, follows, strict=True)):
         if said is not None and shown is not None and said != shown:
@@ -261,21 +364,21 @@ def _output_shape(port: FilePort, name: str, stated: str | None, follows: Sequen
         )
     except ShapeError as error:
         raise SignatureError(
-            f"output {name!r} is {port} in the model file, not [{shape}]: {error}", key=("outputs", name)
+            f"output {name!r} is {port}, not [{shape}]: {error}", key=("outputs", name)
         ) from error
     return NamedShape(
         tuple(said or shown for said, shown in zip(shape.names, follows, strict=True)), together
     )
 
 
-def _default_rule(name: str, shape: NamedShape, *, batched: bool) -> Rule:
-    if not batched:
+def _default_rule(name: str, shape: NamedShape, unfollowed: str | None) -> Rule:
+    if unfollowed is None:
         return Whole()
     if shape.names.count(BATCH) == 1:
         return Rows()
     raise RuleMissing(
-        f"output {name!r} is [{shape}], in which the model file calls no axis {BATCH!r}; say whose rows are whose, "
-        f"such as outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}",
+        f"output {name!r} is [{shape}], in which {unfollowed}; say whose rows are whose, such as "
+        f"outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}",
         output=name,
     )
 

@@ -95,7 +95,8 @@ class FunctionRequest(HostTensors):
         except KeyboardInterrupt:
             raise  # Ctrl-C, where a program calls the model in its main thread
         except BaseException as error:
-            # The model's own code, which may raise anything: SystemExit, or the panic of an extension in Rust.
+            # The edge to the model's own code. SystemExit, asyncio's CancelledError and the panic of an extension in Rust
+            # are no `Exception`s; one that passed would end a proof, or a program, instead of failing this call.
             raise InferenceError(f"{type(error).__name__}: {_words(error)}") from error
         self.keep(self._check(returned))
         return InferResults(self)
@@ -117,7 +118,7 @@ class FunctionRequest(HostTensors):
         """Does nothing: a Python callable cannot be interrupted."""
 
     def outputs(self) -> list[_Array]:
-        """What the last call returned, which may be views of the inputs: copy before the next call."""
+        """The outputs of the last call, which may be views of the inputs: copy before the next call."""
         return self._outputs
 
     def _check(self, returned: Any) -> list[_Array]:
@@ -170,7 +171,7 @@ def _import(name: str, reference: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # Importing runs the user's code, which may do anything: SystemExit would end the process, perhaps as a success.
+        # The edge to the user's module, whose code the import runs: its SystemExit would end the process, perhaps with 0.
         raise ModelLoadError(
             f"model {name!r}: cannot load the function {reference!r}: {type(error).__name__}: {_words(error)}"
         ) from error

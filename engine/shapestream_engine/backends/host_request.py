@@ -6,12 +6,12 @@ The tensors are resized in place. A call blocks; `start_async` runs it on a thre
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.backends.background_call import BackgroundCall
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import InferRequest, InferResults
@@ -21,7 +21,30 @@ from shapestream_engine.reservation import reserved, upper_bounds
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike
 
-__all__ = ["HostRequest", "HostTensors", "InputTensor", "empty_outputs", "input_tensors"]
+__all__ = ["BackgroundCall", "HostRequest", "HostTensors", "InputTensor", "empty_outputs", "input_tensors"]
+
+
+class BackgroundCall:
+    """Runs one call at a time beside the caller. Its thread starts with the first call and ends with the object."""
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        self._call: Future[None] | None = None
+
+    def start(self, function: Callable[[], None]) -> None:
+        """Begin to call; raises `RuntimeError` while the last call was not waited for."""
+        if self._call is not None:
+            raise RuntimeError("the last call was not waited for")
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="infer")
+        self._call = self._executor.submit(function)
+
+    def wait(self) -> None:
+        """Wait until the call is over; raises its error. Without a call it returns at once."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.result()
+
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -89,7 +112,7 @@ def input_tensors(
 
 
 def empty_outputs(signature: ModelSignature) -> list[_Array]:
-    """What the outputs are before the first call: 0 in each dynamic dimension."""
+    """The outputs before the first call: 0 in each dynamic dimension."""
     return [
         np.empty(
             [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
@@ -100,7 +123,7 @@ def empty_outputs(signature: ModelSignature) -> list[_Array]:
 
 
 class HostTensors(InferRequest):
-    """What requests over host memory share: their tensors, and those from outside that are set in place of them."""
+    """A request's tensors in host memory, and those from outside that are set in place of them."""
 
     def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
         super().__init__(signature)
@@ -166,7 +189,7 @@ class HostRequest(HostTensors):
         self._background.start(self._finish)
 
     def wait(self) -> None:
-        """Until the call that `start_async` began is over; raises what it raised."""
+        """Wait until the call that `start_async` began is over; raises its error."""
         self._background.wait()
 
     def cancel(self) -> None:

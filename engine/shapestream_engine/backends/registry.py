@@ -33,7 +33,7 @@ _OURS = {
 
 
 class Backend(Protocol):
-    """What an engine must offer."""
+    """The interface of an engine's module."""
 
     def compile_spec(self, spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
         """The model, ready to run from `slots` threads at a time, on `threads` CPU threads together (None: as it likes).

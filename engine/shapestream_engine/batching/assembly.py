@@ -6,18 +6,26 @@ Stands between the received buffers and the InferRequest, on the slot's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
 from shapestream_engine.batching.gather import InputGatherer
-from shapestream_engine.batching.split import Division
-from shapestream_engine.batching.splitters import splitters_of
+from shapestream_engine.batching.split import Division, OutputSplitter, RowSplitter
+from shapestream_engine.batching.split_counts import (
+    ConcatenatedSplitter,
+    Counter,
+    PaddedSplitter,
+    TotalSplitter,
+)
+from shapestream_engine.batching.split_index import IndexSplitter, ParallelSplitter
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.memo import Memo
 from shapestream_engine.resolution import RequestShape
-from shapestream_engine.signature import ModelSignature
+from shapestream_engine.rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, Whole, With
+from shapestream_engine.signature import ModelSignature, OutputPort
 from shapestream_engine.tensor import TensorLike
 
 __all__ = ["Assembly"]
@@ -34,10 +42,11 @@ class Assembly:
 
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
+        self._input_shapes = Memo(signature.input_shapes)
         self._gatherers = tuple(
             InputGatherer(number, port, signature.table) for number, port in enumerate(signature.inputs)
         )
-        self._splitters = splitters_of(signature)
+        self._splitters = _splitters_of(signature)
         self._in_order = sorted(self._splitters, key=lambda splitter: splitter.number)
 
     def gather(
@@ -53,9 +62,7 @@ class Assembly:
         the requests do not make up a call of these sizes, or a buffer's length is not that of its shape.
         """
         self._check_call(sizes, shapes)
-        for gatherer, shape, tensor in zip(
-            self._gatherers, self._signature.input_shapes(sizes), tensors, strict=True
-        ):
+        for gatherer, shape, tensor in zip(self._gatherers, self._input_shapes(sizes), tensors, strict=True):
             tensor.shape = shape
             gatherer.fill(tensor.data, sizes, members, shapes)
 
@@ -129,3 +136,33 @@ def _company_refused(model: str, rows: int, most: int) -> str:
     if most == 1:
         return f"requests of model {model!r} run alone; a call has no other rows"
     return f"requests of model {model!r} share calls of up to {most} rows, not of {rows}"
+
+
+def _splitters_of(signature: ModelSignature) -> tuple[OutputSplitter, ...]:
+    """One per output, in the order in which a call's outputs are to be divided."""
+    splitters = [_splitter(number, port, signature) for number, port in enumerate(signature.outputs)]
+    return tuple(sorted(splitters, key=lambda splitter: splitter.STAGE))
+
+
+def _splitter(number: int, port: OutputPort, signature: ModelSignature) -> OutputSplitter:
+    table = signature.table
+    match port.rule:
+        case Rows() | Shared() | Whole():
+            return RowSplitter(number, port, table)
+        case IndexColumn(column=column):
+            return IndexSplitter(number, port, table, column)
+        case With(output=leader):
+            return ParallelSplitter(number, port, table, leader)
+        case Counts(output=counter):
+            return ConcatenatedSplitter(number, port, table, _counter(counter, signature))
+        case PaddedCounts(output=counter):
+            return PaddedSplitter(number, port, table, _counter(counter, signature))
+        case Recount(output=leader):
+            return TotalSplitter(number, port, table, leader)
+        case _:
+            assert_never(port.rule)
+
+
+def _counter(name: str, signature: ModelSignature) -> Counter:
+    number = [port.name for port in signature.outputs].index(name)
+    return Counter(number, signature.outputs[number])

@@ -6,13 +6,13 @@ as long as its rows follow each other in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
-from shapestream_engine.batching.strategy import PlannedCall
+from shapestream_engine.batching.calls import PlannedCall
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, Tensors
@@ -83,26 +83,16 @@ class PieceCutter:
         return Tensors(layout=tuple(layout), buffers=buffers), cut
 
     def filling(
-        self,
-        call: PlannedCall,
-        pieces: Sequence[Piece],
-        members: Sequence[Tensors],
-        shapes: Sequence[RequestShape],
-    ) -> Iterator[tuple[Tensors, RequestShape]]:
-        """What fills the call up: a row of it again and again, as nothing that was made up is as harmless.
+        self, missing: int, members: Sequence[Tensors], shapes: Sequence[RequestShape]
+    ) -> list[tuple[Tensors, RequestShape]]:
+        """The `missing` rows of a call: a row of its requests again and again, as nothing made up is as harmless.
 
         A call has at least one row of a request: one without rows needs no call, or is run at the sizes that it has.
         """
-        missing = call.sizes[0] - (call.stop - call.start) if self._signature.has_batch else 0
-        if missing == 0:
-            return
-        for piece in pieces:
-            if piece.stop > piece.start:
-                row = self.cut(Piece(piece.member, piece.start, piece.start + 1), members, shapes)
-                for _ in range(missing):
-                    yield row
-                return
-        raise ShapeError(f"a call of {call.sizes[0]} rows has no row of a request to be filled up with")
+        place = next((place for place, shape in enumerate(shapes) if shape.rows), None)
+        if place is None:
+            raise ShapeError("a call has no row of a request to be filled up with")
+        return [self.cut(Piece(place, 0, 1), members, shapes)] * missing
 
 
 def _cut(buffer: Buffer, element_type: str, own: tuple[int, ...], axis: int, piece: Piece) -> Buffer:

@@ -1,6 +1,6 @@
-"""Where a proof starts: inputs and sizes on which the model, alone, gives results that would show a difference.
+"""The start of a proof: inputs and sizes on which the model, alone, gives results that would show a difference.
 
-Inputs that nobody described are tried by element type, sizes by the usual ladders; the first combination under which
+Inputs without a description are tried by element type, sizes by the usual ladders; the first combination under which
 every output tells something is taken, else the one under which most do.
 """
 
@@ -33,7 +33,7 @@ _SAMPLES = 3
 """Requests per set of sizes."""
 _MOST_STARTS = 14
 _MOST_ELEMENTS = 1 << 22
-"""Of all inputs of one request together."""
+"""Elements of all inputs of one request together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Start:
 
 @dataclass(slots=True, eq=False)
 class Baseline:
-    """What every case is compared with."""
+    """The requests, their results alone, and the tolerances that every case is compared by."""
 
     pool: Pool
     sizes: list[tuple[int, ...]]
@@ -158,7 +158,7 @@ def _sizes_of_samples(signature: ModelSignature, given: Mapping[str, Values]) ->
 def _baseline(
     bench: Bench, pool: Pool, taken: list[tuple[int, ...]], ladder: tuple[int, ...], computed_in: str | None
 ) -> Baseline:
-    # So many that each index of an output shows how much it differs by itself.
+    # Enough of them that each index of an output shows how much it differs by itself.
     for number in range(_SAMPLES, -(-ENOUGH_ROWS // len(taken))):
         for sizes in taken:
             pool.typical(sizes, number)
@@ -182,7 +182,7 @@ def tells(result: Array) -> bool:
 
 
 def _blank(results: Sequence[tuple[tuple[int, ...], Array]], *, may_be_constant: bool) -> str:
-    """Why these results of different inputs tell nothing; empty if they do."""
+    """The reason why these results of different inputs tell nothing; empty if they tell something."""
     if not any(result.size for _, result in results):
         return f"it was empty in all of {len(results)} results"
     telling = [(sizes, result) for sizes, result in results if tells(result)]

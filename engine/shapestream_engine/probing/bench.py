@@ -11,7 +11,7 @@ import numpy as np
 
 from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.assembly import Assembly
-from shapestream_engine.batching.plan import merge_sizes
+from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.layout import Tensors

@@ -33,7 +33,7 @@ __all__ = ["ENVIRONMENT", "Entry", "ProofCache", "identity"]
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
 _FORMAT = 3
-"""Of the entries, and of what is tried: raised when either changes, so that old verdicts are not taken for new ones."""
+"""Format of the entries and of the trials: raised when either changes, so that no old verdict is taken for a new one."""
 _READ_BYTES = 1 << 20
 
 
@@ -52,7 +52,7 @@ class Entry:
             return None  # it is proved again, and written anew
 
     def write(self, report: ProbeReport) -> None:
-        """Keeps a verdict."""
+        """Keep a verdict."""
         write_plain(self.path, report.to_dict())
 
 
@@ -64,17 +64,17 @@ class ProofCache:
 
     @property
     def folder(self) -> Path | None:
-        """Where the verdicts are."""
+        """The folder of the verdicts."""
         return self._files.folder
 
     @classmethod
     def of_environment(cls) -> ProofCache:
-        """Where the environment says."""
+        """The folder that the environment names."""
         return cls(KeptFiles.of_environment(ENVIRONMENT, "probe").folder)
 
     @contextmanager
     def entry(self, task: Task, signature: ModelSignature | None) -> Iterator[Entry]:
-        """The entry for this task, which nobody else has meanwhile; without a signature, for a guess at rules."""
+        """The entry for this task, locked meanwhile; without a signature, for a guess at rules."""
         with self._files.locked(_key(task, signature)) as path:
             yield Entry(path)
 

@@ -15,7 +15,6 @@ from typing import get_args
 
 import numpy as np
 
-from shapestream_engine.batching.native import Native, NativePlanner
 from shapestream_engine.calibration_shapes import MOST_NBYTES, call_nbytes, stages
 from shapestream_engine.calibration_shapes import most_rows as most_rows_of_call
 from shapestream_engine.probing.baseline import Baseline, is_affordable, rungs
@@ -34,7 +33,6 @@ __all__ = [
     "most_rows",
     "padding_cases",
     "static_cases",
-    "static_shapes",
     "strategy_cases",
 ]
 
@@ -65,7 +63,7 @@ def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
         return rows
     strategy, maximum = signature.strategy, signature.bounds[0].maximum
     # What a strategy fills up to is run whatever the scheduler puts together; calls of one row divide larger requests.
-    if isinstance(strategy, Native) and strategy.fill_rows:
+    if strategy.fill_rows:
         most = maximum or rows
     elif "batch" in strategy.sizes:
         most = max(rows, 2, *strategy.sizes["batch"])
@@ -133,7 +131,7 @@ def crowds(signature: ModelSignature, baseline: Baseline, padded: Sequence[int],
 
 
 def _mixed(samples: Sequence[Sample], count: int, turn: int = 0) -> list[Sample]:
-    """So many of them, in no order that repeats: rows that change places do not look alike."""
+    """`count` of the samples, in no order that repeats: rows that change places do not look alike."""
     random = np.random.default_rng([count, turn])
     return [samples[place] for place in random.integers(len(samples), size=count)]
 
@@ -185,7 +183,7 @@ def padding_cases(
 
 
 def strategy_cases(signature: ModelSignature, baseline: Baseline, rows: int) -> Iterator[Case]:
-    """From one row up to as many as are tried: what has to be filled up, and what has to be divided."""
+    """Calls of one row and more: some have to be filled up, some divided."""
     for sizes in baseline.sizes:
         if not signature.has_batch:
             for number in range(3):
@@ -290,18 +288,13 @@ def case_of(
     yield Case(tuple(sizes), tuple(present), spelled, tuple(guests))
 
 
-def static_shapes(signature: ModelSignature) -> tuple[tuple[int, ...], ...]:
-    """The call shapes that have a model of their own beside the dynamic one."""
-    return signature.planner.static_shapes if isinstance(signature.planner, NativePlanner) else ()
-
-
 def static_cases(signature: ModelSignature, baseline: Baseline) -> Iterator[Case]:
     """Calls of exactly each static shape, all shapes once before any of them again.
 
     What their requests got alone came from the dynamic model.
     """
     for turn in range(_TYPICAL):
-        for sizes in static_shapes(signature):
+        for sizes in signature.static_sizes:
             if not signature.has_batch:
                 sample = baseline.pool.typical(sizes, turn)
                 if sample is not None:

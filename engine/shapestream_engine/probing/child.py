@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import IO, Any
 
-from shapestream_engine.batching.native import Native
 from shapestream_engine.errors import EngineError, RuleMissing, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.parent_pipe import die_with_writer
@@ -33,6 +32,7 @@ from shapestream_engine.probing.examination import ProbeOptions, examine, values
 from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict
 from shapestream_engine.probing.rule_guess import guess_rules
 from shapestream_engine.signature import OutputPort
+from shapestream_engine.strategy import Strategy
 
 __all__ = ["Heard", "Task", "blamed", "main", "run_child"]
 
@@ -41,7 +41,7 @@ _LENGTH = struct.Struct("<Q")
 """Stands before the pickle: stdin stays open, so that its end tells that the parent is gone."""
 _LAST_WORDS_BYTES = 2000
 _COMPILATION = 20
-"""How many times longer than a call it may take to start the process and compile the model."""
+"""Starting the process and compiling the model may take so many times as long as a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Heard:
     phase: str = ""
     case: str = ""
     end: str | None = None
-    """How it ended before it was done: `the process was ended by SIGABRT`; None if it was done."""
+    """The child's end before it was done: `the process was ended by SIGABRT`; None if it was done."""
 
 
 def run_child(task: Task, hang_s: float) -> Heard:
@@ -159,7 +159,7 @@ def _ending(status: int, errors: IO[bytes]) -> str:
 
 
 def blamed(heard: Heard, wanted: list[Treatment]) -> Finding | None:
-    """The verdict on what a child died of; None where it was no matter of how requests are put together."""
+    """The verdict on the case that ended a child; None where it was not about putting requests together."""
     for treatment in wanted:
         if heard.phase == str(treatment):
             return Finding(
@@ -202,7 +202,7 @@ def _work(task: Task, channel: IO[str]) -> None:
             say(outcome={"ports": {name: port.to_dict() for name, port in _guess(task, announce).items()}})
             return
         # Alone, requests run in the shapes that they have, whatever they are padded to in service.
-        plain = replace(task.spec, strategy=Native())
+        plain = replace(task.spec, strategy=Strategy())
         model = compile_model(plain, slots=1, threads=task.threads)
         served = None
         if task.spec.strategy != replace(plain.strategy, most_rows=task.spec.strategy.most_rows):
@@ -230,7 +230,7 @@ def _guess(task: Task, announce: Announce) -> dict[str, OutputPort]:
 def compile_without_rules(spec: ModelSpec, threads: int | None) -> tuple[CompiledModel, list[str]]:
     """The model with the rule `shared` for each output that has none, and which these are."""
     unknown: list[str] = []
-    plain = replace(spec, strategy=Native())
+    plain = replace(spec, strategy=Strategy())
     while True:
         try:
             return compile_model(plain, slots=1, threads=threads), unknown

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from time import monotonic
 
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import CompiledModel
@@ -26,7 +27,6 @@ from shapestream_engine.probing.cases import (
     most_rows,
     padding_cases,
     static_cases,
-    static_shapes,
     strategy_cases,
 )
 from shapestream_engine.probing.inputs import Array, Pool, Runner, Values, read_samples, spell_sizes
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 MOST_CROWD_NBYTES = 256 << 20
-"""Of the inputs of one call that is made as large as may be served."""
+"""Bytes of the inputs of one call that is made as large as may be served."""
 _GRID = "call sizes of a calibration"
 """The phase in which requests of these sizes run alone."""
 _FIRST = 2
@@ -61,16 +61,16 @@ ENOUGH = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions:
-    """What to try a model with, and for how long."""
+    """The inputs that a model is tried with, and the time that this may take."""
 
     values: Mapping[str, Values] = field(default_factory=dict)
-    """Per input what is realistic; defaults by element type are tried for the others."""
+    """Realistic values per input; defaults by element type are tried for the others."""
     samples: Mapping[str, Path] = field(default_factory=dict)
-    """Per input an .npz of real ones, or one for all under `*`; they win over `values`."""
+    """An .npz of real inputs per input, or one for all under `*`; they win over `values`."""
     max_batch: int | None = None
     """Rows that a call may have; None: as the signature says. With 1 batching is not tried."""
     batch_invariant: bool = False
-    """Whether results must be the same to the bit whoever shares the call; calls then have a fixed number of rows."""
+    """Whether results must be the same to the bit whatever shares the call; calls then have a fixed number of rows."""
     budget_s: float = 30.0
     """After so long a treatment for which there is enough evidence gets no further cases.
 
@@ -92,7 +92,7 @@ class Outcome:
 
 
 def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatment]:
-    """What the configuration allows the pipeline to do with requests."""
+    """The treatments of requests that the configuration allows."""
     found = []
     if most_rows(signature, options.max_batch) > 1:
         found.append(Treatment(kind="batching"))
@@ -101,8 +101,8 @@ def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatme
     if len(padded) > 1:
         found.append(Treatment(kind="padding", dimensions=tuple(padded)))
     if signature.strategy.sizes:
-        found.append(Treatment(kind="strategy", name=signature.strategy.NAME))
-    if static_shapes(signature):
+        found.append(Treatment(kind="strategy", name=signature.strategy.name))
+    if signature.static_sizes:
         found.append(Treatment(kind="static"))
     if options.batch_invariant:
         found.append(Treatment(kind="invariance"))
@@ -250,10 +250,10 @@ class _Trial:
         return monotonic() - began
 
     def _nbytes(self, case: Case, treatment: Treatment) -> int:
-        """Of the inputs of the largest call that the case takes."""
+        """Bytes of the inputs of the largest call that the case takes."""
         signature = self._bench.signature
-        if treatment.kind in _SERVED and signature.planner is not None:
-            calls = signature.planner.plan(case.sizes)
+        if treatment.kind in _SERVED:
+            calls = CallPlanner(signature).plan(case.sizes)
             return max(1, *[call_nbytes(signature, call.sizes) for call in calls])
         return max(1, call_nbytes(signature, case.sizes))
 
@@ -390,7 +390,7 @@ class Evidence:
 
 
 def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Values]:
-    """What is known of the inputs; raises `SignatureError` for samples that do not fit."""
+    """The values of the inputs that the options describe; raises `SignatureError` for samples that do not fit."""
     axes = {
         port.name: port.axis_names.index("batch") if signature.has_batch else None
         for port in signature.inputs
@@ -429,7 +429,7 @@ def _words_of_inputs(signature: ModelSignature, baseline: Baseline) -> dict[str,
 
 
 def _unrepeatable(bench: Bench, baseline: Baseline) -> str:
-    """Why nothing can be compared, if the model does not even agree with itself."""
+    """The reason why nothing can be compared, where the model does not even agree with itself; else empty."""
     sample = baseline.pool.typical(baseline.sizes[0], 0)
     assert sample is not None  # the baseline is made of those that ran
     assert sample.results is not None
@@ -448,7 +448,7 @@ def _unrepeatable(bench: Bench, baseline: Baseline) -> str:
 def followed(
     signature: ModelSignature, calls: Sequence[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]
 ) -> dict[str, str]:
-    """Per output its axes: the dimension that each had the size of in every call, a constant size, or `?`.
+    """The axes of each output: the dimension whose size each had in every call, a constant size, or `?`.
 
     A dimension that was tried in one size only is not told from a constant. Two that were always equal are both named.
     """

@@ -140,7 +140,7 @@ Values: TypeAlias = Integers | Uniform | Normal | Samples
 
 
 def default_values(element_type: str) -> tuple[Values, ...]:
-    """What is tried for an input that nobody described, the first first."""
+    """The values tried for an input without a description, likely ones first."""
     match element_type:
         case "boolean":
             return (Integers(0, 1),)
@@ -195,7 +195,7 @@ def _fitted(row: Array, shape: tuple[int, ...], batch_axis: int | None) -> Array
 
 
 def _held(array: Array, dtype: np.dtype[Any]) -> Array:
-    """As the element type can hold it: no value wraps around."""
+    """The array as the element type can hold it: no value wraps around."""
     if dtype.kind == "b":
         return np.not_equal(array, 0)
     if dtype.kind not in "iu":
@@ -275,7 +275,7 @@ class Sample:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of each dimension of the signature."""
+        """The size of each dimension of the signature."""
         return self.shape.sizes
 
 
@@ -286,7 +286,7 @@ class Runner(Protocol):
 
     @property
     def signature(self) -> ModelSignature:
-        """What requests are made for."""
+        """The signature that requests are made for."""
 
     def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
         """The results of each member, per output."""
@@ -328,7 +328,7 @@ class Pool:
         return self._made[key]
 
     def all_results(self, output: int) -> list[tuple[tuple[int, ...], Array]]:
-        """What ordinary requests gave alone, with the sizes of each."""
+        """The results of ordinary requests alone, with the sizes of each."""
         return [
             (sample.sizes, sample.results[output])
             for (_, number), sample in self._made.items()

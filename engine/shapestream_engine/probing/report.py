@@ -1,4 +1,4 @@
-"""What a proof found: a verdict per output and treatment, with what was tried, as plain data and for people."""
+"""The findings of a proof: a verdict per output and treatment, with the cases tried, as plain data and for people."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Verdict: TypeAlias = Literal["proved", "refuted", "unproved"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Treatment:
-    """What the pipeline does to requests to put them together: their results may or may not survive it."""
+    """A way in which the pipeline puts requests together; their results may or may not survive it."""
 
     kind: Literal["batching", "padding", "strategy", "static", "invariance"]
     dimensions: tuple[str, ...] = ()
-    """Those that are padded."""
+    """The dimensions that are padded."""
     name: str = ""
-    """Of the strategy, for the kind that is all of it: filling up, dividing and rejoining, as in service.
+    """The strategy's name, for the kind that is all of it: filling up, dividing and rejoining, as in service.
 
     `static`: calls on models of their own. `invariance`: equal calls in which only the company differs, bit by bit.
     """
@@ -43,20 +43,20 @@ class Finding:
 
     treatment: Treatment
     output: str | None
-    """None: all of them, since the model did not get as far as to give any."""
+    """The output's name; None for all, where the model did not get as far as to give any."""
     verdict: Verdict
     cases: int = 0
     """Results that were compared, and that would have shown a difference."""
     rows: int = 0
-    """Of all requests together in the largest call that ran; 0 where none did."""
+    """Rows of the largest call that ran; 0 where none did."""
     is_short: bool = False
     """Whether it is unproved only since larger calls, which may be served, were not tried."""
     largest: float | None = None
     """The largest difference seen (in proportion to what is allowed); None where nothing could be subtracted."""
     allowed: float | None = None
-    """What that difference may have been."""
+    """The bound on that difference."""
     why: str = ""
-    """What went wrong, or why nothing could be said."""
+    """The error, or the reason why nothing could be said."""
     case: str = ""
     """The case that showed it."""
 
@@ -82,7 +82,7 @@ class Finding:
 
     @property
     def evidence(self) -> str:
-        """For a refuted one: what was seen, and when."""
+        """The difference or error that refuted it, and the case."""
         seen = self.why
         if self.largest is not None and math.isfinite(self.largest):
             seen = f"largest difference {self.largest:.3g} where {self.allowed:.3g} is allowed" + (
@@ -98,13 +98,13 @@ class ProbeReport:
     model: str
     findings: tuple[Finding, ...]
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """What each input was filled with."""
+    """The values that each input was filled with."""
     sizes: tuple[str, ...] = ()
     """The shapes that requests had."""
     follows: Mapping[str, str] = field(default_factory=dict)
-    """Per output: its axes, named after the dimension that each was seen to follow."""
+    """The axes of each output, named after the dimensions that they were seen to follow."""
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Per output without a rule in the configuration: the only one that held in every case."""
+    """The only rule that held in every case, for each output without one in the configuration."""
     notes: tuple[str, ...] = ()
     conclusive: bool = True
     """Whether the same would be found again: not after a crash, a hang, or a budget that ran out."""

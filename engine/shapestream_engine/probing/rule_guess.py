@@ -80,7 +80,7 @@ def _without_doubtful_shared(
     known: Mapping[str, OutputPort],
     baseline: Baseline,
 ) -> dict[str, OutputPort]:
-    """What does not change may just have had no occasion to: it is shared only where everything else did change."""
+    """Leave out outputs that may have had no occasion to change: one is shared only where all others did change."""
     others = [
         (number, port.name)
         for number, port in enumerate(signature.outputs)

@@ -1,4 +1,4 @@
-"""How far two results may lie apart and still be called equal: per element type, written down.
+"""Tolerances: the distance at which two results still count as equal, per element type, and the comparison itself.
 
 The same sum in another order comes out a little differently, and how many rows a call has decides the order. A result
 that saw a neighbour or the padding is off by a part of what makes results differ at all, so that is the yardstick:
@@ -64,14 +64,14 @@ class OutputTolerance:
 
     tolerance: Tolerance | None
     spreads: tuple[tuple[int, Array], ...] = ()
-    """Per axis: the spread at each index of it; infinite where too few results have that index."""
+    """The spread at each index of each axis; infinite where too few results have that index."""
     overall: float = 0.0
     mark: float = math.inf
     """Absolute values from here up are marks: they stand for something, and are no result of arithmetic."""
 
     @classmethod
     def of(cls, tolerance: Tolerance | None, references: Sequence[Array]) -> OutputTolerance:
-        """From the results that the probe's inputs gave, each alone."""
+        """The tolerance from the results that the probe's inputs gave, each alone."""
         if tolerance is None:
             return cls(None)
         results = [reference.astype(np.float64) for reference in references if reference.size]
@@ -87,7 +87,7 @@ class OutputTolerance:
         return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
 
     def allowed(self, reference: Array) -> Array | float:
-        """How far each element of a result may be off; `reference` is as 64-bit floats."""
+        """The distance that each element of a result may be off; `reference` is as 64-bit floats."""
         if self.tolerance is None or not reference.size:
             return 0.0
         return self.tolerance.of_spread * self._spread(
@@ -112,7 +112,7 @@ class OutputTolerance:
         return spread
 
     def _largest(self, reference: Array) -> Array:
-        """Per element the largest value that it may have been computed with, itself included."""
+        """The largest value that each element may have been computed with, itself included."""
         own = np.abs(reference)
         with np.errstate(invalid="ignore"):
             ordinary = np.where(own < self.mark, own, 0.0)
@@ -165,7 +165,7 @@ def _along(per_index: Array, axis: int, rank: int) -> Array:
 
 
 def _std(columns: Array, mark: float) -> Array:
-    """Per column, of what is finite in it and no mark; 0 where there is nothing."""
+    """The deviation of each column's finite values that are no marks; 0 where there are none."""
     with np.errstate(invalid="ignore"):
         kept: Any = np.ma.masked_where(~(np.abs(columns) < mark), columns)
     # The mean of equal numbers may differ from them in its last bit.
@@ -175,13 +175,13 @@ def _std(columns: Array, mark: float) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How one output differs. `amount` is infinite where the two cannot be subtracted."""
+    """The difference of one output. `amount` is infinite where the two cannot be subtracted."""
 
     amount: float
     allowed: float
-    """At the element that is worst in proportion."""
+    """The bound at the element that is worst in proportion."""
     words: str = ""
-    """What is wrong, where it is not just a number."""
+    """The difference in words, where it is not just a number."""
 
     @property
     def within(self) -> bool:

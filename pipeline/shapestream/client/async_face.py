@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 _WAY_IN = "async with client.stream(…) as results"
-"""How a stream is entered."""
+"""The code that enters a stream, for messages."""
 
 StreamOfResults = TypeVar("StreamOfResults", covariant=True)
 """A stream that raises failures."""
@@ -82,7 +82,7 @@ class AsyncEntered:
     """Refuses `with`, `await` and `for` with a TypeError that says `way_in`. Type checkers do not see these methods."""
 
     _way_in = ""
-    """What to write instead, as code."""
+    """The right code, for messages."""
 
     if not TYPE_CHECKING:
 
@@ -298,7 +298,7 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         return stream
 
     async def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        """What `model` takes and gives; asked for once, and then remembered.
+        """The inputs and outputs of `model`; asked for once, and then remembered.
 
         `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for a model that the server does not have,
         `DeadlineExceeded` when the time is over, and any other `RequestError` that fits; RuntimeError in another event

@@ -196,7 +196,7 @@ class Client:
         return Stream(self, model, source, options)
 
     def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        """What `model` takes and gives; asked for once, and then remembered.
+        """The inputs and outputs of `model`; asked for once, and then remembered.
 
         `deadline` is in seconds from now, None for none. Raises `InvalidRequest` for a model that the server does not have,
         `DeadlineExceeded` when the time is over, and any other `RequestError` that fits; RuntimeError in a forked child.

@@ -1,4 +1,4 @@
-"""From what the caller names to connections, one after another."""
+"""Connections to the address that the caller names, one after another."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Address: TypeAlias = str | Callable[[], Connection]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connector:
-    """How to reach the server: a name for messages to humans, and how to make the (next) connection."""
+    """The way to a server: a name for messages, and a function that makes the next connection."""
 
     name: str
     open: Callable[[], Connection]
     refusal: Callable[[], str | None] = lambda: None
-    """Why the last connection was not let in, in words; None if it was, or nobody is there."""
+    """The reason why the last connection was not let in; None if it was, or no server is there."""
 
 
 def connector_for(
     address: Address, *, key: str | Path | None = None, server_key: str | Path | None = None
 ) -> Connector:
-    """How to reach `address`; raises `TransportError` for what no client can connect to.
+    """The connector for `address`; raises `TransportError` for an address that no client can connect to.
 
     `key` is the file of our secret key, `server_key` the server's public key or its file: for a server that asks for
     keys, both. Raises `ConfigurationError` for files that cannot be used, and for one without the other.

@@ -35,7 +35,7 @@ class Ledger:
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
         self.held_at: float | None = None
-        """Since when the server has taken nothing new: no request is sent before `recall`."""
+        """The time since which the server has taken nothing new: no request is sent before `recall`."""
         self._waiting: OrderedDict[int, RequestTicket] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
         self._with_deadline = 0
@@ -250,7 +250,7 @@ class Ledger:
 
 
 def remaining_ms_on_arrival(left_s: float, one_way_s: float) -> int:
-    """What of `left_s` is left on arrival, rounded down to ms; 0: the request cannot be in time.
+    """The part of `left_s` that is left on arrival, rounded down to ms; 0: the request cannot be in time.
 
     The result is never less than half of `left_s`: a wrong estimate must not end requests that would be in time, since
     their replies would then never correct it.

@@ -33,19 +33,19 @@ MAX_GREETING_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How patient a client is."""
+    """The timeouts of a client, in seconds."""
 
     greeting_s: float = 1.0
-    """How long a `Hello` may go unanswered before a new connection is tried; doubles up to `silence_s`."""
+    """Time that a `Hello` may go unanswered before a new connection is tried; doubles up to `silence_s`."""
     silence_s: float = 10.0
     """A server that has said nothing for so long counts as gone."""
     rest_s: float = 0.5
-    """How long to wait before looking for a server that said goodbye."""
+    """Wait before looking for a server that said goodbye."""
     unavailable_after_s: float = 60.0
-    """With no server for so long, what waits fails with `unavailable` instead of waiting on."""
+    """With no server for so long, waiting requests fail with `unavailable`."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no client could work with."""
+        """Raises ValueError for a time that is not above 0."""
         for name in ("greeting_s", "silence_s", "rest_s", "unavailable_after_s"):
             seconds = getattr(self, name)
             if not seconds > 0:
@@ -68,7 +68,7 @@ class Link:
         self._settings = settings
         self.state = LinkState.DOWN
         self.lost_at: float | None = now
-        """Since when there has been no server; None while there is one."""
+        """The time since which there has been no server; None while there is one."""
         self._hello_due = False
         self._attempts = 0
         self._act_at = math.inf
@@ -119,7 +119,7 @@ class Link:
         self._act_at = now + self._settings.rest_s
 
     def broken(self, now: float) -> None:
-        """What arrived cannot be read: this connection is of no use; greet the next one after a rest."""
+        """A message cannot be read: give this connection up, and greet the next one after a rest."""
         self.left(now)
 
     def take_hello(self, now: float) -> bool:
@@ -174,7 +174,7 @@ class Link:
         self.one_way_s = min(self.one_way_s, max(0.0, elapsed_s / 2))
 
     def next_wakeup(self) -> float:
-        """When something may become due."""
+        """The time at which something may become due."""
         if self.state is not LinkState.OPEN:
             return self._act_at
         return min(self._heard_at + self._settings.silence_s, self._sent_at + self._heartbeat_s)

@@ -19,6 +19,7 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
 from shapestream_engine.input_arrays import plain_array, same_numbers
 from shapestream_engine.layout import Buffer, Layout, Tensors
+from shapestream_engine.memo import Memo
 from shapestream_engine.signature import ModelSignature
 
 __all__ = ["InputEncoder", "OpenModels", "OpenedModel"]
@@ -32,6 +33,7 @@ class InputEncoder:
 
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
+        self._resolve = Memo(signature.resolve)
         self._ports = [
             (number, port.name, port.element_type, dtype_of(port.element_type))
             for number, port in enumerate(signature.inputs)
@@ -58,7 +60,7 @@ class InputEncoder:
             self._refuse_names(inputs)
         layout: Layout = tuple(rows)
         try:
-            shape = self._signature.resolve(layout)
+            shape = self._resolve(layout)
         except ShapeError as error:
             raise InvalidRequest(f"model {self._signature.name!r}: {error}") from error
         return Tensors(layout=layout, buffers=buffers), shape.total_nbytes

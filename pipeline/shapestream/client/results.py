@@ -1,4 +1,4 @@
-"""What callers get: a result, whose arrays are made when they are looked at, or a failed item of a stream."""
+"""A result, whose arrays are made when they are looked up, or a failed item of a stream."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     """The outputs of one request, by name, as read-only arrays over the received bytes.
 
     `key` is the item's key in a stream (its position where it has none; None for `infer`), `sequence` the
-    request's number in this session, `timings` where its time went at the server. An array is made when it is
-    looked up, without a copy; copy what is to be written to.
+    request's number in this session, `timings` the parts of its time at the server. An array is made when it is
+    looked up, without a copy; copy it before you write to it.
     """
 
     __slots__ = ("_answer", "_arrays", "_outputs", "key")
@@ -41,7 +41,7 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def timings(self) -> Timings:
-        """Where this request's time went, as the server saw it."""
+        """The parts of this request's time at the server."""
         return self._answer.timings
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -77,7 +77,7 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 class Failed:
     """An item of a stream that has no result, in its place, with `on_error="yield"`.
 
-    Whoever looks for outputs all the same gets the error raised.
+    Looking up an output raises the error.
     """
 
     __slots__ = ("error", "key", "sequence")
@@ -96,7 +96,7 @@ class Failed:
 
     @property
     def timings(self) -> NoReturn:
-        """There are none: raises the error."""
+        """Raise the error: a failed item has no timings."""
         raise self.error
 
     def __repr__(self) -> str:

@@ -66,7 +66,7 @@ __all__ = ["Session", "Turn"]
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """What is to be done now: hand these back, send these, and then perhaps start a new connection."""
+    """The actions that are due: hand these tickets back, send these entries, then perhaps start a new connection."""
 
     finished: list[AnyTicket]
     entries: list[Entry]
@@ -87,7 +87,7 @@ class Session:
         self._ledger = Ledger()
         self._epoch: bytes | None = None
         self._trouble = ""
-        """What went wrong with the last connection, as the end of a sentence; empty after a welcome."""
+        """The last connection's trouble, as the end of a sentence; empty after a welcome."""
         self._models: dict[str, ModelHandle] = {}
         """Handles by name. A handle lives for as long as the server keeps the model's signature."""
         self._models_asked: set[str] = set()
@@ -167,7 +167,7 @@ class Session:
     # ------------------------------------------------------------ time
 
     def turn(self, now: float, *, may_send: bool = True) -> Turn:
-        """What has become due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
+        """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
         self._end_waits(now)
         reconnect = self._link.must_reconnect(now)
         if reconnect:
@@ -178,7 +178,7 @@ class Session:
         return Turn(finished=self._ledger.take_finished(), entries=entries, reconnect=reconnect)
 
     def next_wakeup(self) -> float:
-        """When `turn` must be called again, if nothing happens before; infinity for never."""
+        """The time at which `turn` must be called again, if nothing happens before; infinity for never."""
         due = min(self._link.next_wakeup(), self._ledger.next_deadline())
         if self._link.lost_at is not None and self._ledger.tickets:
             due = min(due, self._link.lost_at + self._unavailable_after_s)

@@ -49,7 +49,7 @@ OnError: TypeAlias = Literal["raise", "yield"]
 
 
 class Nothing(Enum):
-    """Why there is no item."""
+    """The reason why there is no item."""
 
     YET = auto()
     ANY_MORE = auto()
@@ -250,7 +250,7 @@ class StreamState(Generic[ItemT]):
         self._end_error = ticket.outcome if isinstance(ticket.outcome, BaseException) else None
 
     def _no_item(self) -> Nothing:
-        """Why no item is ready; at the end of the stream this closes it, and raises the producer's error."""
+        """The reason why no item is ready; at the end this closes the stream, and raises the producer's error."""
         if not self._cut_off and self._taken != self._total:
             self._return_permits()
             return Nothing.YET

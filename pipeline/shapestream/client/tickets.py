@@ -179,7 +179,7 @@ def checked_deadline(seconds: float | None) -> float | None:
 
 
 def deadline_at(clock: Callable[[], float], seconds: float | None) -> float | None:
-    """The point in time so many seconds from now; raises as `checked_deadline` does."""
+    """The point in time `seconds` from now; raises as `checked_deadline` does."""
     if seconds is None:
         return None
     left_s = checked_deadline(seconds)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shapestream.scheduling.boundaries import BoundaryChoices, Floats, SizeHistogram, Sizes, cost_of
-from shapestream_engine.batching.rounding import grid_sizes
+from shapestream.scheduling.size_grid import grid_sizes
 from shapestream_engine.shapes import Dimension
 
 __all__ = ["FIRST_LOOK", "LOOK_EVERY", "LearnedBoundaries", "Prices"]

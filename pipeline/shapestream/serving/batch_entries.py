@@ -5,10 +5,13 @@ A batch's tensors travel as the received frames, untouched. Its deadlines travel
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shapestream.wire.limits import MAX_INTEGER
 from shapestream.wire.messages import BatchDone, BatchFailed, Execute, ExecuteMember
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
-from shapestream_engine.signature import ModelSignature
+from shapestream_engine.layout import Layout
+from shapestream_engine.signature import RequestShape
 
 __all__ = ["entry_of_batch", "entry_of_report", "read_batch", "read_report"]
 
@@ -33,10 +36,12 @@ def entry_of_batch(batch: Batch, now: float) -> Execute:
     )
 
 
-def read_batch(execute: Execute, signature: ModelSignature, *, number: int, sent_at: float) -> Batch:
+def read_batch(
+    execute: Execute, resolve: Callable[[Layout], RequestShape], *, number: int, sent_at: float
+) -> Batch:
     """The batch that an entry asks for, under a `number` of the reader's. Deadlines count from `sent_at`.
 
-    Raises `ShapeError` for members that the model does not take.
+    `resolve` is that of the model's signature; whatever it raises is raised.
     """
     start_before = tuple(
         [
@@ -50,7 +55,7 @@ def read_batch(execute: Execute, signature: ModelSignature, *, number: int, sent
         model=execute.model,
         sizes=execute.sizes,
         members=tuple([member.tensors for member in execute.members]),
-        shapes=tuple([signature.resolve(member.tensors.layout) for member in execute.members]),
+        shapes=tuple([resolve(member.tensors.layout) for member in execute.members]),
         start_before=None if start_before.count(None) == len(start_before) else start_before,
     )
 

@@ -13,8 +13,7 @@ import structlog
 from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
-from shapestream_engine.batching.native import Native, NativePlanner
-from shapestream_engine.batching.strategy import SizesPlanner
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Layout
 from shapestream_engine.ports import InputPort, OutputPort
@@ -124,7 +123,7 @@ class ServedModel:
 
 def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> ModelProfile:
     max_batch = _max_batch(signature, options)
-    strategy, planner = signature.strategy, signature.planner
+    strategy = signature.strategy
     return ModelProfile(
         name=name,
         dimensions=signature.dimensions,
@@ -138,9 +137,9 @@ def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> Mod
         hang_after_s=options.hang_after_s,
         bounds=tuple([bounds.maximum for bounds in signature.bounds]),
         row_calls=_row_calls(signature, max_batch),
-        max_shapes=strategy.chosen_shapes if isinstance(strategy, Native) else None,
-        fills_rows=isinstance(strategy, Native) and strategy.fill_rows and max_batch > 1,
-        static_shapes=planner.static_shapes if isinstance(planner, NativePlanner) else (),
+        max_shapes=strategy.chosen_shapes,
+        fills_rows=strategy.fill_rows and max_batch > 1,
+        static_shapes=signature.static_sizes,
         idempotent=options.idempotent,
     )
 
@@ -188,9 +187,9 @@ def _max_batch(signature: ModelSignature, options: ModelOptions) -> int:
 
 def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ...], ...] | None:
     """The rows of the calls that a batch takes, by its rows; None where any number of rows is one call."""
-    planner = signature.planner
-    if not isinstance(planner, SizesPlanner) or not signature.has_batch or planner.allowed[0] is None:
+    if not signature.has_batch or signature.allowed[0] is None:
         return None
+    planner = CallPlanner(signature)
     others = (1,) * (len(signature.dimensions) - 1)
     calls: list[tuple[int, ...]] = []
     room = MAX_STEPS - max_batch * len(signature.strategy.sizes[signature.dimensions[0]])
@@ -209,8 +208,8 @@ def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ..
 def _takes_endless_shapes(signature: ModelSignature) -> bool:
     """Whether some dimension is run at whatever size it comes with, so that each new one costs memory for good."""
     strategy = signature.strategy
-    capped = isinstance(strategy, Native) and strategy.max_prepared is not None
-    fills_rows = isinstance(strategy, Native) and strategy.fill_rows
+    capped = strategy.max_prepared is not None
+    fills_rows = strategy.fill_rows
     for number, (name, paddable) in enumerate(zip(signature.dimensions, signature.paddable, strict=True)):
         rounded = capped and (paddable or (fills_rows and signature.has_batch and number == 0))
         if name not in strategy.sizes and not rounded:

@@ -39,9 +39,9 @@ from shapestream_engine import (
     compile_model,
 )
 from shapestream_engine.batching.assembly import Assembly
-from shapestream_engine.batching.plan import merge_sizes
-from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.model import InferRequest
+from shapestream_engine.strategy import parse_strategy
 
 RequestOf = Callable[..., InferRequest]
 

@@ -24,8 +24,8 @@ from shapestream_engine import (
     SignatureError,
     compile_model,
 )
-from shapestream_engine.batching.strategies import parse_strategy
 from shapestream_engine.prepared import PreparedLimits
+from shapestream_engine.strategy import parse_strategy
 
 torch = pytest.importorskip("torch")
 DEVICES = [engine for engine in PRESENT if engine.engine == "torch"]

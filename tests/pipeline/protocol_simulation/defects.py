@@ -15,7 +15,6 @@ from shapestream.serving.egress import Egress
 from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
-from shapestream_engine.signature import ModelSignature
 from shapestream_workers import worker_session
 from shapestream_workers.worker_session import WorkerSession
 
@@ -78,8 +77,8 @@ def starts_late(patch: pytest.MonkeyPatch) -> None:
     """The worker takes deadlines to be a second later, and does not hear that nobody waits any more."""
     read_batch, accept = worker_session.read_batch, WorkerSession.accept
 
-    def patient(execute: Execute, signature: ModelSignature, *, number: int, sent_at: float) -> Any:
-        return read_batch(execute, signature, number=number, sent_at=sent_at + 1.0)
+    def patient(execute: Execute, resolve: Any, *, number: int, sent_at: float) -> Any:
+        return read_batch(execute, resolve, number=number, sent_at=sent_at + 1.0)
 
     def deaf(self: WorkerSession, entry: Entry, now: float) -> None:
         if not isinstance(entry, CancelBatch):

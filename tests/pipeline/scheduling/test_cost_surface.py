@@ -14,7 +14,7 @@ from shapestream.scheduling.cost_base import CostBase
 from shapestream.scheduling.cost_line import Line
 from shapestream.scheduling.cost_surface import Surface
 from shapestream.scheduling.events import ModelProfile
-from shapestream_engine.batching.row_cover import RowCover
+from shapestream_engine.batching.calls import RowCover
 
 Sizes = tuple[int, ...]
 
@@ -165,7 +165,7 @@ def test_models_without_dynamic_sizes_have_surfaces_too():
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (3, 5), (8,)])
 def test_covered_rows_cost_the_sum_of_their_calls(sizes, whole_first):
     """Where only some numbers of rows are allowed, a batch costs its calls; more rows take more of the largest."""
-    cover = RowCover(sizes, whole_first=whole_first)
+    cover = RowCover(sizes, divide=whole_first)
     most = 2 * sizes[-1] + 1
     own = profile(max_batch=most, row_calls=tuple(cover(rows) for rows in range(most + 1)))
     points = {(rows, seq): linear((rows, seq)) for rows in sizes for seq in (8, 64)}

@@ -44,6 +44,11 @@ def message(*entries: Any, frames: tuple[bytes, ...] = (), version: Any = 1) -> 
     return [packed([version, entries]), *frames]
 
 
+def layout_of(*shapes: tuple[Any, ...], element_type: Any = "f32") -> tuple[tuple[Any, ...], ...]:
+    """A layout of these shapes on the ports in order."""
+    return tuple((port, element_type, shape) for port, shape in enumerate(shapes))
+
+
 GOOD = message(entry())
 HEADER = GOOD[0]
 

@@ -20,7 +20,7 @@ from tests.pipeline.serving.raw_messages import (
     packed,
 )
 
-from shapestream.wire.messages import Goodbye, Result
+from shapestream.wire.messages import Goodbye, Heartbeat, Result
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 
@@ -88,6 +88,27 @@ def nested(depth: int) -> bytes:
 
 
 ENDED: dict[str, Frames] = {
+    "empty frame": [b""],
+    "header with trailing bytes": [HEADER + b"\0"],
+    "not msgpack": [b"\xc1\xc1\xc1"],
+    "another protocol": [b"GET / HTTP/1.1\r\n\r\n"],
+    "a map as header": [packed({"version": 1})],
+    "another version": message(entry(), version=2),
+    "boolean version": message(entry(), version=True),
+    "entries in a map": [packed([1, {}])],
+    "an entry that is no array": message("request"),
+    "an empty entry": message([]),
+    "oversized header": [packed([1, [[0, 0, bytes(2**20)]]])],
+    "too many entries": message(*[[Heartbeat.KIND, 0]] * 257),
+    "too many frames": [HEADER, *[b""] * 1025],
+    "more frames than claimed": [HEADER, b"x"],
+    "fewer frames than claimed": message(entry(frames=2, inline=(None, None)), frames=(INLINE[0],)),
+    "negative frame count": message(entry(frames=-1)),
+    "deeply nested": [b"\x91" * 100_000 + b"\x90"],
+    "array bomb": [b"\x92\x01\xdd\xff\xff\xff\xff"],
+    "string bomb": [b"\x92\x01\xdb\xff\xff\xff\xff"],
+    "extension type": [packed([1, [[0, 0, msgpack.ExtType(5, b"x")]]])],
+    "map with a key twice": [b"\x92\x01\x91\x93\x00\x00\x82\xa1a\x01\xa1a\x02"],
     "two empty frames": [b"", b""],
     "1,000 empty frames": [b""] * 1_000,
     "a good header behind an empty frame": [b"", HEADER],

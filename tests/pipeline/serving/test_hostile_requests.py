@@ -1,7 +1,7 @@
-"""Hostile requests over a real socket to a server in a process of its own: fields, layouts, element types, lengths.
+"""Bad requests over a real socket to a server in a process of its own: fields, layouts, element types, lengths.
 
-`test_bad_input.py` has the plain mistakes; here is what only somebody who wants to do harm would send, and what is
-odd but right. See hostile.py for what must hold after each case.
+Plain mistakes, requests that are meant to do harm, and requests that are odd but right. See hostile.py for what must hold
+after each case.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.pipeline.serving.raw_messages import (
     Refused,
     assert_served,
     entry,
+    layout_of,
     message,
     packed,
 )
@@ -49,6 +50,64 @@ def raw_layout(data: bytes) -> Frames:
 
 
 REFUSED = {
+    # plain mistakes
+    "unknown model": Refused(message(entry(model=5)), "5"),
+    "missing input": Refused(message(entry(layout=LAYOUT[:1], inline=INLINE[:1])), "scale"),
+    "no input at all": Refused(message(entry(layout=(), inline=())), "x"),
+    "extra input": Refused(
+        message(entry(layout=(*LAYOUT, (2, "f32", (1,))), inline=(*INLINE, bytes(4)))), "2"
+    ),
+    "the same input twice": Refused(
+        message(entry(layout=(LAYOUT[0], LAYOUT[0]), inline=(INLINE[0], INLINE[0]))), "port"
+    ),
+    "wrong element type": Refused(
+        message(entry(layout=((0, "i32", (2, 3)), LAYOUT[1]))), "element type"
+    ),
+    "unknown element type": Refused(message(entry(layout=layout_of((2, 3), (2,), element_type="f8"))), "f8"),
+    "object dtype": Refused(message(entry(layout=layout_of((2, 3), (2,), element_type="object"))), "object"),
+    "element type is a number": Refused(message(entry(layout=layout_of((2, 3), (2,), element_type=4))), "type"),
+    "wrong rank": Refused(message(entry(layout=layout_of((2, 3, 1), (2,)))), "dimensions"),
+    "out of bounds": Refused(
+        message(entry(layout=layout_of((9, 1), (9,)), inline=(bytes(36), bytes(36)))), "1..8"
+    ),
+    "disagreeing dimensions": Refused(
+        message(entry(layout=layout_of((2, 3), (3,)), inline=(INLINE[0], bytes(12)))), "batch"
+    ),
+    "one byte too few": Refused(message(entry(inline=(INLINE[0][:-1], INLINE[1]))), "23"),
+    "one byte too many": Refused(message(entry(inline=(INLINE[0] + b"\0", INLINE[1]))), "25"),
+    "a frame too short": Refused(
+        message(entry(frames=1, inline=(None, INLINE[1])), frames=(bytes(23),)), "23"
+    ),
+    "negative dimension": Refused(message(entry(layout=layout_of((-2, 3), (2,)))), "-2"),
+    "dimension beyond 63 bits": Refused(message(entry(layout=layout_of((2**63, 3), (2,)))), str(2**63)),
+    "product beyond 63 bits": Refused(
+        message(entry(layout=layout_of((2**40, 2**40), (2,)))), "overflow"
+    ),
+    "product of 0 and beyond 63 bits": Refused(
+        message(entry(layout=layout_of((2**40, 2**40, 0), (2,)), inline=(b"", INLINE[1]))), "overflow"
+    ),
+    "fractional dimension": Refused(message(entry(layout=layout_of((2.0, 3), (2,)))), "float"),
+    "boolean dimension": Refused(message(entry(layout=layout_of((True, 6), (1,)))), "bool"),
+    "textual dimension": Refused(message(entry(layout=layout_of(("2", 3), (2,)))), "str"),
+    "dimension is nil": Refused(message(entry(layout=layout_of((None, 3), (2,)))), "integer"),
+    "layout is not msgpack": Refused(message(entry(layout=b"\xc1")), "msgpack"),
+    "layout is truncated": Refused(message(entry(layout=packed(LAYOUT)[:-1])), "msgpack"),
+    "layout has trailing bytes": Refused(message(entry(layout=packed(LAYOUT) + b"\0")), "msgpack"),
+    "fewer inline places than tensors": Refused(message(entry(inline=INLINE[:1])), "inline"),
+    "more inline places than tensors": Refused(message(entry(inline=(*INLINE, b""))), "inline"),
+    "inline text": Refused(message(entry(inline=("x" * 24, INLINE[1]))), "bin"),
+    "more than 1 KiB inline": Refused(
+        message(entry(layout=layout_of((1, 300), (1,)), inline=(bytes(1200), bytes(4)))), "frame"
+    ),
+    "a frame that no tensor uses": Refused(message(entry(frames=1), frames=(b"x",)), "frames"),
+    "a frame that is missing": Refused(message(entry(inline=(None, INLINE[1]))), "frame"),
+    "fractional deadline": Refused(message(entry(remaining=0.5)), "remaining_ms"),
+    "not a number as deadline": Refused(message(entry(remaining=float("nan"))), "remaining_ms"),
+    "negative deadline": Refused(message(entry(remaining=-1)), "remaining_ms"),
+    "model by name": Refused(message(entry(model="scaled")), "model"),
+    "boolean priority": Refused(message(entry(priority=True)), "priority"),
+    "a field too many": Refused(message([*entry(), 1]), "9"),
+    "a field too few": Refused(message(entry()[:-1]), "7"),
     # fields
     "priority just above its bound": Refused(message(entry(priority=2**31)), "priority"),
     "priority just below its bound": Refused(message(entry(priority=-(2**31))), "priority"),

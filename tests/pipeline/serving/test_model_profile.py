@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from shapestream.serving.models import ModelOptions, ServedModel
-from shapestream_engine import Bucketed, InputPort, ModelSignature, NamedShape, OutputPort, Rows
-from shapestream_engine.batching.strategies import parse_strategy
-from shapestream_engine.batching.strategy import Strategy
+from shapestream_engine import InputPort, ModelSignature, NamedShape, OutputPort, Rows
+from shapestream_engine.strategy import Strategy, parse_strategy
 
 
 def served(strategy: Strategy, max_batch: int | None = None) -> ServedModel:
@@ -25,14 +24,14 @@ def test_a_native_model_may_have_any_rows_within_its_bounds() -> None:
 
 
 def test_static_shapes_and_the_cap_are_told() -> None:
-    """An eighth of the cap is for calibration, and an eighth of the rest each worker's own."""
+    """An eighth of the cap is for calibration, the rest for the scheduler."""
     profile = served(parse_strategy({"max_prepared": 64, "static": [{"seq": [8, 16], "batch": 1}]})).profile
-    assert 49 == profile.max_shapes
+    assert 56 == profile.max_shapes
     assert ((1, 8), (1, 16)) == profile.static_shapes
 
 
 def test_allowed_rows_become_calls() -> None:
     """By the rows of a batch, from none to `max_batch`; other allowed sizes need no place, as requests arrive rounded."""
-    profile = served(Bucketed({"batch": (2, 4), "seq": (16, 32)}), max_batch=5).profile
+    profile = served(Strategy({"batch": (2, 4), "seq": (16, 32)}), max_batch=5).profile
     assert ((2,), (2,), (2,), (4,), (4,), (4, 2)) == profile.row_calls
-    assert served(Bucketed({"seq": (16, 32)})).profile.row_calls is None
+    assert served(Strategy({"seq": (16, 32)})).profile.row_calls is None

@@ -17,9 +17,7 @@ from tests.pipeline.serving.harness import (
 )
 
 from shapestream.wire.messages import Failure, Result
-from shapestream_engine.batching.bucketed import Bucketed
-from shapestream_engine.batching.native import Native
-from shapestream_engine.batching.strategy import Strategy
+from shapestream_engine.strategy import Strategy
 
 
 async def answer(slots: ScriptedSlots, client: RawPeer, sequence: int, n: int) -> str:
@@ -32,7 +30,7 @@ async def answer(slots: ScriptedSlots, client: RawPeer, sequence: int, n: int) -
     return f"{failure.code}: {failure.message}"
 
 
-@pytest.mark.parametrize("strategy", [Native(), Native(max_prepared=4), Bucketed({"batch": (1, 2)})])
+@pytest.mark.parametrize("strategy", [Strategy(), Strategy(max_prepared=4), Strategy({"batch": (1, 2)})])
 @virtual_time
 async def test_only_shapes_that_were_met_are_served_while_new_ones_are_refused(strategy: Strategy) -> None:
     """A strategy that leaves one dimension at any size does not help; the refusal ends when it is taken back."""
@@ -52,7 +50,7 @@ async def test_a_model_that_runs_a_few_shapes_only_takes_all_requests() -> None:
     """A new request shape is no new shape for the engine there."""
     sizes = {"batch": (1, 64), "n": (8, 1_000_000)}
     inputs = tuple(replace(port, pad={"n": 0} if port.name == "x" else {}) for port in SIGNATURE.inputs)
-    slots = ScriptedSlots(replace(SIGNATURE, inputs=inputs, strategy=Bucketed(sizes)))
+    slots = ScriptedSlots(replace(SIGNATURE, inputs=inputs, strategy=Strategy(sizes)))
     async with memory_serving(slots) as running:
         client = await running.greeted()
         running.server.refuse_new_shapes("no room")

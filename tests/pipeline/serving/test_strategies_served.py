@@ -15,9 +15,9 @@ from tests.pipeline.serving.harness import memory_serving
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.models import ModelOptions
 from shapestream.wire.messages import Failure, Request, Result
-from shapestream_engine import Bucketed, InputSpec, ModelSpec, Native, Partitioned, Strategy, compile_model
-from shapestream_engine.batching.strategies import parse_strategy
+from shapestream_engine import InputSpec, ModelSpec, Strategy, compile_model
 from shapestream_engine.layout import Tensors
+from shapestream_engine.strategy import parse_strategy
 
 Array = np.ndarray[Any, Any]
 
@@ -78,7 +78,7 @@ def ones(*shapes: tuple[int, int]) -> list[Array]:
 async def test_requests_of_one_bucket_share_a_call() -> None:
     """They will be padded to the same size, so nothing speaks against it, however much each of them is padded."""
     arrays = ones((1, 33), (1, 64), (2, 40))
-    answers, statistics = await serve(Bucketed({"seq": (64, 128)}), arrays)
+    answers, statistics = await serve(Strategy({"seq": (64, 128)}), arrays)
     check(answers, arrays)
     assert (1, 1, 1) == (statistics["batches"], statistics["calls"], statistics["distinct_shapes"])
 
@@ -86,7 +86,7 @@ async def test_requests_of_one_bucket_share_a_call() -> None:
 @real_time
 async def test_padding_is_counted_by_the_real_sizes() -> None:
     """33 + 64 + 80 elements in a call of 4 rows of 64."""
-    _, statistics = await serve(Bucketed({"seq": (64, 128)}), ones((1, 33), (1, 64), (2, 40)))
+    _, statistics = await serve(Strategy({"seq": (64, 128)}), ones((1, 33), (1, 64), (2, 40)))
     assert round(1 - (33 + 64 + 80) / 256, 4) == statistics["padding_ratio"]
     assert (0, 1) == (statistics["preparations"], statistics["prepared_hits"])
 
@@ -95,7 +95,9 @@ async def test_padding_is_counted_by_the_real_sizes() -> None:
 async def test_a_request_larger_than_any_call_is_divided_and_rejoined() -> None:
     """21 rows as 8 + 8 + 4 + 1, in one batch."""
     arrays = ones((21, 100))
-    answers, statistics = await serve(Partitioned({"batch": (1, 2, 4, 8), "seq": (128,)}), arrays)
+    answers, statistics = await serve(
+        Strategy({"batch": (1, 2, 4, 8), "seq": (128,)}, partitioned=True), arrays
+    )
     check(answers, arrays)
     assert (1, 4, 3) == (statistics["batches"], statistics["calls"], statistics["distinct_shapes"])
     # The largest and the smallest call were prepared at the start.
@@ -106,7 +108,7 @@ async def test_a_request_larger_than_any_call_is_divided_and_rejoined() -> None:
 async def test_a_size_that_no_call_has_is_refused() -> None:
     """With the size that would be taken; the others of its message are served."""
     arrays = ones((1, 10), (1, 100), (1, 64))
-    answers, _ = await serve(Bucketed({"seq": (16, 64)}), arrays)
+    answers, _ = await serve(Strategy({"seq": (16, 64)}), arrays)
     assert isinstance(answers[1], Failure)
     assert "invalid" == answers[1].code
     assert "dimension 'seq' is 100, which is more than 64, the largest size" in answers[1].message
@@ -117,7 +119,7 @@ async def test_a_size_that_no_call_has_is_refused() -> None:
 async def test_a_batch_is_no_larger_than_the_largest_call() -> None:
     """So that other slots get some of it: sixteen rows of one each are two batches."""
     arrays = ones(*[(1, 7)] * 16)
-    answers, statistics = await serve(Partitioned({"batch": (1, 8)}), arrays)
+    answers, statistics = await serve(Strategy({"batch": (1, 8)}, partitioned=True), arrays)
     check(answers, arrays)
     assert (2, 2) == (statistics["batches"], statistics["calls"])
 
@@ -135,7 +137,7 @@ async def test_hot_shapes_are_served_by_static_models_and_all_others_by_the_dyna
 async def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
     """Requests of 60 different sizes, as the scheduler rounds them."""
     arrays = ones(*[(1 + number % 3, 1 + 2 * number) for number in range(60)])
-    answers, statistics = await serve(Native(max_prepared=16, fill_rows=True), arrays)
+    answers, statistics = await serve(Strategy(max_prepared=16, fill_rows=True), arrays)
     check(answers, arrays)
     assert 1 < statistics["distinct_shapes"] <= 13
 
@@ -143,10 +145,10 @@ async def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        Native(),
-        Native(max_prepared=16),
-        Bucketed({"batch": (2, 4), "seq": (64, 128)}),
-        Partitioned({"batch": (1, 8)}),
+        Strategy(),
+        Strategy(max_prepared=16),
+        Strategy({"batch": (2, 4), "seq": (64, 128)}),
+        Strategy({"batch": (1, 8)}, partitioned=True),
     ],
     ids=["native", "capped", "bucketed", "partitioned"],
 )
@@ -160,7 +162,9 @@ async def test_what_may_not_run_twice_runs_alone_under_every_strategy(strategy: 
 
 
 @pytest.mark.parametrize(
-    "strategy", [Native(), Bucketed({"batch": (2, 4)}), Partitioned({"batch": (1, 8)})], ids=str
+    "strategy",
+    [Strategy(), Strategy({"batch": (2, 4)}), Strategy({"batch": (1, 8)}, partitioned=True)],
+    ids=str,
 )
 @real_time
 async def test_requests_without_rows_cost_no_call_whatever_they_claim(strategy: Strategy) -> None:

@@ -2,99 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import (
     SIGNATURE,
     done,
-    echo_tensors,
-    echoed,
     ending,
     memory_serving,
     request,
 )
 
-from shapestream.wire.messages import BatchFailed, Entry, Execute, Failure, Goodbye, Result, WorkerHello
-from shapestream_engine.layout import Tensors
+from shapestream.wire.messages import Execute, Failure, Goodbye, Result, WorkerHello
 from shapestream_engine.rules import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
-
-
-def _tensors(*layout: tuple[int, str, tuple[int, ...]]) -> Tensors:
-    sizes = {"f32": 4, "f64": 8}
-    buffers = tuple(bytes(int(np.prod(shape)) * sizes[kind]) for _, kind, shape in layout)
-    return Tensors(layout=layout, buffers=buffers)
-
-
-CONTRADICTIONS: dict[str, Callable[[Tensors], tuple[Tensors | None, ...]]] = {
-    "one result too few": lambda good: (good,),
-    "one result too many": lambda good: (good, good, good),
-    "no result without a deadline": lambda good: (good, None),
-    "another number of rows": lambda good: (good, _tensors((0, "f32", (2, 4)))),
-    "another size of a named dimension": lambda good: (good, _tensors((0, "f32", (1, 5)))),
-    "another rank": lambda good: (good, _tensors((0, "f32", (4,)))),
-    "another element type": lambda good: (good, _tensors((0, "f64", (1, 4)))),
-    "another port": lambda good: (good, _tensors((1, "f32", (1, 4)))),
-    "an output too many": lambda good: (good, _tensors((0, "f32", (1, 4)), (1, "f32", (1, 4)))),
-    "an output too few": lambda good: (good, _tensors()),
-}
-
-
-@pytest.mark.parametrize("lie", CONTRADICTIONS)
-@virtual_time
-async def test_a_worker_whose_report_contradicts_the_model_is_cut_off(lie: str) -> None:
-    """No client sees any of it; the batch runs again on an honest worker."""
-    async with memory_serving() as running:
-        client, liar = await running.client_and_worker()
-        client.say(request(1), request(2))
-        execute = await liar.hear(Execute)
-        liar.say(done(execute, CONTRADICTIONS[lie](echoed(echo_tensors()))))
-        await liar.hear(Goodbye)
-        honest = await running.joined("honest")
-        for _ in range(2):
-            await honest.run_next()
-        results = await client.hear_each(Result, 2)
-        assert {(1, "honest/0"), (2, "honest/0")} == {(r.sequence, r.timings.worker) for r in results}
-
-
-IMPOSSIBLE: dict[str, Callable[[Execute], Entry]] = {
-    "a batch that it was never sent": lambda execute: done(execute, batch=execute.batch + 1),
-    "a failure of a batch that it was never sent": lambda execute: BatchFailed(
-        batch=execute.batch + 7, code="model_error", message=""
-    ),
-    "more calls than rows": lambda execute: done(execute, calls=((3, (1, 4)),)),
-    "calls of another model's sizes": lambda execute: done(execute, calls=((1, (1, 4, 4)),)),
-    "more preparations than calls": lambda execute: done(execute, preparations=2),
-    "more reallocations than tensors": lambda execute: done(execute, reallocations=4),
-}
-
-
-@pytest.mark.parametrize("lie", IMPOSSIBLE)
-@virtual_time
-async def test_a_report_that_cannot_be_true_ends_the_worker_and_its_work_is_redone(lie: str) -> None:
-    """No client sees any of it."""
-    async with memory_serving() as running:
-        client, liar, execute = await running.busy_worker()
-        liar.say(IMPOSSIBLE[lie](execute))
-        await liar.hear(Goodbye)
-        await running.assert_redone(client)
-        assert {"worker: sent what cannot be accepted": 1} == running.server.statistics()["peers_lost"]
-
-
-@virtual_time
-async def test_a_batch_that_is_answered_twice_ends_the_worker() -> None:
-    """The first answer counts."""
-    async with memory_serving() as running:
-        client, worker, execute = await running.busy_worker()
-        worker.say(done(execute), done(execute))
-        assert 1 == (await client.hear(Result)).sequence
-        await worker.hear(Goodbye)
-        assert 1 == running.server.statistics()["results"]
 
 
 @virtual_time

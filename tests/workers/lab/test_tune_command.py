@@ -54,7 +54,6 @@ def write(path: Path, models: dict[str, tuple[str, ...]], *sizes: tuple[int, ...
         ("sort", "sort", ["--out", "sort.yaml"], "never overwritten"),
         ("sort", "sort", ["--out", "sort.trace"], "never overwritten"),
         ("sort", "sort", ["--out", "nowhere/tuned.yaml"], "no such folder"),
-        ("sort", "sort", ["--plot", "tuned.txt"], "a plot is a file called .svg"),
         ("two", "both", [], "is not clear: the file has sort, other"),
         ("none", "sort", [], "none are started, so none can be measured"),
         ("engine", "sort", [], "sorted_not"),

@@ -168,17 +168,12 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE", help="The tuned YAML. Default: CONFIG.tuned.yaml beside CONFIG."),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A plot of the candidates: .svg, .png or .pdf.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Measure strategies, roundings, static shapes, slots and threads on the model and a trace; write the best YAML."""
     with reported(as_json=as_json):
-        from shapestream_workers.lab.tune_assignment import Assignment
-        from shapestream_workers.lab.tune_tuning import Options
+        from shapestream_workers.lab.tune import Options, tune_file
 
         target = out or config.with_name(f"{config.stem}.tuned{config.suffix}")
-        Assignment(config=config, trace=trace, model=model, target=target, plot=plot).carry_out(
-            Options(objective=objective, budget_s=budget, in_flight=in_flight), as_json=as_json
-        )
+        options = Options(objective=objective, budget_s=budget, in_flight=in_flight)
+        tune_file(config, trace, model=model, target=target, options=options, as_json=as_json)

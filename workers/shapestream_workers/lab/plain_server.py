@@ -42,7 +42,7 @@ class PlainServer:
         self._next = 1
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event; any that it does not know mean nothing to it."""
+        """Handle one event; unknown ones are ignored."""
         actions: list[Action] = []
         match event:
             case RequestsArrived():
@@ -62,11 +62,11 @@ class PlainServer:
         return actions
 
     def next_wakeup(self) -> float | None:
-        """Never: nothing happens here by itself."""
+        """None: it needs no timer."""
         return None
 
     def check_invariants(self) -> None:
-        """Every running batch has a slot of its own."""
+        """Check that every running batch has a slot of its own."""
         busy = {batch.slot for batch in self._running.values()}
         assert len(busy) == len(self._running)
         assert not busy.intersection(self._free)
@@ -114,7 +114,7 @@ class PlainServer:
 
 
 def _may_join(profile: ModelProfile, first: Arrival, request: Arrival, rows: int) -> bool:
-    """Whether a request may be padded, or is equal enough, to share the call of the first."""
+    """Whether a request may share the call of the first, with the permitted padding."""
     if request.model != first.model or not profile.has_batch or rows > profile.max_batch:
         return False
     dimensions = zip(profile.paddable, first.sizes, request.sizes, strict=True)

@@ -62,12 +62,12 @@ class Recorded:
     rate: float | None = None
     requests: int | None = None
     deadline_s: float | None = None
-    """Instead of the trace's own deadlines; None: these."""
+    """Deadline that replaces the trace's own; None keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All that a simulation depends on."""
+    """Everything that a simulation depends on."""
 
     profiles: tuple[ModelProfile, ...]
     costs: Mapping[str, TrueCost]
@@ -75,17 +75,17 @@ class Scenario:
     slots: int = 1
     slots_per_worker: int = 1
     speeds: tuple[float, ...] = (1.0,)
-    """Repeated over the slots; 2.0 takes twice the seconds."""
+    """Factors on the true seconds, repeated over the slots."""
     in_flight: int | None = None
-    """A closed loop; None: requests come when they come."""
+    """Requests in flight in a closed loop; None: requests arrive at their times."""
     round_trip_s: float = 0.001
     noise: float = 0.0
     way_s: float = 0.0
     calibrated: bool = True
-    """Whether the scheduler starts with the costs, as after a calibration, or learns them from traffic."""
+    """Whether the scheduler starts with a calibration, or learns costs from traffic."""
     max_queued_requests: int = 8192
     round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
-    """What the models' strategies round a request's sizes up to, by model; plain servers get it, too."""
+    """Rounding of a request's sizes by the model's strategy, by model; plain servers use it too."""
     seed: int = 0
 
     def plans(self) -> list[SlotPlan]:
@@ -109,7 +109,7 @@ class Scenario:
 
 
 def play(scenario: Scenario, policy: str = PLANNED, *, check_every: int | None = None) -> Simulated:
-    """Plays a scenario under one of `POLICIES`. Raises `ConfigurationError` for a trace that cannot be read."""
+    """Play a scenario under one of `POLICIES`. Raises `ConfigurationError` for a trace that cannot be read."""
     return simulate(
         _policy(policy, scenario.max_queued_requests),
         scenario.profiles,
@@ -127,13 +127,13 @@ def play(scenario: Scenario, policy: str = PLANNED, *, check_every: int | None =
 
 
 def oracle_goodput(scenario: Scenario) -> float:
-    """Requests per second if all were known beforehand; nan where nothing is known of it."""
+    """Requests per second if all were known beforehand; nan without requests."""
     rate = oracle_rate(scenario.requests(), scenario.profiles, scenario.costs, scenario.plans())
     return rate or nan
 
 
 def varied(scenario: Scenario, what: Swept, value: float) -> Scenario:
-    """The scenario with one thing changed."""
+    """The scenario with one value changed."""
     match what:
         case "slots":
             return replace(scenario, slots=int(value))
@@ -179,7 +179,7 @@ DEFAULT_REQUESTS = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioOptions:
-    """What the command line said, word for word."""
+    """Options of the command line, unread."""
 
     loaded: LoadedSettings | None = None
     cost: Sequence[str] = ()
@@ -197,7 +197,7 @@ class ScenarioOptions:
     max_delay_ms: float = 0.0
     max_padding_ratio: float | None = None
     slots: int | None = None
-    """None: as many as the configuration's workers have here, or 1."""
+    """Number of slots; None: those of the configuration's workers on this machine, or 1."""
     slots_per_worker: int | None = None
     speeds: str = "1"
     noise: float = 0.0
@@ -215,7 +215,7 @@ class _Models:
 
 
 def make_scenario(options: ScenarioOptions) -> Scenario:
-    """The scenario; raises `ConfigurationError` with all that is needed and was not said."""
+    """Read a scenario from options; raises `ConfigurationError`."""
     traffic, dimensions, largest = _traffic(options)
     for name, sizes in largest.items():
         if prod([size or 1 for size in sizes]) > MAX_ELEMENTS:
@@ -294,7 +294,7 @@ def _arrivals(options: ScenarioOptions) -> Arrivals:
 
 
 def _largest(models: Sequence[SizedModel]) -> dict[str, tuple[int, ...]]:
-    """Of a sample: what a calibration would go up to."""
+    """Largest sizes in a sample, by model: a calibration's range."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -305,7 +305,7 @@ def _largest(models: Sequence[SizedModel]) -> dict[str, tuple[int, ...]]:
 
 
 def _models(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
-    """Without a file: every dimension but those named by --exact may be padded."""
+    """Models without a file: every dimension but those named by --exact may be padded."""
     known = {name for names in dimensions.values() for name in names}
     for name in options.exact:
         if name not in known:
@@ -328,7 +328,7 @@ def _models(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
 
 
 def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
-    """As the server of this file would know them: shapes, strategies and batching settings included."""
+    """Models as the server of this file knows them, with shapes, strategies and batching settings."""
     from shapestream.serving.models import ServedModel
     from shapestream_workers.models import read_signatures
     from shapestream_workers.serve import model_options
@@ -356,13 +356,12 @@ def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models
                 [f"model {model.name!r} has the dimensions {expected}; the traffic has {', '.join(names)}"]
             )
         profiles.append(replace(model.profile, name=name))
-        if model.signature.planner is not None:
-            round_up[name] = model.signature.planner.round_up
+        round_up[name] = model.signature.round_up
     return _Models(tuple(profiles), round_up)
 
 
 def _slots(options: ScenarioOptions) -> tuple[int, int]:
-    """How many slots there are, and how many of them share a worker."""
+    """Number of slots, and of slots per worker."""
     slots, per_worker = options.slots, options.slots_per_worker
     if options.loaded is not None and options.loaded.settings.models:
         from shapestream_workers.costs_report import slots_and_threads

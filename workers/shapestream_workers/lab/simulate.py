@@ -60,7 +60,7 @@ _WHOLE = frozenset({"slots", "in_flight", "max_batch"})
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One value of the scenario, and what it is set to in turn."""
+    """A value of the scenario to vary, and its settings."""
 
     what: Swept
     values: tuple[float, ...]
@@ -72,12 +72,12 @@ class Run:
 
     policy: str
     value: float | None
-    """Of the sweep, where there is one."""
+    """Value of the sweep, if any."""
     summary: Summary
     oracle: float
     """Goodput if all requests were known beforehand."""
     simulated: Simulated | None
-    """Only where it is to be drawn."""
+    """Kept for a picture only."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -88,11 +88,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is wanted of the service."""
+    """A goal for the service."""
 
     p99_s: float
     lost_ratio: float = 0.001
-    """Requests that may be refused, or be late, at most."""
+    """Largest permitted share of requests that are refused or late."""
 
     def met_by(self, summary: Summary) -> bool:
         """Whether the figures reach it, without a queue that only grows."""
@@ -107,7 +107,7 @@ def run_all(
     keep: bool,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Run]:
-    """Every policy at every value; `keep` what happened, for a plot of one scenario."""
+    """Play every policy at every value; `keep` the events of one scenario for a picture."""
     runs: list[Run] = []
     policies = POLICIES if compare else (PLANNED,)
     for value in sweep.values if sweep is not None else (None,):
@@ -122,7 +122,7 @@ def run_all(
 
 
 def fewest_slots(runs: Sequence[Run], goal: Goal) -> Run | None:
-    """Of a sweep over slots: the planned run with the fewest that reach the goal, as does every larger one."""
+    """The planned run of a sweep with the fewest slots that reach the goal, as every larger number does."""
     best: Run | None = None
     planned = sorted((run for run in runs if run.policy == PLANNED), key=lambda run: -(run.value or 0))
     for run in planned:
@@ -133,7 +133,7 @@ def fewest_slots(runs: Sequence[Run], goal: Goal) -> Run | None:
 
 
 def parse_sweep(text: str) -> Sweep:
-    """`slots=1..16`, `slots=1,2,4`, `rate=50..400` (eight steps) or `rate=50..400:5`; raises `BadText`."""
+    """Read `slots=1..16`, `slots=1,2,4`, `rate=50..400` (eight steps) or `rate=50..400:5`; raises `BadText`."""
     what, _, rest = text.partition("=")
     name = what.strip().replace("-", "_")
     try:
@@ -165,7 +165,7 @@ def _values(text: str, *, whole: bool) -> tuple[float, ...]:
 
 
 def print_table(runs: Sequence[Run], sweep: Sweep | None, console: Console) -> None:
-    """One row per simulation; times in milliseconds."""
+    """Print one row per simulation; times in milliseconds."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     if sweep is not None:
         table.add_column(sweep.what, justify="right")
@@ -215,7 +215,7 @@ def run_simulate(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulates and prints. Raises `ConfigurationError` for whatever cannot be meant, before anything runs."""
+    """Simulate and print. Raises `ConfigurationError` for wrong options before anything runs."""
     if config is not None:
         options = replace(options, loaded=load_settings(config))
         configure("warning", "auto")  # models may be compiled for it, which is no news here
@@ -285,7 +285,7 @@ _WORDS = {
 
 
 def check_plot(path: Path) -> None:
-    """Raises `ConfigurationError` if nothing could be drawn there: better before a long simulation than after it."""
+    """Raises `ConfigurationError` unless a picture can be drawn there; called before anything runs."""
     if path.suffix not in _SUFFIXES:
         raise BadText([f"--plot {path}: expected a name that ends with {', '.join(_SUFFIXES)}"])
     if not path.absolute().parent.is_dir():
@@ -294,7 +294,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(runs: Sequence[Run], sweep: Sweep | None, path: Path) -> None:
-    """Two panels side by side, into a file. Raises `ConfigurationError` without Matplotlib, OSError without space."""
+    """Draw two panels side by side, into a file. Raises `ConfigurationError` without Matplotlib, OSError without space."""
     matplotlib = _matplotlib()
     from matplotlib.figure import Figure
 

@@ -66,23 +66,23 @@ __all__ = [
 ]
 
 LEFT, DONE, LATE, EXPIRED, REFUSED, FAILED = range(6)
-"""Unfinished; answered in time; answered after its deadline; ended by its deadline; not admitted; anything else."""
+"""Outcomes: unfinished; answered in time; answered late; ended by its deadline; not admitted; other failures."""
 
 
 class Requests:
-    """By the request's id, which counts from 1; row 0 is nobody's."""
+    """Requests and their outcomes in columns, by id from 1; a million take some 40 MB. Row 0 is unused."""
 
     def __init__(self) -> None:
         self.arrived = array("d", [0.0])
-        """Seconds: when it was meant to be sent."""
+        """Intended arrivals, in seconds."""
         self.ended = array("d", [0.0])
         self.deadline = array("d", [float("inf")])
         self.elements = array("q", [0])
-        """The product of its own sizes: what it computes without padding."""
+        """Products of the requests' own sizes: their elements without padding."""
         self.outcome = bytearray([FAILED])
 
     def add(self, arrived: float, deadline: float, elements: int) -> int:
-        """A new request; returns its id."""
+        """Add a request; return its id."""
         self.arrived.append(arrived)
         self.ended.append(0.0)
         self.deadline.append(deadline)
@@ -98,13 +98,13 @@ class Requests:
         return np.frombuffer(bytes(self.outcome), np.uint8)[1:]
 
     def column(self, values: array[float]) -> NDArray[np.float64]:
-        """One of the columns, in the order of arrival."""
+        """A column as an array, in the order of arrival."""
         return np.array(values, np.float64)[1:]
 
 
 @dataclass(slots=True)
 class SlotTime:
-    """What the slots did, all together."""
+    """Work of all slots together."""
 
     busy_s: float = 0.0
     calls: int = 0
@@ -121,18 +121,18 @@ class SlotTime:
 
 
 class Policy(Protocol):
-    """What decides: `Scheduler`, or a plain server."""
+    """A decider: `Scheduler`, or a plain server."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event."""
+        """Handle one event."""
         ...
 
     def next_wakeup(self) -> float | None:
-        """When `TimePassed` is wanted."""
+        """Time at which `TimePassed` is wanted, or None."""
         ...
 
     def check_invariants(self) -> None:
-        """Raises AssertionError."""
+        """Check its books; raises AssertionError."""
         ...
 
 
@@ -142,14 +142,14 @@ class Workload:
 
     requests: Iterable[TraceRequest]
     in_flight: int | None = None
-    """A closed loop: so many at any time, whatever their times; None: they come when their times say."""
+    """In a closed loop: requests in flight, whatever their times. None: requests arrive at their times."""
     round_trip_s: float = 0.0
-    """In a closed loop: from an answer to the request that follows it."""
+    """In a closed loop: seconds from an answer to the next request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What happened."""
+    """Results of a simulation."""
 
     requests: Requests
     slots: SlotTime
@@ -157,7 +157,7 @@ class Simulated:
     began_s: float
     ended_s: float
     decide_s: float
-    """Seconds of this machine's processor that the decisions took, all together."""
+    """Processor time of all decisions, on this machine."""
     longest_decision_s: float
     events: int
     codes: Mapping[str, int]
@@ -171,7 +171,7 @@ _NOISES = 4096
 
 
 class SimulationError(Exception):
-    """The policy broke its contract: a bug in it, or in the simulator."""
+    """The policy broke its contract: a defect of the policy, or of the simulator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,21 +179,21 @@ class SlotPlan:
     """One simulated slot."""
 
     worker: str = ""
-    """Slots of one worker share what was prepared."""
+    """Slots of one worker share prepared shapes."""
     speed: float = 1.0
-    """Its seconds / the truth's seconds: 2.0 is half as fast."""
+    """Factor on the true seconds: 2.0 is half as fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What the simulated world is like."""
+    """True costs, noise and delays of the simulated world."""
 
     costs: Mapping[str, TrueCost]
-    """By model."""
+    """True costs, by model."""
     noise: float = 0.0
     """Sigma of a lognormal factor of mean 1 on every call."""
     way_s: float = 0.0
-    """From the decision to the slot, and as long from the slot's end to the scheduler."""
+    """Seconds from a decision to the slot, and from the end of a batch to the scheduler."""
     seed: int = 0
 
 
@@ -213,7 +213,7 @@ class _Job:
 
 
 class SimulatedSlots:
-    """All slots of a simulation. Puts what will happen into the heap as (time, number, kind, job)."""
+    """All slots of a simulation; they put future events into the heap as (time, number, kind, job)."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class SimulatedSlots:
         self.time = SlotTime()
 
     def start(self, action: StartBatch, now: float) -> None:
-        """Sends a batch to its slot."""
+        """Send a batch to its slot."""
         job = self._jobs[action.batch] = _Job(action)
         self.time.prefetched += action.behind is not None
         if self._truth.way_s:
@@ -247,7 +247,7 @@ class SimulatedSlots:
             self.arrive(job, now)
 
     def arrive(self, job: _Job, now: float) -> None:
-        """A batch has reached its slot: it begins, or waits behind the one that runs."""
+        """Let a batch reach its slot: it begins, or is queued behind the running one."""
         if job.ended:
             return
         slot = job.action.slot
@@ -261,9 +261,9 @@ class SimulatedSlots:
             self._behind[slot].append(job)
 
     def take_back(self, batch: int, now: float, code: ErrorCode) -> None:
-        """Recalls or cancels a batch that was sent; the way there is not waited for, its report travels as always.
+        """Recall or cancel a batch. The order arrives at once; the report takes its way.
 
-        A recall comes too late for what runs; a cancellation ends that.
+        A recall does not affect a running batch; a cancellation ends it.
         """
         job = self._jobs.get(batch)
         if job is None or job.ended or (job.began >= 0 and code is ErrorCode.RECALLED):
@@ -281,7 +281,7 @@ class SimulatedSlots:
         self._push(now + self._truth.way_s, REPORTED, job)
 
     def end(self, job: _Job, now: float) -> bool:
-        """A batch's time is over; the next one on the slot begins. Whether its report is there already."""
+        """End a batch and begin the next one on its slot. Return whether its report has arrived."""
         if job.ended:
             return False
         job.ended = True
@@ -296,7 +296,7 @@ class SimulatedSlots:
         return False
 
     def report(self, job: _Job) -> BatchFinished | BatchFailed:
-        """What the scheduler hears of a batch."""
+        """The report of a batch, as an event for the scheduler."""
         batch = job.action.batch
         del self._jobs[batch]
         if job.code is not None:
@@ -321,7 +321,7 @@ class SimulatedSlots:
         self._push(now + job.busy_s, ENDED, job)
 
     def _call_s(self, job: _Job) -> float:
-        """Seconds of the batch's calls: rows are covered as the profile says, new shapes are prepared first."""
+        """Seconds of the batch's calls; rows are covered as the profile says, new shapes are prepared first."""
         action = job.action
         cost = self._truth.costs[action.model]
         plan = self._plans[action.slot]
@@ -368,7 +368,7 @@ class SimulatedSlots:
 
 
 BYTES_PER_ELEMENT = 8
-"""A trace knows no bytes; the limits of a simulated queue in bytes are as good as this guess."""
+"""Assumed bytes of an element, for limits in bytes: a trace has none."""
 _MAX_IDLE_WAKEUPS = 10_000
 
 _REFUSALS = frozenset({"overloaded", "too_large", "draining", "unavailable", "invalid"})
@@ -385,9 +385,9 @@ def simulate(
     round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] | None = None,
     check_every: int | None = None,
 ) -> Simulated:
-    """Plays a workload to its end. `calibration` is what slots bring along; `round_up` what the models' strategies do.
+    """Play a workload to its end. Slots join with `calibration`; `round_up` holds the rounding of the models' strategies.
 
-    `check_every` so many events the policy's books are checked. Raises `SimulationError` if the policy cannot go on.
+    After every `check_every` events the policy's books are checked. Raises `SimulationError` for a broken contract.
     """
     return _Simulation(policy, profiles, slots, truth, workload, calibration or {}, round_up or {}).run(
         check_every
@@ -420,7 +420,7 @@ class _Simulation:
         self._source: Iterator[TraceRequest] = iter(workload.requests)
         self._next: TraceRequest | None = None
         self._returning: deque[tuple[float, int]] = deque()
-        """Closed loop, in order of time: when how many new requests come."""
+        """In a closed loop: times and numbers of the next requests, in order."""
         self._finished = 0
         self._decide_s = 0.0
         self._longest_s = 0.0
@@ -431,7 +431,7 @@ class _Simulation:
     # ------------------------------------------------------------ the loop
 
     def run(self, check_every: int | None) -> Simulated:
-        """Until nothing will happen any more."""
+        """Play events until none is left."""
         self._begin()
         began_s = min(self._next_arrival_s(), inf)
         idle_wakeups = 0
@@ -494,7 +494,7 @@ class _Simulation:
         return self._returning[0][0] if self._returning else inf
 
     def _arrive(self, at: float) -> None:
-        """Hands on what comes at the same moment as one event, as the server does with one turn."""
+        """Hand on requests of the same time as one event, as the server does in one turn."""
         if self._workload.in_flight is not None:
             _, count = self._returning.popleft()
             arrived = [self._arrival(request, at) for request in islice(self._source, count)]

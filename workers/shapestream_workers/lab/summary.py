@@ -22,24 +22,24 @@ __all__ = ["Summary", "goodput_over_time", "latencies_s", "oracle_rate", "summar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Times in seconds, rates per second of virtual time. Latencies are of answered requests, from intended arrival."""
+    """Figures in seconds, and rates per second of virtual time; latencies of answered requests, from intended arrival."""
 
     requests: int
     done: int
-    """Answered in time."""
+    """Requests answered in time."""
     late: int
-    """Answered, or ended, after their deadline."""
+    """Requests answered, or ended, after their deadline."""
     refused: int
     failed: int
     left: int
-    """Neither answered nor ended: nothing would have happened to them any more."""
+    """Requests neither answered nor ended, with no event left for them."""
     duration_s: float
     offered: float
-    """Requests per second that came, over the whole run."""
+    """Requests offered per second, over the whole run."""
     goodput: float
-    """Requests per second that were answered in time."""
+    """Requests answered in time, per second."""
     elements_per_s: float
-    """Elements of those, without padding, per second."""
+    """Elements of requests answered in time, without padding, per second."""
     mean_s: float
     p50_s: float
     p95_s: float
@@ -64,7 +64,7 @@ class Summary:
         return 1.0 - self.done / self.requests if self.requests else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; what there is no value of is None."""
+        """Plain data, for JSON, with None for nan."""
         return {
             key: None if isinstance(value, float) and np.isnan(value) else value
             for key, value in asdict(self).items()
@@ -110,7 +110,7 @@ def summarise(simulated: Simulated) -> Summary:
 
 
 def latencies_s(simulated: Simulated) -> NDArray[np.float64]:
-    """Of all answered requests, in time or late, in the order of arrival."""
+    """Latencies of all answered requests, in time or late, in the order of arrival."""
     requests = simulated.requests
     outcomes = requests.outcomes()
     answered = (outcomes == DONE) | (outcomes == LATE)
@@ -122,7 +122,7 @@ def latencies_s(simulated: Simulated) -> NDArray[np.float64]:
 def goodput_over_time(
     simulated: Simulated, windows: int = 100
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The ends of equal windows of time, and the requests per second that were answered in time in each."""
+    """Ends of equal windows of time, and the requests per second answered in time in each."""
     requests = simulated.requests
     ended = requests.column(requests.ended)[requests.outcomes() == DONE]
     edges = np.linspace(simulated.began_s, max(simulated.ended_s, simulated.began_s + 1e-12), windows + 1)
@@ -132,7 +132,7 @@ def goodput_over_time(
 
 
 SAMPLE = 8192
-"""Requests that are looked at: more would change little and take long."""
+"""Requests in the sample: more would change little and take long."""
 _BUDGETS = 24
 
 
@@ -142,7 +142,7 @@ def oracle_rate(
     costs: Mapping[str, TrueCost],
     slots: Sequence[SlotPlan],
 ) -> float:
-    """Requests per second, offline: sorted by size, cut at the best budget of elements per call, on all slots.
+    """Requests per second if all were known beforehand: sorted by size, cut at the best budget of elements per call.
 
     No arrival is waited for and no slot ever idles, so that no server can be much faster; with several dynamic
     dimensions, sorting them in order is a good way, not always the best. 0.0 for no requests.
@@ -164,7 +164,7 @@ def oracle_rate(
 
 
 def _group_s(shapes: list[tuple[int, ...]], profile: ModelProfile, cost: TrueCost) -> float:
-    """Seconds of one slot for all of these, which may be padded to share calls."""
+    """Seconds of one slot for these requests, which may be padded to share calls."""
     if not profile.has_batch:
         return sum(cost.seconds(shape) for shape in shapes)
     shapes.sort(key=lambda shape: (shape[1:], shape[0]))

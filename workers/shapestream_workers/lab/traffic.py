@@ -5,12 +5,11 @@ The same seed gives the same traffic. In a closed loop arrivals follow from the 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from typing import Literal
+from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +21,9 @@ from shapestream_engine.cost_table import MAX_ELEMENTS
 __all__ = [
     "Arrivals",
     "BadText",
-    "Choice",
-    "Constant",
     "Distribution",
-    "Lognormal",
     "SizedModel",
     "Traffic",
-    "Uniform",
     "generate",
     "parse_arrivals",
     "parse_distribution",
@@ -41,68 +36,38 @@ _FORMS = "lognormal:MEDIAN,SIGMA,LOW..HIGH, uniform:LOW..HIGH, choice:A,B,C or a
 
 
 class BadText(ConfigurationError):
-    """What a caller wrote to describe traffic or costs cannot be meant; no file is to blame."""
-
-
-class Distribution(ABC):
-    """Whole sizes of one dimension."""
-
-    @abstractmethod
-    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """So many sizes."""
+    """A wrong description of traffic or costs on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Constant(Distribution):
-    """Always the same."""
+class Distribution:
+    """A distribution of whole sizes of one dimension.
 
-    size: int
+    `choice`: one of the values, equally likely. `uniform`: from the first to the second value. `lognormal`: median, sigma,
+    least and largest value: exp(N(ln median, sigma)), rounded and clipped, as lengths of texts are often distributed.
+    """
 
-    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """So many times the size."""
-        return np.full(count, self.size, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Uniform(Distribution):
-    """Every size from `low` to `high`, both included, is as likely."""
-
-    low: int
-    high: int
+    kind: Literal["choice", "uniform", "lognormal"]
+    values: tuple[float, ...]
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """So many sizes."""
-        return rng.integers(self.low, self.high, count, endpoint=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice(Distribution):
-    """Each of some sizes is as likely; one that is named twice is twice as likely."""
-
-    sizes: tuple[int, ...]
-
-    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """So many sizes."""
-        return np.asarray(self.sizes, np.int64)[rng.integers(0, len(self.sizes), count)]
-
-
-@dataclass(frozen=True, slots=True)
-class Lognormal(Distribution):
-    """exp(N(ln median, sigma)), rounded, and cut at `low` and `high`: how lengths of texts are often distributed."""
-
-    median: float
-    sigma: float
-    low: int
-    high: int
-
-    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """So many sizes."""
-        sizes = np.rint(self.median * np.exp(self.sigma * rng.standard_normal(count)))
-        return np.clip(sizes, self.low, self.high).astype(np.int64)
+        """Draw `count` sizes."""
+        match self.kind:
+            case "choice":
+                return np.asarray(self.values, np.int64)[rng.integers(0, len(self.values), count)]
+            case "uniform":
+                low, high = map(int, self.values)
+                return rng.integers(low, high, count, endpoint=True)
+            case "lognormal":
+                median, sigma, least, largest = self.values
+                sizes = np.rint(median * np.exp(sigma * rng.standard_normal(count)))
+                return np.clip(sizes, least, largest).astype(np.int64)
+            case _:
+                assert_never(self.kind)
 
 
 def parse_distribution(text: str) -> Distribution:
-    """Reads one; raises `BadText` that shows the forms there are."""
+    """Read a distribution; raises `BadText`, which shows the forms."""
     kind, _, rest = text.strip().partition(":")
     try:
         match kind, rest.split(","):
@@ -110,15 +75,15 @@ def parse_distribution(text: str) -> Distribution:
                 low, high = parse_range(bounds)
                 if not (0 < float(median) < inf and 0 <= float(sigma) < inf):
                     raise ValueError("a median above 0 and a sigma of at least 0 are needed")
-                return Lognormal(float(median), float(sigma), low, high)
+                return Distribution("lognormal", (float(median), float(sigma), low, high))
             case "uniform", [bounds]:
-                return Uniform(*parse_range(bounds))
+                return Distribution("uniform", parse_range(bounds))
             case "choice", [_, *_] as sizes:
-                return Choice(tuple(_size(size) for size in sizes))
+                return Distribution("choice", tuple(_size(size) for size in sizes))
             case "constant", [size]:
-                return Constant(_size(size))
+                return Distribution("choice", (_size(size),))
             case size, [""]:
-                return Constant(_size(size))
+                return Distribution("choice", (_size(size),))
             case _:
                 raise ValueError("no such distribution")
     except ValueError as error:
@@ -126,7 +91,7 @@ def parse_distribution(text: str) -> Distribution:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """`4..256`, both included. Raises ValueError."""
+    """Read `4..256`, both included; raises ValueError."""
     low, dots, high = text.partition("..")
     if not dots:
         raise ValueError(f"{text!r} is not LOW..HIGH")
@@ -145,7 +110,7 @@ def _size(text: str) -> int:
 
 _CHUNK = 8192
 _RESOLUTION_S = 1e-6
-"""Of the times in a trace: requests within less came all at once, which no rate stretches."""
+"""Resolution of times in a trace: a shorter one is of requests at once, which no rate stretches."""
 _MOST_IN_BURST = 1 << 31
 
 
@@ -155,19 +120,19 @@ class SizedModel:
 
     name: str
     sizes: Mapping[str, Distribution]
-    """By dimension, `batch` first where requests have rows."""
+    """Distributions by dimension, `batch` first where requests have rows."""
     empirical: tuple[tuple[int, ...], ...] = ()
-    """Instead of drawing each dimension by itself: whole shapes to choose from, as they were seen."""
+    """Observed shapes to choose from, instead of drawing each dimension by itself."""
     weight: float = 1.0
-    """Its share of the requests, beside the other models' weights."""
+    """Share of the requests, relative to the other models' weights."""
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the dimensions."""
         return tuple(self.sizes)
 
     def draw(self, rng: np.random.Generator, count: int) -> list[tuple[int, ...]]:
-        """The sizes of so many requests."""
+        """Draw the sizes of `count` requests."""
         if self.empirical:
             return [self.empirical[number] for number in rng.integers(0, len(self.empirical), count).tolist()]
         columns = [distribution.draw(rng, count).tolist() for distribution in self.sizes.values()]
@@ -176,16 +141,16 @@ class SizedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """When requests come, in the long run `rate` per second."""
+    """Arrival times of requests, `rate` per second in the long run."""
 
     rate: float
-    """Requests per second; inf: all at once, as a closed loop needs it."""
+    """Requests per second; inf: all at once, as for a closed loop."""
     kind: Literal["poisson", "constant", "bursts"] = "poisson"
     burst: int = 1
-    """For `bursts`: requests that come together; the bursts themselves come as a Poisson stream."""
+    """For `bursts`: requests that arrive together; the bursts are a Poisson stream."""
 
     def draw(self, rng: np.random.Generator, after_s: float, first: int, count: int) -> NDArray[np.float64]:
-        """The times of so many requests, of which `first` is the number of the first, after a time."""
+        """Draw the times of `count` requests from number `first` on, after the time `after_s`."""
         if np.isinf(self.rate):
             return np.zeros(count)
         if self.kind == "constant":
@@ -199,21 +164,21 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Everything that `generate` needs."""
+    """Made-up traffic, for `generate`."""
 
     models: Sequence[SizedModel]
     arrivals: Arrivals
     requests: int
     clients: int = 1
-    """Requests are spread over them at random."""
+    """Number of clients; requests are spread over them at random."""
     deadline_s: float | None = None
     priorities: Sequence[int] = field(default=(0,))
-    """One of these, at random."""
+    """Priorities to choose from at random."""
     seed: int = 0
 
 
 def generate(traffic: Traffic) -> Iterator[TraceRequest]:
-    """The requests of made-up traffic, in order of time. Holds a few thousand at a time."""
+    """Generate the requests of made-up traffic, in order of time, a few thousand at a time."""
     rng = np.random.default_rng(traffic.seed)
     weights = np.array([model.weight for model in traffic.models])
     weights /= weights.sum()
@@ -233,9 +198,9 @@ def generate(traffic: Traffic) -> Iterator[TraceRequest]:
 def replay(
     reader: TraceReader, *, rate: float | None = None, requests: int | None = None
 ) -> Iterator[TraceRequest]:
-    """The requests of a trace, its times stretched to another mean rate if one is given.
+    """The requests of a trace, with times stretched to a mean `rate` if given.
 
-    That keeps its rhythm: what came in a burst still does. Raises `ConfigurationError` for what is no trace.
+    Bursts stay bursts. Raises `ConfigurationError` for what is no trace.
     """
     factor = 1.0
     if rate is not None:
@@ -249,7 +214,7 @@ def replay(
 
 
 def parse_arrivals(text: str, rate: float) -> Arrivals:
-    """`poisson`, `constant` or `bursts:SIZE`; raises `BadText`."""
+    """Read `poisson`, `constant` or `bursts:SIZE`; raises `BadText`."""
     kind, _, size = text.partition(":")
     match kind, size:
         case "poisson" | "constant" as plain, "":
@@ -261,9 +226,9 @@ def parse_arrivals(text: str, rate: float) -> Arrivals:
 
 
 def parse_sizes(text: str) -> SizedModel:
-    """`[MODEL[*WEIGHT]/]DIMENSION=DISTRIBUTION[;...]`, or `[MODEL[*WEIGHT]/]trace:FILE`.
+    """Read `[MODEL[*WEIGHT]/]DIMENSION=DISTRIBUTION[;...]`, or `[MODEL[*WEIGHT]/]trace:FILE`.
 
-    `batch=1` is put in front unless it is named: every request has one row then. Raises `BadText`, and
+    Unless `batch` is named, every request has one row. Raises `BadText`, and
     `ConfigurationError` for a trace that cannot be read.
     """
     # A trace's path may have slashes of its own.
@@ -288,7 +253,7 @@ def parse_sizes(text: str) -> SizedModel:
         if not equals or not dimension or dimension in sizes:
             raise BadText([f"sizes {text!r}: expected DIMENSION=DISTRIBUTION, got {part!r}"])
         sizes[dimension] = parse_distribution(words)
-    batch = sizes.pop("batch", Constant(1))
+    batch = sizes.pop("batch", Distribution("choice", (1,)))
     return SizedModel(name=name, sizes={"batch": batch, **sizes}, weight=share)
 
 
@@ -306,7 +271,7 @@ def _empirical(reader: TraceReader, name: str, weight: float) -> SizedModel:
     dimensions = list(reader.models.values())[number]
     return SizedModel(
         name=name if name != "model" else list(reader.models)[number],
-        sizes={dimension: Constant(1) for dimension in dimensions},
+        sizes={dimension: Distribution("choice", (1,)) for dimension in dimensions},
         empirical=tuple(shapes),
         weight=weight,
     )

@@ -36,7 +36,7 @@ class TrueCost(ABC):
         self._known: dict[tuple[int, ...], float] = {}
 
     def seconds(self, sizes: tuple[int, ...]) -> float:
-        """Of a call of these sizes, whose shape the device knows; the same every time."""
+        """Seconds of a call of these sizes with a prepared shape; the same every time."""
         seconds = self._known.get(sizes)
         if seconds is None:
             seconds = self._known[sizes] = self._seconds(sizes)
@@ -47,15 +47,15 @@ class TrueCost(ABC):
 
     @abstractmethod
     def preparation_s(self, sizes: tuple[int, ...]) -> float:
-        """What the first call of a shape costs extra, once per worker."""
+        """Extra seconds of the first call of a shape, once per worker."""
 
     @abstractmethod
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
-        """What a calibration would have measured, for a scheduler that starts with it."""
+        """The table that a calibration would have measured."""
 
 
 class FormulaCost(TrueCost):
-    """fixed + per row x rows + per element x elements (the product of all sizes)."""
+    """Cost by formula: fixed + per row x rows + per element x elements (the product of all sizes)."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class FormulaCost(TrueCost):
         has_batch: bool = True,
         largest: tuple[int, ...] = (),
     ) -> None:
-        """`largest` are the sizes up to which a calibration would look."""
+        """`largest` are the largest sizes of a calibration."""
         super().__init__(has_batch)
         self._fixed_s = fixed_s
         self._per_row_s = per_row_s
@@ -80,7 +80,7 @@ class FormulaCost(TrueCost):
         return self._fixed_s + self._per_row_s * rows + self._per_element_s * prod(sizes)
 
     def preparation_s(self, sizes: tuple[int, ...]) -> float:
-        """The same for every shape."""
+        """The extra seconds, the same for every shape."""
         return self._prepare_s
 
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
@@ -109,11 +109,11 @@ class FormulaCost(TrueCost):
 
 
 class TableCost(TrueCost):
-    """A measured table, interpolated: exactly the measured seconds at its points.
+    """Cost by a measured table, interpolated; at its points exactly the measured seconds.
 
     A fit of fixed + per row + per element, with relative errors, gives the rough height anywhere, beyond the table
-    too; what the points differ from it, as a factor, is carried over to their surroundings, weighted by the inverse
-    third power of the distance between logarithms of sizes (Shepard, 1968).
+    too. The factors by which the points differ from it are spread to their surroundings, weighted by the inverse third
+    power of the distance between logarithms of sizes (Shepard, 1968).
     """
 
     def __init__(self, table: CostTable, *, has_batch: bool = True) -> None:
@@ -147,7 +147,7 @@ class TableCost(TrueCost):
         return rough * exp(float(near @ self._off / near.sum()))
 
     def preparation_s(self, sizes: tuple[int, ...]) -> float:
-        """The median of what the table's first calls took longer."""
+        """The median of the extra seconds of the table's first calls."""
         return self._prepare_s
 
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
@@ -156,7 +156,7 @@ class TableCost(TrueCost):
 
 
 def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares of relative errors, without negative coefficients: the most negative ones are left out in turn."""
+    """Least squares of relative errors without negative coefficients: the most negative one is dropped in turn."""
     used = list(range(features.shape[1]))
     while True:
         found, *_ = np.linalg.lstsq(features[:, used] / seconds[:, None], np.ones(len(seconds)), rcond=None)
@@ -169,7 +169,7 @@ def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray
 
 
 def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] = ()) -> FormulaCost:
-    """`fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `BadText`."""
+    """Read `fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `BadText`."""
     values: dict[str, float] = {}
     for part in text.split(","):
         word, equals, number = part.partition("=")
@@ -201,7 +201,7 @@ def true_costs(
     profiles: Sequence[ModelProfile],
     largest: Mapping[str, tuple[int, ...]],
 ) -> dict[str, TrueCost]:
-    """What calls of each model cost: from a file, else measured for a configuration, else by formula.
+    """True costs of each model: from a file, else measured for a configuration, else by formula.
 
     `largest` are the largest sizes of each model's requests. Raises `ConfigurationError` for a model without costs.
     """
@@ -238,7 +238,7 @@ def true_costs(
 
 
 def _formula(texts: Sequence[str], profile: ModelProfile, largest: tuple[int, ...]) -> TrueCost | None:
-    """The formula of this model, `NAME/...`, else the one for all."""
+    """The formula of this model, `NAME/...`, else the one for all models."""
     for named in (True, False):
         for text in texts:
             name, slash, rest = text.partition("/")
@@ -250,7 +250,7 @@ def _formula(texts: Sequence[str], profile: ModelProfile, largest: tuple[int, ..
 
 
 def _read_tables(path: Path) -> dict[str, CostTable]:
-    """One table, or several by model; a table without a name is for the only model."""
+    """Read one table, or several by model; a table without a name is for the only model."""
     try:
         plain: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -266,7 +266,7 @@ def _read_tables(path: Path) -> dict[str, CostTable]:
 
 
 def _tables(plain: Any) -> dict[str, CostTable]:
-    """By model: of a list of tables that name theirs, of a mapping, or of one table without a name."""
+    """Tables by model, from a list of tables with names, a mapping, or one table without a name."""
     match plain:
         case {"points": _}:
             return {str(plain.get("model", "")): CostTable.from_dict(plain)}
@@ -279,7 +279,7 @@ def _tables(plain: Any) -> dict[str, CostTable]:
 
 
 def _measured_tables(loaded: LoadedSettings) -> dict[str, CostTable]:
-    """As the workers of this file measured them here, or measured now."""
+    """Tables that the workers of this file measured here before, else measured now."""
     from shapestream_workers.costs_report import costs_of
 
     return _tables(json.loads("\n".join(costs_of(loaded, as_json=True))))

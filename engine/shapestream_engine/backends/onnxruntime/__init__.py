@@ -1,7 +1,7 @@
 """The ONNX Runtime engine: ONNX files with the dynamic axes that they have, run on memory of our own.
 
-This folder is the only place that imports `onnxruntime`. `options` (properties), `compiling` (file to session and
-signature), `request` (the calls, bound to the request's own input tensors).
+This folder is the only place that imports `onnxruntime`. `compiling` (properties, and file to session and signature),
+`request` (the calls, bound to the request's own input tensors).
 """
 
 import os

@@ -1,22 +1,20 @@
-"""From a `ModelSpec` to a session of ONNX Runtime and the signature of its model."""
+"""A session of ONNX Runtime from a `ModelSpec`: its options and providers, and the signature of its model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import onnxruntime as ort
 
 from shapestream_engine.backends.file_ports import FilePort, no_tensors, signature_of
-from shapestream_engine.backends.onnxruntime.engine_words import engine_words
-from shapestream_engine.backends.onnxruntime.options import provider_of, session_options
-from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest
+from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest, engine_words
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["OnnxRuntimeModel", "compile_spec", "read_spec"]
+__all__ = ["OnnxRuntimeModel", "compile_spec", "provider_of", "read_spec", "session_options"]
 
 _ELEMENT_TYPES = {
     "bool": "boolean",
@@ -47,7 +45,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRun
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """What the model would be if it were compiled, without the time that its optimization takes: for `read_model`."""
+    """The signature of the model, read without the time that its optimization takes: for `read_model`."""
     provider, provider_options = provider_of(spec)
     options, _ = session_options(spec, 1, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -97,7 +95,7 @@ class OnnxRuntimeModel(CompiledModel):
 
 
 def _source(spec: ModelSpec) -> str | bytes:
-    """What a session is made of: a path, or an ONNX model in memory, as bytes or as an `onnx.ModelProto`."""
+    """The source of a session: a path, or an ONNX model in memory, as bytes or as an `onnx.ModelProto`."""
     if spec.path is not None:
         if not spec.path.is_file():
             reason = "is a directory" if spec.path.is_dir() else "no such file"
@@ -140,3 +138,106 @@ def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePor
             )
         )
     return ports
+
+
+_Provider: TypeAlias = "tuple[str, dict[str, str]]"
+
+
+def session_options(
+    spec: ModelSpec, slots: int, threads: int | None
+) -> tuple[ort.SessionOptions, dict[str, Any]]:
+    """The session's options, our defaults and then the spec's properties; and the same as plain data.
+
+    Names with a dot are configuration entries of the session (`session.intra_op.allow_spinning`), which ONNX Runtime
+    does not check; all others must be attributes of its `SessionOptions`. Raises `SignatureError`.
+    """
+    plain: dict[str, Any] = {
+        # Keeps a plan of the memory for each shape that ever came, without end.
+        "enable_mem_pattern": False,
+        # Threads that wait in a loop for the next call take the CPUs of the other slots and processes.
+        "session.intra_op.allow_spinning": "0",
+        # Failures are reported as errors; its log would write them to stderr as well.
+        "log_severity_level": 4,
+    }
+    if threads is not None:
+        # Each slot's own thread takes part in its call; the threads of the pool are shared by all.
+        plain["intra_op_num_threads"] = max(1, threads - slots + 1)
+    for name, value in spec.properties.items():
+        if not name.startswith("provider."):
+            plain[name] = value
+    options = ort.SessionOptions()
+    for name, value in plain.items():
+        try:
+            _set(options, name, value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise SignatureError(
+                f"model {spec.name!r}: property {name!r}: {error}", key=("properties", name)
+            ) from error
+    return options, plain
+
+
+def _set(options: ort.SessionOptions, name: str, value: Any) -> None:
+    if "." in name:
+        options.add_session_config_entry(name, str(value))
+    elif name in _CHOICES:
+        choices = _CHOICES[name]
+        if str(value) not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}, not {value!r}")
+        setattr(options, name, choices[str(value)])
+    elif name in _READERS:
+        setattr(options, name, _READERS[name](value))
+    else:
+        known = ", ".join(sorted([*_READERS, *_CHOICES]))
+        raise ValueError(f"unknown; known are {known}, and names with a dot")
+
+
+def provider_of(spec: ModelSpec) -> _Provider:
+    """The execution provider of the spec's device, `CPU`, `CUDA` or `CUDA:1`, and its options; raises `ModelLoadError`."""
+    device, _, number = spec.device.partition(":")
+    known = {name.removesuffix("ExecutionProvider"): name for name in ort.get_available_providers()}
+    found = next((name for short, name in known.items() if short.lower() == device.lower()), None)
+    if found is None or (number and not number.isdecimal()):
+        raise ModelLoadError(
+            f"model {spec.name!r}: no device {spec.device!r} here; this ONNX Runtime has {', '.join(known)}"
+        )
+    options = {"device_id": number} if number else {}
+    if device.upper() == "CUDA":
+        options["use_tf32"] = "0"  # f32 unless the properties say otherwise, as everywhere
+    return found, options | _provider_options(spec.properties)
+
+
+def _provider_options(properties: Mapping[str, Any]) -> dict[str, str]:
+    prefix = "provider."
+    return {
+        name.removeprefix(prefix): str(value) for name, value in properties.items() if name.startswith(prefix)
+    }
+
+
+def _truth(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "yes", "1", "false", "no", "0"):
+        raise ValueError(f"expected true or false, not {value!r}")
+    return text in ("true", "yes", "1")  # settings write true as YES, as OpenVINO does
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "enable_cpu_mem_arena": _truth,
+    "enable_mem_pattern": _truth,
+    "enable_mem_reuse": _truth,
+    "inter_op_num_threads": int,
+    "intra_op_num_threads": int,
+    "log_severity_level": int,
+    "use_deterministic_compute": _truth,
+}
+_CHOICES: dict[str, dict[str, Any]] = {
+    "execution_mode": {
+        "sequential": ort.ExecutionMode.ORT_SEQUENTIAL,
+        "parallel": ort.ExecutionMode.ORT_PARALLEL,
+    },
+    "graph_optimization_level": {
+        "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    },
+}

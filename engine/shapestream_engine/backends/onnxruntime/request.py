@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
 
 from shapestream_engine.backends.host_request import HostRequest
-from shapestream_engine.backends.onnxruntime.engine_words import engine_words
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["OnnxRuntimeRequest"]
+__all__ = ["OnnxRuntimeRequest", "engine_words"]
+
+_CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+_WHERE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
+
+
+def engine_words(error: BaseException) -> str:
+    """One line that says what ONNX Runtime said, without codes and places in its source."""
+    text = _WHERE.sub("", _CODE.sub("", str(error)))
+    return " ".join(text.split()) or type(error).__name__
+
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 

@@ -1,29 +1,76 @@
-"""From a `ModelSpec` to a model compiled by OpenVINO, and the properties that it runs with in the end."""
+"""A model compiled by OpenVINO from a `ModelSpec`, read from its file, and the properties that it runs with in the end."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import openvino as ov
 
-from shapestream_engine.backends.openvino.engine_words import engine_words
-from shapestream_engine.backends.openvino.ports import reshape_inputs, signature_of
-from shapestream_engine.backends.openvino.reading import read_model
+from shapestream_engine.backends.file_ports import no_tensors
+from shapestream_engine.backends.openvino.ports import reshape_inputs, signature_of_model
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
-from shapestream_engine.backends.openvino.runtime import core
-from shapestream_engine.batching.native import NativePlanner
-from shapestream_engine.batching.strategy import SizesPlanner
+from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec
+from shapestream_engine.model_files import files_of_model, outputs_that_are_no_tensors
 from shapestream_engine.ports import InputPort
 from shapestream_engine.prepared import PreparedSizes
 from shapestream_engine.reservation import fixed_ports, port_bounds
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["OpenVinoModel", "compile_spec", "read_spec"]
+__all__ = ["OpenVinoModel", "compile_spec", "read_model", "read_spec"]
+
+_FORMATS = {".xml": "ir", ".onnx": "onnx"}
+
+
+def read_model(core: ov.Core, path: Path) -> ov.Model:
+    """The model in the file, as it is; raises `ModelLoadError`."""
+    if not path.is_file():
+        reason = "is a directory" if path.is_dir() else "no such file"
+        raise ModelLoadError(f"cannot read the model {path}: {reason}")
+    if strange := outputs_that_are_no_tensors(path):
+        raise ModelLoadError(f"cannot read the model {path}: {no_tensors(strange)}")
+    known = _FORMATS.get(path.suffix.lower())
+    if known is not None and (reason_not := _unreadable(known, path)) is not None:
+        raise ModelLoadError(f"cannot read the model {path} as {known.upper()}: {reason_not}")
+    try:
+        return core.read_model(str(path))
+    except (RuntimeError, OSError) as error:
+        advice = _advice(path)
+        raise ModelLoadError(f"cannot read the model {path}: {engine_words(error)}{advice}") from error
+
+
+def _advice(path: Path) -> str:
+    """Another engine for an ONNX file that is whole, and that OpenVINO cannot convert all the same."""
+    if path.suffix.lower() != ".onnx":
+        return ""
+    try:
+        files_of_model(path)
+    except (ModelLoadError, OSError):
+        return ""
+    return " (ONNX Runtime may have what OpenVINO lacks: engine: onnxruntime)"
+
+
+def _unreadable(format_name: str, path: Path) -> str | None:
+    """The reason why the reader of this format does not take the file; None if it does.
+
+    `Core.read_model` asks the readers of all formats in turn; of a damaged file they write each their own complaint to
+    stderr, and the error then holds none of the reasons.
+    """
+    frontends: Any = importlib.import_module("openvino.frontend")
+    try:
+        reader = frontends.FrontEndManager().load_by_framework(format_name)
+        if reader is None or reader.supported(str(path)):
+            return None
+        reader.load(str(path))
+    except Exception as error:  # noqa: BLE001 - the readers' errors have no common class but this
+        return engine_words(error)
+    return "the file is damaged, or of another format"
 
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
@@ -34,7 +81,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
     """
     properties = _properties(core(), spec, slots, threads)
     model = _model(spec)
-    signature = signature_of(model, spec)
+    signature = signature_of_model(model, spec)
 
     def compiled(shaped: ov.Model) -> ov.CompiledModel:
         try:
@@ -44,19 +91,15 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
                 f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
             ) from error
 
-    if isinstance(signature.planner, SizesPlanner) or _static_shapes(signature):
+    if signature.strategy.sizes or signature.static_sizes:
         return PreparingModel(signature, model, compiled, properties)
     stateful = bool(model.get_variables())
     return OpenVinoModel(signature, compiled(model), stateful=stateful, forwarded=_forwarded(model))
 
 
-def _static_shapes(signature: ModelSignature) -> tuple[tuple[int, ...], ...]:
-    return signature.planner.static_shapes if isinstance(signature.planner, NativePlanner) else ()
-
-
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """What the model would be if it were compiled: for `read_model`."""
-    return signature_of(_model(spec), spec)
+    """The signature of the model, without compiling it: for `read_model`."""
+    return signature_of_model(_model(spec), spec)
 
 
 def _model(spec: ModelSpec) -> ov.Model:

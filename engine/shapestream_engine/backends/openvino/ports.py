@@ -1,180 +1,100 @@
-"""A model's ports as a `ModelSignature`: what its file says, what the spec states, and what shape inference shows."""
+"""A model's ports as OpenVINO has read them, reshaped to the spec, and which output axes then follow which inputs.
+
+The second is learnt by shape inference, before anything runs. The model is reshaped to several sets of static sizes, all
+different, and an output axis that has a dimension's size in every one of them follows it. Only shapes are inferred, so this
+takes milliseconds and no input data. The findings are checked again on every call, when outputs are divided.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import openvino as ov
 from openvino import layout_helpers
 
-from shapestream_engine.backends.file_ports import names_of_symbols
-from shapestream_engine.backends.openvino.engine_words import engine_words
-from shapestream_engine.backends.openvino.following import Findings, follow
-from shapestream_engine.backends.openvino.port_names import SpecNames, match_spec
-from shapestream_engine.dimension_table import BATCH, DimensionTable
-from shapestream_engine.errors import EngineError, RuleMissing, SignatureError
-from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
+from shapestream_engine.backends.file_ports import FilePort, Reshaped, signature_of
+from shapestream_engine.backends.openvino.runtime import engine_words
+from shapestream_engine.dimension_table import DimensionTable
+from shapestream_engine.errors import SignatureError
+from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import input_symbols
-from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_rule
-from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["reshape_inputs", "signature_of"]
+__all__ = ["follow", "reshape_inputs", "signature_of_model"]
 
-_ANY = Dimension()
+_Shapes: TypeAlias = "list[tuple[int | None, ...]]"
+
+# Primes first, since no product or quotient of two of them is a third; large ones to tell an axis that is cut off at
+# some size. Then what models with strides, patches or blocks accept.
+_SCHEMES = (
+    (3, 5, 7, 11, 13, 17, 19, 23, 29, 31),
+    (521, 541, 557, 569, 587, 599, 613, 631),
+    (8, 24, 40, 56, 72, 88, 104, 120),
+    (64, 128, 192, 256, 320, 384, 448, 512),
+    (224, 448, 672, 896, 1120, 1344, 1568),
+    (60, 120, 180, 240, 300, 360, 420, 480),
+    (1, 2, 4, 6, 9, 10, 12, 14),
+)
+_ENOUGH = 4
+"""Sets of sizes that the model accepted; more would tell nothing new."""
 
 
-def signature_of(model: ov.Model, spec: ModelSpec) -> ModelSignature:
-    """The signature of `model`, whose inputs are reshaped to what the spec states; raises `SignatureError`."""
-    try:
-        input_names = match_spec("input", model.inputs, spec.inputs)
-        output_names = match_spec("output", model.outputs, spec.outputs)
-        inputs, opened = _inputs(model, spec, input_names)
+def signature_of_model(model: ov.Model, spec: ModelSpec) -> ModelSignature:
+    """The signature of `model`, whose inputs are reshaped to the spec's; raises `SignatureError`."""
+
+    def reshape(inputs: tuple[InputPort, ...], table: DimensionTable) -> Reshaped:
         reshape_inputs(model, inputs)
-        table = DimensionTable.of(inputs)
-        findings = follow(model, inputs, dict(zip(table.names, table.bounds, strict=True)))
-        for changed, dimension, change in opened:
-            if not (findings.accepted if dimension is None else dimension in findings.varied):
-                raise SignatureError(
-                    f"{change}; of other sizes the model takes none, as far as was tried: {findings.complaint}",
-                    key=("inputs", changed),
-                )
-        outputs = tuple(
-            _output(number, port, name, spec.outputs, output_names, findings, batched=table.has_batch)
-            for number, (port, name) in enumerate(zip(model.outputs, output_names.names, strict=True))
-        )
-    except RuleMissing as error:
-        raise error.of_model(spec.name) from error
-    except EngineError as error:
-        raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
-    return ModelSignature(spec.name, inputs, outputs, spec.strategy)
+        return follow(model, inputs, dict(zip(table.names, table.bounds, strict=True)))
 
-
-def _inputs(
-    model: ov.Model, spec: ModelSpec, names: SpecNames
-) -> tuple[tuple[InputPort, ...], list[tuple[str, str | None, str]]]:
-    """The inputs, and the axes that the file has fixed and the spec changes.
-
-    Of each such axis: its input, its dimension (None: fixed again) and words.
-    """
-    shapes = {}
-    for port, name in zip(model.inputs, names.names, strict=True):
-        stated = spec.inputs.get(name, InputSpec()).shape
-        shapes[name] = _file_shape(port, name) if stated is None else NamedShape.parse(stated)
-    shapes = _named_by_file(model, spec, shapes)
-    bounds = _stated_bounds(shapes)
-    ports: list[InputPort] = []
-    opened: list[tuple[str, str | None, str]] = []
-    for port, name in zip(model.inputs, names.names, strict=True):
-        own = spec.inputs.get(name, InputSpec())
-        element_type = _element_type("input", name, port, own.element_type)
-        shape = _with_batch_of_layout(port, _settled(port, name, shapes[name], bounds))
-        mask_of = None if own.mask_of is None else names.resolve(own.mask_of)
-        ports.append(InputPort(name, element_type, shape, dict(own.pad), mask_of))
-        opened += _opened(port, ports[-1])
-    return tuple(ports), opened
-
-
-def _named_by_file(
-    model: ov.Model, spec: ModelSpec, shapes: Mapping[str, NamedShape]
-) -> dict[str, NamedShape]:
-    """The shapes, in which axes without a name have that of the ONNX file, which OpenVINO does not keep."""
-    in_file = {} if spec.path is None else input_symbols(spec.path)
-    symbols = [
-        next(
-            (
-                in_file[own]
-                for own in sorted(port.names)
-                if own in in_file and len(in_file[own]) == len(shape)
-            ),
-            (None,) * len(shape),
-        )
-        for port, shape in zip(model.inputs, shapes.values(), strict=True)
-    ]
-    calls = names_of_symbols(
-        (name, own, shape.names) for own, (name, shape) in zip(symbols, shapes.items(), strict=True)
+    symbols = {} if spec.path is None else input_symbols(spec.path)
+    return signature_of(
+        spec, _ports("input", model.inputs, symbols), _ports("output", model.outputs), reshape=reshape
     )
-    return {
-        name: NamedShape(
-            tuple(wanted or calls.get(symbol or "") for wanted, symbol in zip(shape.names, own, strict=True)),
-            shape.dimensions,
+
+
+def _ports(
+    kind: str,
+    ports: Sequence[Any],
+    symbols: Mapping[str, tuple[str | None, ...]] | None = None,
+    follows: Sequence[Sequence[str | None]] | None = None,
+) -> list[FilePort]:
+    """The model's ports by their own names, else by position. `symbols` has those of an ONNX file, which OpenVINO drops."""
+    found: list[FilePort] = []
+    for number, port in enumerate(ports):
+        own = sorted(port.names)
+        name = str(port.any_name) if own else f"{kind}{number}"
+        if any(name == other.name for other in found):  # two outputs may be the same tensor
+            name = f"{kind}{number}"
+        dimensions = (
+            None if port.partial_shape.rank.is_dynamic else tuple(map(_dimension, port.partial_shape))
         )
-        for own, (name, shape) in zip(symbols, shapes.items(), strict=True)
-    }
-
-
-def _file_shape(port: Any, name: str) -> NamedShape:
-    if port.partial_shape.rank.is_dynamic:
-        raise SignatureError(
-            f"input {name!r} has any number of axes in the model file; state its shape", key=("inputs", name)
+        rank = len(dimensions or ())
+        if follows is not None:
+            named = tuple(follows[number])
+        else:
+            in_file = [axes for own_name in own if len(axes := (symbols or {}).get(own_name, ())) == rank]
+            named = in_file[0] if in_file else (None,) * rank
+        found.append(
+            FilePort(
+                name=name,
+                element_type=str(port.element_type.get_type_name()),
+                symbols=named,
+                dimensions=dimensions,
+                aliases=frozenset({*own, str(port.node.friendly_name)}),
+                batch_axis=_batch_axis(port.node, rank) if kind == "input" else None,
+            )
         )
-    dimensions = tuple(map(_dimension, port.partial_shape))
-    return NamedShape((None,) * len(dimensions), dimensions)
+    return found
 
 
-def _stated_bounds(shapes: Mapping[str, NamedShape]) -> dict[str, Dimension]:
-    """Per name what the inputs state together; a name alone states nothing."""
-    bounds: dict[str, Dimension] = {}
-    for port, shape in shapes.items():
-        for name, dimension in zip(shape.names, shape.dimensions, strict=True):
-            if name is None or dimension == _ANY:
-                continue
-            try:
-                bounds[name] = bounds.get(name, _ANY).intersection(dimension)
-            except EngineError as error:
-                raise SignatureError(
-                    f"input {port!r}: dimension {name!r}: {error}", key=("inputs", port)
-                ) from error
-    return bounds
-
-
-def _settled(port: Any, name: str, shape: NamedShape, bounds: Mapping[str, Dimension]) -> NamedShape:
-    """The shape with a size for each axis: stated here, stated elsewhere for the same name, or as the file says."""
-    rank = port.partial_shape.rank
-    if rank.is_static and rank.get_length() != len(shape):
-        raise SignatureError(
-            f"input {name!r} has {rank.get_length()} axes in the model file, {port.partial_shape}, "
-            f"and {len(shape)} in the configuration, [{shape}]",
-            key=("inputs", name),
-        )
-    settled = []
-    for axis, (axis_name, dimension) in enumerate(zip(shape.names, shape.dimensions, strict=True)):
-        if dimension == _ANY and axis_name is not None:
-            dimension = bounds.get(axis_name, _ANY)
-        if dimension == _ANY and rank.is_static and (own := _dimension(port.partial_shape[axis])).is_dynamic:
-            dimension = own
-        settled.append(dimension)
-    return NamedShape(shape.names, tuple(settled))
-
-
-def _with_batch_of_layout(port: Any, shape: NamedShape) -> NamedShape:
-    """The axis that the model's layout calls N is `batch`, where the configuration names none and calls it nothing."""
-    layout = port.node.layout
-    if BATCH in shape.names or not layout_helpers.has_batch(layout):
-        return shape
-    axis = layout_helpers.batch_idx(layout) % max(1, len(shape))
-    if axis >= len(shape) or shape.names[axis] is not None or shape.dimensions[axis].is_static:
-        return shape
-    return NamedShape((*shape.names[:axis], BATCH, *shape.names[axis + 1 :]), shape.dimensions)
-
-
-def _opened(in_file: Any, port: InputPort) -> list[tuple[str, str | None, str]]:
-    if in_file.partial_shape.rank.is_dynamic:
-        return []
-    fixed = map(_dimension, in_file.partial_shape)
-    return [
-        (
-            port.name,
-            name,
-            f"input {port.name!r}: axis {axis} is {own} in the model file and {wanted} in the configuration",
-        )
-        for axis, (name, wanted, own) in enumerate(
-            zip(port.axis_names, port.shape.dimensions, fixed, strict=True)
-        )
-        if own.is_static and own != wanted
-    ]
+def _batch_axis(node: Any, rank: int) -> int | None:
+    """The axis that an input's layout calls N."""
+    if not layout_helpers.has_batch(node.layout):
+        return None
+    return int(layout_helpers.batch_idx(node.layout)) % max(1, rank)
 
 
 def reshape_inputs(model: ov.Model, inputs: Sequence[InputPort]) -> None:
@@ -197,81 +117,113 @@ def reshape_inputs(model: ov.Model, inputs: Sequence[InputPort]) -> None:
         raise SignatureError(f"the model does not take the shapes {shapes}: {engine_words(error)}") from error
 
 
-def _output(
-    number: int,
-    port: Any,
-    name: str,
-    specs: Mapping[str, OutputSpec],
-    names: SpecNames,
-    findings: Findings,
-    *,
-    batched: bool,
-) -> OutputPort:
-    own = specs.get(name, OutputSpec())
-    element_type = _element_type("output", name, port, own.element_type)
-    shape = _output_shape(port, name, own.shape, findings.names[number])
-    if own.rule is None:
-        return OutputPort(name, element_type, shape, _default_rule(name, shape, findings, batched=batched))
-    return OutputPort(name, element_type, shape, follow_renamed(parse_rule(own.rule), names.resolve))
-
-
-def _output_shape(port: Any, name: str, stated: str | None, follows: Sequence[str | None]) -> NamedShape:
-    if port.partial_shape.rank.is_dynamic:
-        if stated is None:
-            raise SignatureError(
-                f"output {name!r} may have any number of axes; state its shape", key=("outputs", name)
-            )
-        return NamedShape.parse(stated)
-    dimensions = tuple(map(_dimension, port.partial_shape))
-    if stated is None:
-        return NamedShape(tuple(follows), dimensions)
-    shape = NamedShape.parse(stated)
-    if len(shape) != len(dimensions):
-        raise SignatureError(
-            f"output {name!r} has {len(dimensions)} axes, {port.partial_shape}, and {len(shape)} in the "
-            f"configuration, [{shape}]",
-            key=("outputs", name),
-        )
-    for axis, (said, shown) in enumerate(zip(shape.names, follows, strict=True)):
-        if said is not None and shown is not None and said != shown:
-            raise SignatureError(
-                f"output {name!r}: axis {axis} follows {shown!r}, and is called {said!r} in the configuration",
-                key=("outputs", name),
-            )
-    try:
-        together = tuple(
-            said.intersection(own) for said, own in zip(shape.dimensions, dimensions, strict=True)
-        )
-    except EngineError as error:
-        raise SignatureError(
-            f"output {name!r} is {port.partial_shape}, not [{shape}]: {error}", key=("outputs", name)
-        ) from error
-    return NamedShape(
-        tuple(said or shown for said, shown in zip(shape.names, follows, strict=True)), together
+def follow(model: ov.Model, inputs: Sequence[InputPort], bounds: Mapping[str, Dimension]) -> Reshaped:
+    """Try the model on sizes within `bounds`, which has an entry per dynamic dimension. The model stays as it is."""
+    trial = model.clone()
+    tried: list[tuple[dict[str, int], _Shapes]] = []
+    complaint = ""
+    for tie_axes in (False, True):
+        for sizes in _size_sets(_groups(inputs, bounds, tie_axes=tie_axes)):
+            try:
+                tried.append((sizes, _infer_shapes(trial, inputs, sizes)))
+            except RuntimeError as error:
+                complaint = engine_words(error)
+            if len(tried) >= _ENOUGH:
+                break
+        if tried:
+            break
+    # A dimension of which only one size was tried cannot be told from a constant.
+    varied = [name for name in bounds if len({sizes[name] for sizes, _ in tried}) > 1]
+    named = [name for name in varied if any(name in port.shape.names for port in inputs)]
+    return Reshaped(
+        outputs=_ports("output", model.outputs, follows=_following(model, named, tried)),
+        accepted=len(tried),
+        varied=frozenset(varied),
+        complaint=complaint,
     )
 
 
-def _default_rule(name: str, shape: NamedShape, findings: Findings, *, batched: bool) -> Rule:
-    if not batched:
-        return Whole()
-    if shape.names.count(BATCH) == 1:
-        return Rows()
-    tried = "" if findings.accepted else f" (shape inference could not be asked: {findings.complaint})"
-    raise RuleMissing(
-        f"output {name!r} is [{shape}], in which no axis follows the batch{tried}; say whose rows are whose, such as "
-        f"outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}",
-        output=name,
+def _groups(
+    inputs: Sequence[InputPort], bounds: Mapping[str, Dimension], *, tie_axes: bool
+) -> list[tuple[list[str], Dimension]]:
+    """Dimensions that get the same size. A dimension without a name is on its own or, tied, with those of its axis:
+    inputs that are added to each other must agree, whether or not somebody wrote down that they do."""
+    groups: dict[object, tuple[list[str], Dimension]] = {}
+    for port in inputs:
+        for axis, name in enumerate(port.axis_names):
+            if name is None:
+                continue
+            key = axis if tie_axes and port.shape.names[axis] is None else name
+            members, _ = groups.setdefault(key, ([], bounds[name]))
+            if name not in members:
+                members.append(name)
+    return list(groups.values())
+
+
+def _size_sets(groups: list[tuple[list[str], Dimension]]) -> Iterator[dict[str, int]]:
+    """Sets in which no two groups have the same size, as far as the bounds allow; no set comes twice."""
+    given = []
+    for scheme in _SCHEMES:
+        for turn in range(2):
+            sizes: dict[str, int] = {}
+            for number, (members, bounds) in enumerate(groups):
+                # Batch axes are seldom divided by anything: small sizes keep them apart from the others.
+                wanted = _SCHEMES[0] if "batch" in members else scheme
+                own = [size for size in wanted if size in bounds]
+                if len(own) < (2 if wanted is _SCHEMES[0] else 1):
+                    own = _first_sizes(bounds)
+                free = [size for size in own if size not in sizes.values()] or own
+                size = free[(number + turn) % len(free)]
+                sizes.update(dict.fromkeys(members, size))
+            if sizes not in given:
+                given.append(sizes)
+                yield sizes
+
+
+def _first_sizes(bounds: Dimension) -> list[int]:
+    most = bounds.minimum + 15 if bounds.maximum is None else min(bounds.maximum, bounds.minimum + 15)
+    return list(range(max(bounds.minimum, min(1, most)), most + 1))
+
+
+def _infer_shapes(trial: ov.Model, inputs: Sequence[InputPort], sizes: Mapping[str, int]) -> _Shapes:
+    trial.reshape(
+        {
+            number: ov.PartialShape(
+                [
+                    dimension.minimum if name is None else sizes[name]
+                    for name, dimension in zip(port.axis_names, port.shape.dimensions, strict=True)
+                ]
+            )
+            for number, port in enumerate(inputs)
+        }
     )
+    return [
+        ()
+        if output.partial_shape.rank.is_dynamic
+        else tuple(axis.get_length() if axis.is_static else None for axis in output.partial_shape)
+        for output in trial.outputs
+    ]
 
 
-def _element_type(kind: str, name: str, port: Any, stated: str | None) -> str:
-    own = str(port.element_type.get_type_name())
-    if stated is not None and stated != own:
-        raise SignatureError(
-            f"{kind} {name!r} is {own} in the model, and {stated} in the configuration",
-            key=(f"{kind}s", name),
-        )
-    return own
+def _following(
+    model: ov.Model, named: Sequence[str], tried: Sequence[tuple[dict[str, int], _Shapes]]
+) -> list[list[str | None]]:
+    found: list[list[str | None]] = []
+    for number, output in enumerate(model.outputs):
+        rank = output.partial_shape.rank
+        names: list[str | None] = []
+        for axis in range(0 if rank.is_dynamic else rank.get_length()):
+            fitting = [
+                name
+                for name in named
+                if all(
+                    axis < len(shapes[number]) and shapes[number][axis] == sizes[name]
+                    for sizes, shapes in tried
+                )
+            ]
+            names.append(fitting[0] if len(fitting) == 1 else None)
+        found.append(names)
+    return found
 
 
 def _dimension(dimension: Any) -> Dimension:

@@ -1,12 +1,40 @@
-"""OpenVINO's runtime, once per process."""
+"""OpenVINO's runtime: its first import, without its telemetry, the one core per process, and its errors in one line.
+
+The import looks up an analytics host and writes a client id into the home folder, where the package `openvino_telemetry`
+is installed (it is a dependency of OpenVINO's). Without that package OpenVINO uses a stub of its own, which does
+nothing. So the package is hidden for as long as the import takes. A program that imported `openvino` before keeps
+its choice.
+"""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
-import openvino as ov
+__all__ = ["core", "engine_words"]
 
-__all__ = ["core"]
+_WHERE = re.compile(r"^(Exception from \S+:\d+:?|Caught exception:)\s*")
+_CHECK = re.compile(r"Check '.*?' failed at (/?[\w.+-]+/)*[\w.+-]+:\d+:?\s*", re.DOTALL)
+
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """An installed package that cannot be imported meanwhile."""
+    known = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment] # Python's way to say that there is none
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if known is not None:
+            sys.modules[package] = known
+
+
+with _hidden("openvino_telemetry"):
+    import openvino as ov
 
 
 @cache
@@ -19,3 +47,15 @@ def core() -> ov.Core:
     core that stays, the memory stays.
     """
     return ov.Core()
+
+
+def engine_words(error: BaseException) -> str:
+    """One line that says what OpenVINO said, without places in its source, which its errors are wrapped in."""
+    text = str(error)
+    kept = []
+    for line in _CHECK.sub("", text).splitlines():
+        while (shorter := _WHERE.sub("", line)) != line:
+            line = shorter
+        if line.strip():
+            kept.append(line.strip().rstrip(":"))
+    return "; ".join(kept) or " ".join(text.split()) or type(error).__name__

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import openvino as ov
 
-from shapestream_engine.backends.openvino.engine_words import engine_words
+from shapestream_engine.backends.openvino.runtime import engine_words
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, ShapeError
 from shapestream_engine.ports import InputPort
@@ -28,7 +28,7 @@ def tensor_over(data: _Array, element_type: ov.Type) -> ov.Tensor:
 
 
 class TensorOwner(Protocol):
-    """What a tensor must know of its request."""
+    """The parts of a request that its tensors use."""
 
     engine_request: ov.InferRequest
     running: bool
@@ -59,7 +59,7 @@ class OpenVinoTensor:
         self._outside: TensorLike | None = None
         self._shown: _Array | None = None
         self.reallocations = 0
-        """How often the data moved to another address since the tensor was made."""
+        """Moves of the data to another address since the tensor was made."""
         if reserve and bound is not None and bound > self._capacity:
             self._reserve(bound)
         self._address = self._view().ctypes.data if self._capacity else 0

@@ -1,4 +1,4 @@
-"""Where programs run: the host's CPUs, and CUDA devices. `xla` has the third kind."""
+"""The devices that programs run on: the host's CPUs, and CUDA devices. `xla` has the third kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Device:
     """The host: inputs are used where they lie."""
 
     kind: type[InputTensor] = InputTensor
-    """Of the tensors that requests fill."""
+    """The class of the tensors that requests fill."""
     compiles = False
     """The first call of each shape takes much longer than later ones."""
     short_indices = False
@@ -47,7 +47,7 @@ class Device:
         return module
 
     def preparations(self) -> Preparations | None:
-        """What the device has prepared so far, for all models together; None: nothing, ever."""
+        """The shapes that the device has prepared so far, for all models together; None where it never prepares any."""
         return None
 
 

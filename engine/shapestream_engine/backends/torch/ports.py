@@ -1,4 +1,4 @@
-"""What an exported program says of its inputs and outputs.
+"""The inputs and outputs of an exported program.
 
 `torch.export` keeps the bounds of dimensions, and which sizes are the same, but not the names that they were given:
 here they are called by its symbols, such as `s31`, until a spec names them.
@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from shapestream_engine.backends.file_ports import FilePort
-from shapestream_engine.backends.torch.conversion import ELEMENT_TYPES
+from shapestream_engine.backends.torch.request import ELEMENT_TYPES
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.shapes import MAX_SIZE, Dimension
 
@@ -84,7 +84,7 @@ def _axis(program: torch.export.ExportedProgram, size: Any) -> tuple[str | None,
         return None, Dimension()
     bounds = program.range_constraints.get(expression)
     dimension = Dimension() if bounds is None else _dimension(bounds.lower, bounds.upper)
-    # Sizes that depend on the data, u0 and so on, are nobody's name: two outputs may share one by chance of tracing.
+    # Sizes that depend on the data, u0 and so on, name no dimension: two outputs may share one by chance of tracing.
     return (None if str(expression).startswith("u") else str(expression)), dimension
 
 

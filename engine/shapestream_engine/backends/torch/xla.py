@@ -39,7 +39,7 @@ class XlaDevice(Device):
 
     @classmethod
     def of(cls, model: str, name: str) -> XlaDevice:
-        """The device `xla` or `xla:1`. Sets `XLA_EXPERIMENTAL`, which torch_xla reads once, unless somebody has."""
+        """The device `xla` or `xla:1`. Sets `XLA_EXPERIMENTAL`, which torch_xla reads once, unless it is set."""
         os.environ.setdefault("XLA_EXPERIMENTAL", _BOUNDED)
         try:
             xla: Any = importlib.import_module("torch_xla")

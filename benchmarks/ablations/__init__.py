@@ -1,0 +1,1 @@
+"""`python -m benchmarks.ablations`: what the scheduler's mechanisms were worth, at the commit before their removal."""

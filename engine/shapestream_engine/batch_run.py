@@ -1,0 +1,199 @@
+"""The run of one batch on a slot's thread: from its requests, through one call or several, to their results.
+
+A request gets the same, whatever the calls were: one that is divided over several calls is put together again by its
+outputs' rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from time import monotonic, perf_counter
+
+from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batching.calls import PlannedCall, merge_sizes
+from shapestream_engine.batching.pieces import Piece, divide
+from shapestream_engine.layout import Tensors
+from shapestream_engine.model import InferRequest
+from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.resolution import RequestShape
+
+__all__ = ["BatchRun"]
+
+
+class BatchRun:
+    """One batch, from its requests to their results. `infer` and `is_new` are the slot's."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        pool: RequestPool,
+        request: InferRequest | None,
+        infer: Callable[[InferRequest], tuple[float, float]],
+        is_new: Callable[[str, tuple[int, ...]], bool],
+    ) -> None:
+        """`request` runs the calls whose shapes have no model of their own; None where all have."""
+        self._batch = batch
+        self._pool = pool
+        self._request = request
+        self._infer = infer
+        self._is_new = is_new
+        self._outputs: list[Tensors | None] = [None] * len(batch.members)
+        """Parallel to the members: the results of those that are done."""
+        self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
+        """Of members that are divided over calls: the results so far, and the rows of each."""
+        self._calls: Counter[tuple[int, ...]] = Counter()
+        self._run_s = 0.0
+        self._reallocations = self._preparations = 0
+
+    def run(self) -> BatchReport:
+        """Run all calls; members whose time to start passes in between are left out of the rest, and get nothing.
+
+        Members whose answer is known without a call take no part in any.
+        """
+        batch = self._batch
+        began = perf_counter()
+        places: Sequence[int] = self._in_time(range(len(batch.members)))
+        for place in places:
+            self._outputs[place] = batch.shapes[place].answer
+        while places := self._in_time([place for place in places if self._outputs[place] is None]):
+            self._run_calls(places)
+        calls = tuple((count, sizes) for sizes, count in self._calls.items())
+        return BatchReport(
+            batch=batch.batch,
+            outputs=tuple(self._outputs),
+            run_s=self._run_s,
+            busy_s=perf_counter() - began,
+            reallocations=self._reallocations,
+            preparations=self._preparations,
+            calls=() if calls == ((1, batch.sizes),) else calls,
+        )
+
+    def _in_time(self, places: Sequence[int]) -> Sequence[int]:
+        """The places whose members may still start; the same object where none is late."""
+        start_before = self._batch.start_before
+        if start_before is None:
+            return places
+        now = monotonic()
+        left = [place for place in places if (time := start_before[place]) is None or time > now]
+        return places if len(left) == len(places) else left
+
+    def _run_calls(self, places: Sequence[int]) -> None:
+        """The calls for what is left of these members; returns early when one of them must not start any more."""
+        shapes = self._batch.shapes
+        done = [sum(self._parts[place][1]) if place in self._parts else 0 for place in places]
+        left = [shapes[place].rows - rows for place, rows in zip(places, done, strict=True)]
+        calls = self._plan(places, left)
+        if len(calls) == 1 and not self._parts:
+            members = [self._batch.members[place] for place in places]
+            results = self._run_call(calls[0], places, members, [shapes[place] for place in places])
+            for place, result in zip(places, results or (), strict=results is not None):
+                self._outputs[place] = result
+            return
+        cut = self._pool.cutter.cut
+        for call, pieces in zip(calls, divide(calls, left), strict=True):
+            own = [
+                Piece(places[piece.member], done[piece.member] + piece.start, done[piece.member] + piece.stop)
+                for piece in pieces
+            ]
+            cuts = [cut(piece, self._batch.members, shapes) for piece in own]
+            results = self._run_call(
+                call,
+                [piece.member for piece in own],
+                [member for member, _ in cuts],
+                [shape for _, shape in cuts],
+            )
+            if results is None:
+                return
+            for piece, result in zip(own, results, strict=True):
+                self._keep(piece, result)
+
+    def _plan(self, places: Sequence[int], left: Sequence[int]) -> Sequence[PlannedCall]:
+        """The calls for so many rows of these members.
+
+        What is left of a batch gets the sizes that it needs; under a cap on shapes it keeps those of the batch, so that
+        no shape is met that the scheduler did not choose.
+        """
+        signature, sizes = self._pool.signature, self._batch.sizes
+        first = 1 if signature.has_batch else 0
+        whole = len(places) == len(self._outputs) and not self._calls
+        if not whole and signature.strategy.max_prepared is None:
+            own = [self._batch.shapes[place].sizes[first:] for place in places]
+            sizes = merge_sizes(
+                signature, [(*(rows,) * first, *others) for rows, others in zip(left, own, strict=True)]
+            )
+        rows = sum(left)
+        if not whole and signature.has_batch and not signature.strategy.fill_rows:
+            sizes = (rows, *sizes[1:])
+        calls = self._pool.planner.plan(sizes)
+        return _covering(rows, calls) if signature.has_batch and sizes[0] > rows else calls
+
+    def _run_call(
+        self,
+        call: PlannedCall,
+        places: Sequence[int],
+        members: Sequence[Tensors],
+        shapes: Sequence[RequestShape],
+    ) -> list[Tensors] | None:
+        """The results of these members' rows, in order; None if it did not run, as the time of one to start had passed."""
+        prepared, sizes = self._pool.prepared, self._pool.planner.prepared_sizes(call.sizes)
+        if prepared is None or sizes is None:
+            assert (
+                self._request is not None
+            )  # the pool has requests where not all shapes have models of their own
+            results = self._run_on(self._request, call, places, members, shapes)
+            if results is not None:
+                self._preparations += self._is_new(self._batch.model, call.sizes)
+            return results
+        request, new = prepared.lease(sizes)
+        self._preparations += new
+        try:
+            return self._run_on(request, call, places, members, shapes)
+        finally:
+            prepared.give_back(sizes, request)
+
+    def _run_on(
+        self,
+        request: InferRequest,
+        call: PlannedCall,
+        places: Sequence[int],
+        members: Sequence[Tensors],
+        shapes: Sequence[RequestShape],
+    ) -> list[Tensors] | None:
+        assembly = self._pool.assembly
+        given, given_shapes = members, shapes
+        missing = call.sizes[0] - (call.stop - call.start) if self._pool.signature.has_batch else 0
+        if missing > 0:
+            filling = self._pool.cutter.filling(missing, members, shapes)
+            given = [*members, *[member for member, _ in filling]]
+            given_shapes = [*shapes, *[shape for _, shape in filling]]
+        reallocations = request.reallocations
+        assembly.gather(call.sizes, given, given_shapes, request.input_tensors)
+        self._reallocations += request.reallocations - reallocations
+        if self._in_time(places) is not places:  # waiting and gathering take time
+            return None
+        started, ended = self._infer(request)
+        self._run_s += ended - started
+        self._calls[call.sizes] += 1
+        return assembly.split(call.sizes, shapes, request.outputs())
+
+    def _keep(self, piece: Piece, result: Tensors) -> None:
+        """The results of a piece, which may be all of its member, or complete it."""
+        rows = piece.stop - piece.start
+        whole = self._batch.shapes[piece.member].rows
+        if rows == whole:
+            self._outputs[piece.member] = result
+            return
+        parts, part_rows = self._parts.setdefault(piece.member, ([], []))
+        parts.append(result)
+        part_rows.append(rows)
+        if sum(part_rows) == whole:
+            self._outputs[piece.member] = self._pool.assembly.join(parts, part_rows)
+
+
+def _covering(rows: int, calls: Sequence[PlannedCall]) -> Sequence[PlannedCall]:
+    """The first of these calls, as far as there are rows; one at least."""
+    covering = [
+        PlannedCall(call.sizes, call.start, min(call.stop, rows)) for call in calls if call.start < rows
+    ]
+    return covering or [PlannedCall(calls[0].sizes, calls[0].start, 0)]

@@ -1,0 +1,154 @@
+"""The calls of a batch: which rows run together, and at what sizes.
+
+All sizes are parallel to the `dimensions` of a signature. Nothing here knows of tensors, engines or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from math import gcd, prod
+
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.signature import ModelSignature
+from shapestream_engine.strategy import Sizes
+
+__all__ = ["CallPlanner", "PlannedCall", "RowCover", "merge_sizes"]
+
+_EXACT_ROWS = 1 << 14
+"""Rows up to which every number is worked out, whatever the sizes; see `RowCover`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """Rows `start` to `stop` of the batch, run at `sizes`. Rows that are missing to these are filled up."""
+
+    sizes: Sizes
+    start: int
+    stop: int
+
+
+class CallPlanner:
+    """Cuts batches of a model into calls, by its strategy. Used from any thread."""
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._signature = signature
+        self._static = frozenset(signature.static_sizes)
+        rows = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
+        self._cover = None if rows is None else RowCover(rows, divide=signature.strategy.partitioned)
+
+    def plan(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
+        """The calls for a batch of these sizes: every row in exactly one of them, in order; the largest call comes first.
+
+        Raises `ShapeError` for a size beyond the largest that is allowed.
+        """
+        rounded = self._signature.round_up(sizes)
+        if not self._signature.has_batch:
+            return (PlannedCall(rounded, 0, 1),)
+        rows, others = rounded[0], rounded[1:]
+        calls = []
+        start = 0
+        for call_rows in (rows,) if self._cover is None else self._cover(rows):
+            stop = min(rows, start + call_rows)
+            calls.append(PlannedCall((call_rows, *others), start, stop))
+            start = stop
+        return tuple(calls)
+
+    def prepared_sizes(self, sizes: Sizes) -> tuple[int | None, ...] | None:
+        """The sizes of the prepared model that runs a call of `sizes`; None for a dimension of any size.
+
+        None as a whole: no model is prepared for it, the dynamic one takes it as it is.
+        """
+        if not self._signature.strategy.sizes:
+            return sizes if sizes in self._static else None
+        allowed = self._signature.allowed
+        return tuple([None if own is None else size for size, own in zip(sizes, allowed, strict=True)])
+
+    def prepared_shapes(self, most: int = 1024) -> list[tuple[int | None, ...]]:
+        """The shapes that models may have to be prepared for, the fewest elements first; no more than `most`."""
+        choices = [(None,) if own is None else own for own in self._signature.allowed]
+        shapes = islice(product(*choices), most)
+        return sorted(shapes, key=lambda sizes: prod(size or 1 for size in sizes))
+
+    def extreme_shapes(self) -> list[tuple[int | None, ...]]:
+        """The largest of them, and the smallest."""
+        ends = [
+            tuple(None if own is None else own[end] for own in self._signature.allowed) for end in (-1, 0)
+        ]
+        return list(dict.fromkeys(ends))
+
+
+class RowCover:
+    """The best calls for a number of rows, of the sizes given: dynamic programming, exact, once per number.
+
+    `divide`: no row is filled up unless it must be, and of such covers the one with the fewest calls is taken.
+    Otherwise the fewest calls come first, and of these the one that fills up the fewest rows.
+
+    Of many rows, as many as possible go into calls of the largest size L, which is what the best cover does too: among
+    L/g smaller calls (g divides all sizes) there are always some whose rows add up to a multiple of L, and which fewer
+    calls of L replace. So below L * L / g + L everything is searched, above it nothing is lost. Only where that
+    is more than 16384 rows may a cover above these be other than the best, by the last of its calls.
+    """
+
+    def __init__(self, sizes: Sizes, *, divide: bool) -> None:
+        self._sizes = sizes
+        self._divide = divide
+        largest = sizes[-1]
+        self._searched = min(largest * largest // gcd(*sizes), max(_EXACT_ROWS, largest))
+        # Per number of rows: the key that is minimised, and the size of one call of the best cover.
+        self._best: list[tuple[tuple[int, int], int]] = [((0, 0), 0)]
+
+    def __call__(self, rows: int) -> Sizes:
+        """The rows of each call, the largest first. No rows at all take one call of the smallest size."""
+        if rows == 0:
+            return (self._sizes[0],)
+        largest = self._sizes[-1]
+        calls = []
+        if rows > self._searched:
+            many = -(-(rows - self._searched) // largest)
+            calls = [largest] * many
+            rows -= many * largest
+        self._search(rows)
+        while rows > 0:
+            size = self._best[rows][1]
+            calls.append(size)
+            rows -= size
+        return tuple(sorted(calls, reverse=True))
+
+    def _search(self, rows: int) -> None:
+        best = list(self._best)
+        for target in range(len(best), rows + 1):
+            best.append(
+                min((self._key(best[max(0, target - size)][0], target, size), size) for size in self._sizes)
+            )
+        if len(best) > len(self._best):
+            self._best = best  # whole, as other threads read it
+
+    def _key(self, rest: tuple[int, int], rows: int, size: int) -> tuple[int, int]:
+        filled = max(0, size - rows)
+        return (rest[0] + filled, rest[1] + 1) if self._divide else (rest[0] + 1, rest[1] + filled)
+
+
+def merge_sizes(signature: ModelSignature, member_sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The sizes of the smallest call that holds these requests.
+
+    Rows add up, paddable dimensions take the largest. Raises `ShapeError` for no request at all, for several
+    on a model without a batch axis, and where a dimension that may not be padded differs.
+    """
+    if not member_sizes:
+        raise ShapeError("a call needs at least one request")
+    if len(member_sizes) == 1:
+        return member_sizes[0]
+    if not signature.has_batch:
+        raise ShapeError(f"model {signature.name!r} has no batch axis; it runs one request per call")
+    merged = [sum(sizes[0] for sizes in member_sizes)]
+    for number in range(1, len(signature.dimensions)):
+        found = {sizes[number] for sizes in member_sizes}
+        if len(found) > 1 and not signature.paddable[number]:
+            raise ShapeError(
+                f"requests whose {signature.dimensions[number]!r} differs cannot share a call, since it may "
+                f"not be padded: {sorted(found)}"
+            )
+        merged.append(max(found))
+    return tuple(merged)

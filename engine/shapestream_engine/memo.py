@@ -1,0 +1,35 @@
+"""A bounded memo of a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["Memo"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Memo(Generic[K, V]):
+    """Values of `make` by their argument, for any thread. When it is full, all are forgotten and made anew.
+
+    Forgetting everything is rare, and needs no bookkeeping on the way of a request.
+    """
+
+    __slots__ = ("_known", "_limit", "_make")
+
+    def __init__(self, make: Callable[[K], V], limit: int = 4096) -> None:
+        self._make = make
+        self._limit = limit
+        self._known: dict[K, V] = {}
+
+    def __call__(self, key: K) -> V:
+        """The value; whatever `make` raises is raised, and not kept."""
+        value = self._known.get(key)
+        if value is None:
+            value = self._make(key)
+            if len(self._known) >= self._limit:
+                self._known.clear()
+            self._known[key] = value
+        return value

@@ -1,0 +1,124 @@
+"""The workload of a trace, errors for a trace that does not fit, made-up inputs, and results of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from shapestream.errors import ConfigurationError
+from shapestream.settings import ModelSettings
+from shapestream.telemetry.trace import TraceRequest, header_line, request_line
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.lab import workload
+from shapestream_workers.lab.replay import Round
+from shapestream_workers.lab.workload import InputMaker, read_workload
+
+SIGNATURE = ModelSignature.from_dict(
+    {
+        "name": "m",
+        "inputs": [{"name": "x", "element_type": "f32", "shape": "batch:1..8, seq:1..64", "pad": {"seq": 0}}],
+        "outputs": [{"name": "y", "element_type": "f32", "shape": "batch, 4", "rule": {"rule": "rows"}}],
+    }
+)
+
+
+def write(
+    path: Path, requests: list[TraceRequest], models: Mapping[str, tuple[str, ...]] | None = None
+) -> Path:
+    """A trace, by default of the model m alone."""
+    lines = [header_line(models or {"m": ("batch", "seq")}), *map(request_line, requests)]
+    path.write_text("".join(lines))
+    return path
+
+
+def test_one_models_requests_are_read(tmp_path: Path) -> None:
+    """In order, with their times; those of other models are left out."""
+    requests = [TraceRequest(number / 10, number % 2, 0, (1, 1 + number)) for number in range(10)]
+    models = {"other": ("batch", "seq"), "m": ("batch", "seq")}
+    found = read_workload(write(tmp_path / "t", requests, models), "m", SIGNATURE)
+    assert [2, 4, 6, 8, 10] == [request.sizes[1] for request in found.requests]
+    assert [0.1, 0.3, 0.5, 0.7, 0.9] == pytest.approx([request.at_s for request in found.requests])
+    assert {2: 1, 4: 1, 6: 1, 8: 1, 10: 1} == found.counts_along(1)
+
+
+@pytest.mark.parametrize(
+    ("models", "sizes", "words"),
+    [
+        ({"other": ("batch", "seq")}, (1, 1), "no request of the model 'm'; it is about other"),
+        ({"m": ("batch", "length")}, (1, 1), r"\[batch, length\], but the model has \[batch, seq\]"),
+        ({"m": ("seq",)}, (1,), "a trace of another model"),
+        ({"m": ("batch", "seq")}, (1, 65), r"seq 65: the model takes 1\.\.64"),
+        ({"m": ("batch", "seq")}, (9, 1), "batch 9: the model takes"),
+    ],
+)
+def test_a_trace_that_does_not_fit_is_refused(
+    tmp_path: Path, models: Mapping[str, tuple[str, ...]], sizes: tuple[int, ...], words: str
+) -> None:
+    """With the file, and what does not fit."""
+    path = write(tmp_path / "t", [TraceRequest(0.0, 0, 0, sizes)], models)
+    with pytest.raises(ConfigurationError, match=words) as raised:
+        read_workload(path, "m", SIGNATURE)
+    assert str(path) in str(raised.value)
+
+
+def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
+    """Nothing can be learned from it."""
+    with pytest.raises(ConfigurationError, match="no request"):
+        read_workload(write(tmp_path / "t", []), "m", SIGNATURE)
+
+
+MASKED = ModelSignature.from_dict(
+    {
+        "name": "m",
+        "inputs": [
+            {"name": "ids", "element_type": "i64", "shape": "batch:1..8, seq:1..64", "pad": {"seq": 0}},
+            {
+                "name": "mask",
+                "element_type": "i64",
+                "shape": "batch, seq",
+                "pad": {"seq": 0},
+                "mask_of": "ids",
+            },
+        ],
+        "outputs": [{"name": "y", "element_type": "f32", "shape": "batch, 4", "rule": {"rule": "rows"}}],
+    }
+)
+SETTINGS = ModelSettings.model_validate(
+    {"name": "m", "function": "numpy:sort", "probe": {"ids": {"integers": [5, 9]}}},
+    context={"base": None, "files_must_exist": False},
+)
+
+
+def test_requests_without_a_result_count_as_endless() -> None:
+    """One in a hundred may be late before the p99 is never; a round without requests has none."""
+    answered = Round(requests=100, seconds=2.0, latencies_s=(0.1,) * 99, late=1)
+    assert 0.1 == answered.p99_s
+    assert 49.5 == answered.goodput_per_s
+    assert inf == Round(requests=100, seconds=2.0, latencies_s=(0.1,) * 98, late=2).p99_s
+    assert inf == Round(requests=0, seconds=0.0, latencies_s=()).p99_s
+
+
+def test_inputs_are_what_the_probe_describes_and_masks_are_left_to_the_server() -> None:
+    """The same for the same sizes, so that making them costs nothing while something is measured."""
+    maker = InputMaker(SETTINGS, MASKED)
+    arrays = maker.arrays((2, 30))
+    assert {"ids"} == set(arrays)
+    assert (2, 30) == arrays["ids"].shape
+    assert {5, 6, 7, 8, 9} == set(arrays["ids"].ravel().tolist())
+    assert maker.tensors((2, 30)) is maker.tensors((2, 30))
+
+
+def test_inputs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one used longest ago goes; the newest stays, however large."""
+    monkeypatch.setattr(workload, "MAX_KEPT_BYTES", 3 * 8 * 10)
+    maker = InputMaker(SETTINGS, MASKED)
+    first = maker.tensors((1, 10))
+    second = maker.tensors((1, 12))
+    assert first is maker.tensors((1, 10))
+    maker.tensors((1, 9))
+    assert second is not maker.tensors((1, 12))
+    huge = maker.tensors((8, 64))
+    assert huge is maker.tensors((8, 64))

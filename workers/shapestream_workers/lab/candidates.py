@@ -1,0 +1,243 @@
+"""Candidates of `shapestream tune`: placements, choices of shapes, and the edits of the user's file that mean them.
+
+The settings of a candidate are edits by key, so that the tuned file says what was measured. What pads is proposed only
+where the file allows padding; the start of each candidate puts it to the proof, as serving would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shapestream.settings import Location
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.lab.workload import Workload
+
+__all__ = ["Candidate", "Placement", "best_boundaries", "edits_of", "placements", "powers_of_two", "propose"]
+
+MOST_PLACEMENTS = 12
+"""Placements tried on machines with many CPUs: those nearest to one slot for two CPUs."""
+CAPS = (64, 16)
+"""Values that `max_prepared` is tried with."""
+BUCKETS = (4, 8)
+"""Numbers of sizes per dimension that buckets are tried with."""
+MOST_STATIC = 8
+"""Shapes that get a static model."""
+HOT_SHARE = 0.02
+"""Least share of the requests that a shape with a static model has; that of a rarer one would stand idle."""
+MAX_DISTINCT = 512
+"""Distinct sizes in the search for boundaries; more are rounded up to as many quantiles, to bound its memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Number of inference calls that run at a time, and of CPU threads for them."""
+
+    processes: int | None
+    """Worker processes; None: slots in the server itself."""
+    slots: int
+    """Slots of each process."""
+    threads: int
+    """Threads of each process, divided among its slots."""
+
+    @property
+    def all_slots(self) -> int:
+        """Slots of all processes."""
+        return self.slots * (self.processes or 1)
+
+    def __str__(self) -> str:
+        inside = f"{self.slots} x {self.threads}"
+        return f"in process, {inside}" if self.processes is None else f"{self.processes} x ({inside})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One configuration that may turn out best."""
+
+    placement: Placement
+    shapes: Mapping[str, Any]
+    """`shapes` of the YAML."""
+    is_baseline: bool = False
+    """Whether it is the user's file without edits."""
+
+    @property
+    def shapes_label(self) -> str:
+        """The shapes in a few words, for tables."""
+        words = [str(self.shapes.get("strategy", "native"))]
+        for key, said in self.shapes.items():
+            if key == "static":
+                words.append(f"{len(said)} static")
+            elif key != "strategy":
+                words.append(f"{key} {said}")
+        return ", ".join(words) + (" (as it is)" if self.is_baseline else "")
+
+    @property
+    def label(self) -> str:
+        """Placement and shapes, for lines of progress."""
+        return f"{self.placement}; {self.shapes_label}"
+
+
+def edits_of(candidate: Candidate, *, model: int, group: int | None) -> dict[Location, Any]:
+    """Edits of the user's file for this candidate, by key; None removes a key.
+
+    `group` is the entry of `workers` that serves the model; None for the one worker that there is by default.
+    """
+    if candidate.is_baseline:
+        return {}
+    edits: dict[Location, Any] = {("models", model, "shapes"): dict(candidate.shapes) or None}
+    place = candidate.placement
+    counts = {"slots": place.slots, "threads": place.threads}
+    if place.processes is None:
+        return edits | {("in_process", key): count for key, count in counts.items()}
+    counts = {"count": place.processes, **counts}
+    return edits | {("workers", group or 0, key): count for key, count in counts.items()}
+
+
+# ---------------------------------------------------------------- placements
+
+
+def placements(cpus: int, *, workers: bool) -> list[Placement]:
+    """Divisions of the CPUs: all of them, and one less, which is left to the server.
+
+    With 2 CPUs in process: 1 x 1, 1 x 2 and 2 x 2 (slots x threads); with worker processes 2 x (1 x 1) too.
+    """
+    found = dict.fromkeys(_placements(cpus, workers=workers))
+    usual = max(1.0, cpus / 2)
+
+    def distance(place: Placement) -> tuple[float, int]:
+        return max(place.all_slots / usual, usual / place.all_slots), place.processes or 0
+
+    return sorted(found, key=distance)[:MOST_PLACEMENTS]
+
+
+def _placements(cpus: int, *, workers: bool) -> Iterator[Placement]:
+    for processes in powers_of_two(cpus) if workers else [None]:
+        share = max(1, cpus // (processes or 1))
+        for slots in powers_of_two(share):
+            yield Placement(processes=processes, slots=slots, threads=share)
+    if cpus > 1:
+        least = 1 if workers else None
+        for slots in {1, cpus - 1}:
+            yield Placement(processes=least, slots=slots, threads=cpus - 1)
+
+
+def powers_of_two(most: int) -> tuple[int, ...]:
+    """1, 2, 4, … up to `most`, which ends them."""
+    return (*(1 << power for power in range((most - 1).bit_length())), most)
+
+
+# ---------------------------------------------------------------- choices of shapes
+
+
+def propose(
+    workload: Workload, signature: ModelSignature, baseline: Mapping[str, Any], *, max_batch: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Values of `shapes` to try besides the baseline's, and the reasons for what is not tried.
+
+    Keys of the baseline that are not tuned, such as `warm_up`, are kept.
+    """
+    tuned = {"strategy", "max_prepared", "static", *signature.dimensions}
+    others = {key: said for key, said in baseline.items() if key not in tuned}
+    left_out: list[str] = []
+    choices: list[dict[str, Any]] = [{}]
+    if hot := [sizes for sizes in workload.hot(most=MOST_STATIC, least_share=HOT_SHARE) if sizes]:
+        choices.append({"static": [dict(zip(signature.dimensions, sizes, strict=True)) for sizes in hot]})
+    else:
+        left_out.append(f"static shapes: none has {HOT_SHARE:.0%} of the requests")
+    choices += [{"max_prepared": cap} for cap in _caps(workload, signature, left_out)]
+    buckets = _buckets(workload, signature, left_out)
+    choices += [{"strategy": "bucketed", **sizes} for sizes in buckets]
+    if signature.has_batch and max_batch > 1:
+        rows = {"strategy": "partitioned", "batch": list(powers_of_two(max_batch))}
+        choices += [rows, *({**rows, **sizes} for sizes in buckets[-1:])]
+    mine = {key: said for key, said in baseline.items() if (key, said) != ("strategy", "native")}
+    return [choice for shapes in choices if (choice := {**shapes, **others}) != mine], left_out
+
+
+def _caps(workload: Workload, signature: ModelSignature, left_out: list[str]) -> list[int]:
+    rounded = [
+        bounds.maximum is None
+        for number, bounds in enumerate(signature.bounds)
+        if signature.paddable[number]
+        or (signature.has_batch and number == 0 and not signature.strategy.alone)
+    ]
+    if not rounded or any(rounded):
+        why = "nothing may be padded" if not rounded else "a dimension to round has no upper bound"
+        left_out.append(f"max_prepared: {why}")
+        return []
+    # Calls have more shapes than requests: each length times each number of rows.
+    return [cap for cap in CAPS if len(workload.counts()) * 2 >= cap]
+
+
+def _buckets(
+    workload: Workload, signature: ModelSignature, left_out: list[str]
+) -> list[dict[str, list[int]]]:
+    """Sizes for each dimension that may be padded, learned from the trace, up to the model's bound.
+
+    A dimension without a bound has no last bucket, so that requests that are served today would be refused.
+    """
+    names = {
+        number: name
+        for number, name in enumerate(signature.dimensions)
+        if signature.paddable[number] and not (signature.has_batch and number == 0)
+    }
+    if not names:
+        left_out.append("bucketed: `pad` allows no dimension to be padded")
+        return []
+    tried: list[dict[str, list[int]]] = []
+    for most in BUCKETS:
+        sizes: dict[str, list[int]] = {}
+        for number, name in names.items():
+            largest = signature.bounds[number].maximum
+            if largest is None:
+                left_out.append(f"bucketed: {name} has no upper bound (state it in the input's shape)")
+                return []
+            sizes[name] = list(best_boundaries(workload.counts_along(number), most, largest))
+        if sizes not in tried:
+            tried.append(sizes)
+    return tried
+
+
+def best_boundaries(counts: Mapping[int, int], most: int, largest: int) -> tuple[int, ...]:
+    """At most `most` sizes, ascending and ending with `largest`, that pad these observed sizes least.
+
+    `counts` maps each size to its number of requests; padding is counted in elements of this dimension. Boundaries are
+    observed sizes, or `largest`: another one would only pad more. Fewer are returned where fewer are as good.
+    Raises `ValueError` for fewer than one boundary, and for sizes beyond `largest` or below 0.
+    """
+    if most < 1 or any(size > largest or size < 0 for size in counts):
+        raise ValueError(f"at least one boundary, and sizes within 0..{largest}: {most}, {sorted(counts)}")
+    seen = _condensed({size: count for size, count in counts.items() if count > 0 and size > 0})
+    sizes = np.array(sorted(seen.keys() | {largest}), np.int64)
+    weights = np.array([seen.get(size, 0) for size in sizes.tolist()], np.int64)
+    below = np.concatenate(([0], np.cumsum(weights)))
+    inside = np.concatenate(([0], np.cumsum(weights * sizes)))
+    # padding[i, j]: elements padded where the sizes i..j all run at the last of them; endless for i > j.
+    padding = (sizes * (below[1:] - below[:-1, None]) - (inside[1:] - inside[:-1, None])).astype(np.float64)
+    padding[np.tril_indices(len(sizes), -1)] = np.inf
+    # best[k][j]: the least padding of the sizes 0..j with k + 1 boundaries, of which j is the last.
+    best, chosen = [padding[0]], []
+    for _ in range(min(most, len(sizes)) - 1):
+        total = best[-1][:-1, None] + padding[1:]
+        chosen.append(total.argmin(axis=0))
+        best.append(total.min(axis=0))
+    last = len(sizes) - 1
+    boundaries = [last]
+    for choice in reversed(chosen[: int(np.argmin([row[last] for row in best]))]):
+        boundaries.append(int(choice[boundaries[-1]]))
+    return tuple(sizes[boundaries[::-1]].tolist())
+
+
+def _condensed(counts: Mapping[int, int]) -> Mapping[int, int]:
+    """The counts with at most `MAX_DISTINCT` sizes: neighbours are counted at the largest of them."""
+    if len(counts) <= MAX_DISTINCT:
+        return counts
+    sizes = np.array(sorted(counts))
+    passed = np.cumsum([counts[size] for size in sizes.tolist()])
+    part = (passed * MAX_DISTINCT - 1) // passed[-1]
+    last = np.append(np.flatnonzero(np.diff(part)), len(sizes) - 1)
+    weights = np.diff(passed[last], prepend=0)
+    return dict(zip(sizes[last].tolist(), weights.tolist(), strict=True))

@@ -1,0 +1,294 @@
+"""The race of `shapestream tune`: candidates are served for real, and the trace is replayed at them.
+
+In a *heat* a candidate runs alone, for one round. The best of the heats and the file as it is meet in the *final*: their
+servers run side by side and only one works at a time. Rounds are interleaved, so that a slow minute of the machine hits
+all alike; each round replays the same requests at every candidate, and the next round the next slice of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Literal, TypeAlias
+
+import trio
+
+from shapestream.errors import RequestError
+from shapestream.telemetry.trace import TraceRequest
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.lab.bench import Served, ServerEnded, Subject, family_bytes, last_words, serving
+from shapestream_workers.lab.candidates import Candidate
+from shapestream_workers.lab.replay import Round, replay_closed, replay_open
+from shapestream_workers.lab.workload import InputMaker, Workload
+
+__all__ = ["Budget", "Objective", "Race", "Say", "Trial", "choose", "finalists", "plan_rounds"]
+
+Objective: TypeAlias = Literal["throughput", "latency"]
+Say: TypeAlias = Callable[[str], None]
+"""Takes a line about the progress, for a person."""
+
+MOST_FINALISTS = 4
+ROUNDS = (5, 3)
+"""Rounds of the final, as many as time allows: a candidate has to win all of them, and fewer than three is luck."""
+LEAST_GAIN = 0.02
+"""Relative: a smaller gain is no reason to change a file."""
+HEAT_SHARE = 0.01
+"""Part of the budget for one round of a heat, as long as the warm-up before it."""
+LEAST_ROUND_S, MOST_ROUND_S = 0.7, 10.0
+OVERRUN = 1.3
+"""Factor by which a round takes longer than planned where the server is slower than in the warm-up."""
+PATIENCE, LEAST_PATIENCE_S = 6.0, 10.0
+"""A round that takes this many times its length, and at least so many seconds, is given up with its candidate."""
+SLOW = 2.0
+"""Multiple of its length after which a round of a slow candidate sends no more; its rate is known by then."""
+MOST_OF_LEFT, LEAST_START_S = 0.5, 10.0
+"""Most of the time left that the start of one candidate may take, but at least so many seconds."""
+MOST_OF_A_ROUND = 1_000_000
+
+
+class Budget:
+    """Seconds for the whole run."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._began = clock()
+
+    def spent(self) -> float:
+        """Seconds so far."""
+        return self._clock() - self._began
+
+    def left(self) -> float:
+        """Seconds until the end; negative after it."""
+        return self.seconds - self.spent()
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """One candidate and its measurements."""
+
+    candidate: Candidate
+    heat: Round | None = None
+    """Its round alone."""
+    rounds: list[Round] = field(default_factory=list)
+    """Its rounds in the final."""
+    memory_bytes: int = 0
+    """Memory of the server and its workers after the last round."""
+    startup_s: float = 0.0
+    problem: str | None = None
+    """Reason why it is out: a crash, a refusal, failed requests."""
+    skipped: str | None = None
+    """What was left out for lack of time."""
+
+    def values(self, objective: Objective) -> tuple[float, ...]:
+        """Results per second, or p99 in seconds, by round of the final."""
+        return tuple(value_of(each, objective) for each in self.rounds)
+
+
+def value_of(played: Round, objective: Objective) -> float:
+    """Results per second, or p99 in seconds."""
+    return played.goodput_per_s if objective == "throughput" else played.p99_s
+
+
+def rank(trial: Trial, objective: Objective) -> float:
+    """Sort key: the best of the heats first, failed ones last."""
+    if trial.heat is None or trial.problem is not None:
+        return inf
+    value = value_of(trial.heat, objective)
+    return -value if objective == "throughput" else value
+
+
+def finalists(trials: Sequence[Trial], objective: Objective, left_s: float) -> list[Trial]:
+    """The file as it is (the first trial) and the best of the others, as many as there is time for."""
+    able = [trial for trial in trials if trial.problem is None and trial.heat is not None]
+    ranked = sorted(able, key=lambda trial: (trial is not trials[0], rank(trial, objective)))
+    chosen = ranked[:2]
+    for trial in ranked[2:MOST_FINALISTS]:
+        rounds_s = (len(chosen) + 1) * (ROUNDS[-1] + 1) * OVERRUN * LEAST_ROUND_S
+        if sum(each.startup_s for each in [*chosen, trial]) + rounds_s > left_s:
+            break
+        chosen.append(trial)
+    return chosen
+
+
+def plan_rounds(left_s: float, count: int) -> tuple[int, float]:
+    """Number of rounds and seconds of each: the most rounds of a useful length, at least the fewest and shortest.
+
+    One more round each goes to warming up.
+    """
+    for rounds in ROUNDS:
+        round_s = left_s / (count * (rounds + 1) * OVERRUN)
+        if round_s >= LEAST_ROUND_S:
+            return rounds, min(MOST_ROUND_S, round_s)
+    return ROUNDS[-1], LEAST_ROUND_S
+
+
+def choose(trials: Sequence[Trial], objective: Objective) -> Trial | None:
+    """The best of the final; None where nothing was measured.
+
+    The file as it is stays unless another is better in every round, of at least three, and by `LEAST_GAIN` in the
+    median: rounds are paired, so that noise that all share decides nothing.
+    """
+    sign = 1.0 if objective == "throughput" else -1.0
+    rounds = max((len(trial.rounds) for trial in trials), default=0)
+    able = [
+        trial for trial in trials if trial.problem is None and trial.rounds and len(trial.rounds) == rounds
+    ]
+    baseline = next((trial for trial in able if trial.candidate.is_baseline), None)
+    if baseline is not None:
+        before = baseline.values(objective)
+        able = [
+            trial
+            for trial in able
+            if rounds >= ROUNDS[-1]
+            and all(
+                sign * mine > sign * his for mine, his in zip(trial.values(objective), before, strict=True)
+            )
+            and sign * median(trial.values(objective)) > sign * median(before) * (1 + sign * LEAST_GAIN)
+        ]
+    return max(able, key=lambda trial: sign * median(trial.values(objective)), default=baseline)
+
+
+class Race:
+    """Serve candidates and replay the trace; results are written into their trials."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        workload: Workload,
+        signature: ModelSignature,
+        budget: Budget,
+        folder: Path,
+        *,
+        objective: Objective,
+        in_flight: int,
+        say: Say,
+    ) -> None:
+        self._subject = subject
+        self._workload = workload
+        self._budget = budget
+        self._folder = folder
+        self._objective: Objective = objective
+        self._in_flight = in_flight
+        self._say = say
+        self._maker = InputMaker(subject.settings, signature)
+        self._started = 0
+        self._place = 0
+        self._passed_s = 0.0
+
+    async def heat(self, trial: Trial, *, until_left_s: float) -> None:
+        """Run a candidate alone; it starts only while the budget holds more than `until_left_s`."""
+        left_s = self._budget.left() - until_left_s
+        if left_s <= LEAST_ROUND_S:
+            trial.skipped = "not measured: no time left"
+            return
+        round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, HEAT_SHARE * self._budget.seconds))
+        async with AsyncExitStack() as stack:
+            served = await self._start(stack, trial, max(MOST_OF_LEFT * left_s, min(left_s, LEAST_START_S)))
+            if served is None:
+                return
+            self._place, self._passed_s = 0, 0.0  # the same requests for all
+            if await self._play(trial, served, self._slice(round_s), round_s) is not None:
+                trial.heat = await self._play(trial, served, self._slice(round_s), round_s)
+            trial.memory_bytes = family_bytes(served.process.pid)
+
+    async def final(self, trials: Sequence[Trial]) -> None:
+        """Start all of them, warm them up, and play as many rounds as there is time for."""
+        async with AsyncExitStack() as stack:
+            running: list[tuple[Trial, Served]] = []
+            for trial in trials:
+                served = await self._start(stack, trial, max(LEAST_START_S, PATIENCE * trial.startup_s))
+                if served is not None:
+                    running.append((trial, served))
+            if not running:
+                return
+            rounds, round_s = plan_rounds(self._budget.left(), len(running))
+            rates = []
+            for trial, served in running:
+                if (played := await self._play(trial, served, self._slice(round_s), round_s)) is not None:
+                    rates.append(played.goodput_per_s)
+            count = max(self._in_flight, round(median(rates or [1.0]) * round_s))
+            for number in range(rounds):
+                running = [(trial, served) for trial, served in running if trial.problem is None]
+                if number and self._budget.left() < round_s * len(running):
+                    for trial, _ in running:
+                        trial.skipped = f"{rounds - number} of {rounds} rounds left out: no time"
+                    return
+                self._say(f"round {number + 1} of {rounds}: {len(running)} candidates")
+                some = list(self._slice(round_s, count))
+                # Each round begins with another one: the first may find caches cold.
+                turn = number % max(1, len(running))
+                for trial, served in [*running[turn:], *running[:turn]]:
+                    played = await self._play(trial, served, some, round_s, most_s=SLOW * round_s)
+                    if played is not None:
+                        trial.rounds.append(played)
+                    trial.memory_bytes = family_bytes(served.process.pid)
+
+    async def _start(self, stack: AsyncExitStack, trial: Trial, patience_s: float) -> Served | None:
+        folder = self._folder / f"s{self._started}"
+        self._started += 1
+        folder.mkdir()
+        self._say(f"serving: {trial.candidate.label}")
+        config = self._subject.write(trial.candidate, folder)
+        slots = trial.candidate.placement.all_slots
+        try:
+            served = await stack.enter_async_context(serving(config, self._workload.model, slots, patience_s))
+        except ServerEnded as error:
+            trial.problem = f"the server did not start: {error}"
+            return None
+        trial.startup_s = served.startup_s
+        return served
+
+    def _slice(self, seconds: float, count: int = MOST_OF_A_ROUND) -> Iterator[TraceRequest]:
+        """The next requests of the trace: `count`, or those of the next `seconds`; it starts again at its end."""
+        everything = self._workload.requests
+        if self._objective == "throughput":
+            place, self._place = self._place, (self._place + count) % len(everything)
+            return (everything[(place + step) % len(everything)] for step in range(count))
+        start = everything[0].at_s + self._passed_s
+        some = [each for each in everything if start <= each.at_s < start + seconds]
+        self._passed_s += seconds
+        if not some or start + seconds >= everything[-1].at_s:
+            self._passed_s = 0.0
+        return iter(some or everything[: self._in_flight])
+
+    async def _play(
+        self,
+        trial: Trial,
+        served: Served,
+        requests: Iterable[TraceRequest],
+        round_s: float,
+        *,
+        most_s: float | None = None,
+    ) -> Round | None:
+        """One round; None, with the reason in the trial's `problem`, where it failed."""
+        name, maker = self._workload.model, self._maker
+        patience_s = max(LEAST_PATIENCE_S, PATIENCE * round_s)
+        with trio.move_on_after(patience_s):
+            try:
+                if self._objective == "throughput":
+                    played = await replay_closed(
+                        served.client,
+                        name,
+                        requests,
+                        maker,
+                        in_flight=self._in_flight,
+                        most_s=most_s or round_s,
+                    )
+                else:
+                    played = await replay_open(served.client, name, list(requests), maker)
+            except RequestError as error:
+                trial.problem = f"{error}; {last_words(served.process, served.log)}"
+                return None
+            if not played.failures:
+                return played
+            count = len(played.failures)
+            trial.problem = f"{count} of {played.requests} requests failed: {played.failures[0]}"
+            return None
+        trial.problem = f"a round of {round_s:.1f} s was not done within {patience_s:.0f} s"
+        return None
