@@ -3,7 +3,6 @@
 It knows no event loop, no socket and no wire format; those are the pipeline's.
 """
 
-from shapestream_engine.array_tensor import ArrayTensor
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
 from shapestream_engine.errors import (
@@ -29,10 +28,7 @@ from shapestream_engine.model import (
     Preparations,
     compile_model,
 )
-from shapestream_engine.prepared import PreparedLimits
-from shapestream_engine.read_model import ReadModel, read_model
-from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.rules import (
+from shapestream_engine.ports import (
     Counts,
     IndexColumn,
     PaddedCounts,
@@ -44,11 +40,14 @@ from shapestream_engine.rules import (
     With,
     parse_rule,
 )
+from shapestream_engine.prepared import PreparedLimits
+from shapestream_engine.read_model import ReadModel, read_model
+from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
 from shapestream_engine.slot import Slot
 from shapestream_engine.strategy import Strategy, parse_strategy
-from shapestream_engine.tensor import Tensor, TensorLike
+from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike
 
 __all__ = [
     "ELEMENT_TYPES",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shapestream_engine.layout import Tensors
-from shapestream_engine.resolution import RequestShape
+from shapestream_engine.signature import RequestShape
 
 __all__ = ["Batch", "BatchReport", "ErrorCode"]
 

@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import RuleMissing
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
-from shapestream_engine.ports import InputPort
+from shapestream_engine.ports import BATCH, InputPort
 from shapestream_engine.read_model import read_model
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature

@@ -16,7 +16,7 @@ from shapestream_engine.batching.pieces import Piece, divide
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InferRequest
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.resolution import RequestShape
+from shapestream_engine.signature import RequestShape
 
 __all__ = ["BatchRun"]
 

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.array_tensor import ArrayTensor
 from shapestream_engine.errors import ElementTypeError, InferenceError, ShapeError
 from shapestream_engine.input_arrays import InputArrays, as_port_array, in_port_order
-from shapestream_engine.reservation import output_bounds
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
-from shapestream_engine.tensor import Tensor, TensorLike
+from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike, output_bounds
 
 __all__ = ["InferRequest", "InferResults", "OutputTensor", "port_number"]
 

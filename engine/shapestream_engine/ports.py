@@ -1,28 +1,181 @@
-"""The ports of a model: what each input takes and each output gives, as plain, frozen descriptions."""
+"""The ports of a model: what each input takes and each output gives, as plain, frozen descriptions.
+
+A rule says how an output of a batched call is divided among the requests that shared it. It says what the output
+*follows*; it is checked on every batch, and a batch that breaks it is an error (`RuleError`), never a guess. In a
+configuration a rule is a mapping: `{rule: index_column, column: 0}`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, ShapeError, SignatureError
-from shapestream_engine.rules import (
-    Counts,
-    IndexColumn,
-    PaddedCounts,
-    Rule,
-    With,
-    parse_rule,
-    rule_to_dict,
-)
-from shapestream_engine.shapes import NamedShape, PartialShape, checked_sizes
+from shapestream_engine.shapes import Dimension, NamedShape, PartialShape, checked_sizes
 
-__all__ = ["InputPort", "OutputPort", "PadValue"]
+__all__ = [
+    "BATCH",
+    "Counts",
+    "DimensionTable",
+    "IndexColumn",
+    "InputPort",
+    "OutputPort",
+    "PadValue",
+    "PaddedCounts",
+    "Recount",
+    "Rows",
+    "Rule",
+    "Shared",
+    "Whole",
+    "With",
+    "check_rule",
+    "follow_renamed",
+    "parse_rule",
+    "rule_to_dict",
+]
+
+
+# ---------------------------------------------------------------- rules of outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The output's `batch` axis follows that of the inputs: each request takes its own rows.
+
+    Axes named like a dimension along which requests were padded are trimmed back to the request's own size.
+    """
+
+    NAME: ClassVar[str] = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexColumn:
+    """Data-dependent rows, `[n, columns]`, with the batch index in one column (NonZero, NonMaxSuppression).
+
+    Each request takes the rows with its indices, in the order in which they came; the index is rewritten to
+    count from 0 within the request. An output `[n]` is all index; its column is 0. Of a request that was divided over
+    calls the rows stand call by call; an order across its rows that one call would have made is not known.
+    """
+
+    NAME: ClassVar[str] = "index_column"
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class With:
+    """Rows that run parallel to those of another output, which has the rule `index_column` or `counts`."""
+
+    NAME: ClassVar[str] = "with"
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Concatenated rows, `[n, ...]`: first those of the first row of the batch, then those of the second, and so on.
+
+    How many each has stands in `output`, which has the rule `rows` and one number per row. Rows that are sorted
+    across the batch do not follow their counts, which nothing in them shows: the probe's check of batching does.
+    """
+
+    NAME: ClassVar[str] = "counts"
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedCounts:
+    """A table per row of the batch, `[batch, max, ...]`, of which only the first so many entries mean anything.
+
+    How many stands in `output`, which has the rule `rows` and one number per row. The data axis, which is the first
+    beside `batch`, is trimmed to the largest count among the request's own rows; what lies beyond a row's own count
+    is 0, whatever the model has left there.
+    """
+
+    NAME: ClassVar[str] = "padded_counts"
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """How many rows `output` has in the whole batch: one number, recomputed from what each request got of it."""
+
+    NAME: ClassVar[str] = "recount"
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The same for every request of the batch, such as anchors or a table of classes: each gets a copy of all.
+
+    It may follow padded dimensions, and is trimmed along them; it follows neither the batch axis nor any data. Nothing
+    in a batch shows whether that holds, so it takes a probe that saw it unchanged under other batch-mates, or trust.
+    """
+
+    NAME: ClassVar[str] = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The model has no batch axis, so every call serves one request, which takes the output as it is."""
+
+    NAME: ClassVar[str] = "whole"
+
+
+Rule: TypeAlias = Rows | IndexColumn | With | Counts | PaddedCounts | Recount | Shared | Whole
+
+_RULES: dict[str, type[Rule]] = {
+    rule.NAME: rule for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole)
+}
+_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str}
+
+
+def parse_rule(value: Mapping[str, Any]) -> Rule:
+    """The rule that a mapping such as `{"rule": "with", "output": "peaks"}` states.
+
+    Raises `SignatureError` for an unknown rule, listing the known ones, and for arguments that are missing,
+    unknown or of the wrong type.
+    """
+    if not isinstance(value, Mapping):
+        raise SignatureError(f"a rule is a mapping such as {{rule: rows}}, not {value!r}")
+    arguments = dict(value)
+    name = arguments.pop("rule", None)
+    kind = _RULES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise SignatureError(f"unknown rule {name!r}; known are {', '.join(_RULES)}")
+    known = {field.name for field in fields(kind)}
+    if unknown := sorted(map(str, arguments.keys() - known)):
+        takes = f"takes {', '.join(sorted(known))}" if known else "takes no argument"
+        raise SignatureError(f"the rule {name} does not know {', '.join(unknown)}; it {takes}")
+    for argument, given in arguments.items():
+        # A bool is an int to isinstance, and a column to nobody.
+        if type(given) is not _ARGUMENT_TYPES[argument]:
+            raise SignatureError(
+                f"the rule {name}: {argument} is of type {_ARGUMENT_TYPES[argument].__name__}, not {given!r}"
+            )
+    try:
+        return kind(**arguments)
+    except TypeError:
+        missing = ", ".join(sorted(known - arguments.keys()))
+        raise SignatureError(f"the rule {name} needs: {missing}") from None
+
+
+def rule_to_dict(rule: Rule) -> dict[str, Any]:
+    """The mapping that `parse_rule` turns into `rule` again."""
+    return {"rule": rule.NAME, **asdict(rule)}
+
+
+def follow_renamed(rule: Rule, resolve: Callable[[str], str]) -> Rule:
+    """The rule with the output that it names, if it names one, called what `resolve` says."""
+    if isinstance(rule, With | Counts | PaddedCounts | Recount):
+        return replace(rule, output=resolve(rule.output))
+    return rule
+
+
+# ---------------------------------------------------------------- ports
 
 MAX_RANK = 32
 """Dimensions of a tensor in a description that comes from elsewhere (NumPy 1 holds no more)."""
@@ -251,3 +404,188 @@ def _text(plain: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise SignatureError(f"a port's {key} is text, not {value!r}")
     return value
+
+
+# ---------------------------------------------------------------- dynamic dimensions
+
+BATCH = "batch"
+"""The name of the dimension along which requests are put together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DimensionTable:
+    """Names, bounds and places of the dynamic dimensions; parallel to `names` unless said otherwise."""
+
+    names: tuple[str, ...]
+    """`batch` first where there is a batch axis, then in order of first occurrence."""
+    bounds: tuple[Dimension, ...]
+    """What all inputs admit together."""
+    paddable: tuple[bool, ...]
+    """Every input that has the dimension allows padding of it, which none may do for `batch`."""
+    has_batch: bool
+    """Every input has a dynamic dimension `batch`; otherwise requests cannot be put together."""
+    axes: tuple[tuple[int | None, ...], ...]
+    """Per input, per axis: the number of its dimension, or None where the axis is static."""
+
+    @classmethod
+    def of(cls, inputs: Sequence[InputPort]) -> DimensionTable:
+        """The table of these inputs; raises `SignatureError` where they contradict each other."""
+        axis_names = [port.axis_names for port in inputs]
+        has_batch = bool(inputs) and all(BATCH in names for names in axis_names)
+        first = [BATCH] if has_batch else []
+        names = tuple(dict.fromkeys(first + [name for per_port in axis_names for name in per_port if name]))
+        number = {name: index for index, name in enumerate(names)}
+        for port, per_axis in zip(inputs, axis_names, strict=True):
+            if per_axis.count(BATCH) > 1:
+                raise SignatureError(
+                    f"input {port.name!r} has two batch axes: [{port.shape}]", key=("inputs", port.name)
+                )
+        _check_static_names(inputs)
+        return cls(
+            names=names,
+            bounds=_bounds(names, inputs, axis_names),
+            paddable=tuple(
+                all(port.pads(name) for port, per in zip(inputs, axis_names, strict=True) if name in per)
+                for name in names
+            ),
+            has_batch=has_batch,
+            axes=tuple(
+                tuple(None if name is None else number[name] for name in per_axis) for per_axis in axis_names
+            ),
+        )
+
+
+def _bounds(
+    names: Sequence[str], inputs: Sequence[InputPort], axis_names: Sequence[Sequence[str | None]]
+) -> tuple[Dimension, ...]:
+    """What all axes of a name admit. A static axis of the same name ties the dynamic ones to its size."""
+    bounds = dict.fromkeys(names, Dimension())
+    for port, per_axis in zip(inputs, axis_names, strict=True):
+        for axis, dimension in enumerate(port.shape.dimensions):
+            name = per_axis[axis] or port.shape.names[axis]
+            if name not in bounds:
+                continue
+            try:
+                bounds[name] = bounds[name].intersection(dimension)
+            except ShapeError as error:
+                raise SignatureError(
+                    f"input {port.name!r}: dimension {name!r} contradicts the other inputs: {error}",
+                    key=("inputs", port.name),
+                ) from error
+    return tuple(bounds.values())
+
+
+def _check_static_names(inputs: Sequence[InputPort]) -> None:
+    """Names whose axes are all static must agree too: `c:3` here and `c:4` there cannot both be meant."""
+    seen: dict[str, tuple[str, Dimension]] = {}
+    for port in inputs:
+        for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True):
+            if name is None or dimension.is_dynamic:
+                continue
+            other, size = seen.setdefault(name, (port.name, dimension))
+            if size != dimension:
+                raise SignatureError(
+                    f"dimension {name!r} is {size} in input {other!r} and {dimension} in input {port.name!r}",
+                    key=("inputs", other),
+                )
+
+
+# ---------------------------------------------------------------- rules checked
+
+
+def check_rule(output: OutputPort, outputs: Sequence[OutputPort], table: DimensionTable) -> None:
+    """Raises `SignatureError` that names the output, its rule, and what the rule would need."""
+    where = f"output {output.name!r}: the rule {output.rule.NAME}"
+    if isinstance(output.rule, Whole) == table.has_batch:
+        remedy = (
+            "the model has a batch axis; say by rule whose rows are whose"
+            if table.has_batch
+            else "the model has no batch axis, so its outputs are taken whole"
+        )
+        raise SignatureError(f"{where} cannot hold: {remedy}")
+    match output.rule:
+        case Rows():
+            _check_batch_axis(where, output)
+        case IndexColumn(column=column):
+            _check_index_column(where, output, column)
+        case With(output=name):
+            _check_leader(where, name, outputs, (IndexColumn, Counts))
+            if output.shape.rank == 0:
+                raise SignatureError(f"{where} needs rows; the output is a scalar")
+        case Counts(output=name):
+            _check_counter(where, output, name, outputs)
+            _check_concatenated(where, output, table)
+        case PaddedCounts(output=name):
+            _check_counter(where, output, name, outputs)
+            _check_batch_axis(where, output)
+            if output.shape.rank < 2:
+                raise SignatureError(f"{where} needs the shape [batch, max, ...], not [{output.shape}]")
+        case Recount(output=name):
+            _check_leader(where, name, outputs, (IndexColumn, With, Counts, PaddedCounts))
+            _check_total(where, output)
+        case Shared():
+            if BATCH in output.shape.names:
+                raise SignatureError(
+                    f"{where} cannot hold: [{output.shape}] follows the batch; that is the rule rows"
+                )
+        case Whole():
+            pass
+
+
+def _check_batch_axis(where: str, output: OutputPort) -> None:
+    if output.shape.names.count(BATCH) != 1 or output.batch_axis is None:
+        raise SignatureError(f"{where} needs one dynamic axis named batch; there is none in [{output.shape}]")
+
+
+def _check_index_column(where: str, output: OutputPort, column: int) -> None:
+    if output.shape.rank not in (1, 2):
+        raise SignatureError(f"{where} needs the shape [rows, columns] or [rows], not [{output.shape}]")
+    columns = Dimension(1, 1) if output.shape.rank == 1 else output.shape.dimensions[1]
+    if column < 0 or (columns.maximum is not None and column >= columns.maximum):
+        raise SignatureError(f"{where}: there is no column {column} in [{output.shape}]")
+    if output.element_type == "boolean":
+        raise SignatureError(f"{where}: a boolean is no index")
+
+
+def _check_leader(
+    where: str, name: str, outputs: Sequence[OutputPort], kinds: tuple[type[Rule], ...]
+) -> None:
+    leader = next((other for other in outputs if other.name == name), None)
+    if leader is None or not isinstance(leader.rule, kinds):
+        *first, last = [kind.NAME for kind in kinds]
+        raise SignatureError(
+            f"{where} follows {name!r}, which is no output with the rule {', '.join(first)} or {last}"
+        )
+
+
+def _check_counter(where: str, output: OutputPort, name: str, outputs: Sequence[OutputPort]) -> None:
+    """Counts are an output of their own: one number per row of the batch."""
+    counter = next((other for other in outputs if other.name == name), None)
+    if counter is None or not isinstance(counter.rule, Rows):
+        raise SignatureError(f"{where} is counted by {name!r}, which is no output with the rule rows")
+    others = [size for axis, size in enumerate(counter.shape.dimensions) if axis != counter.batch_axis]
+    if any(1 not in size for size in others):
+        raise SignatureError(
+            f"{where} is counted by {name!r}, which has more than one number per row: [{counter.shape}]"
+        )
+    if counter.element_type == "boolean":
+        raise SignatureError(f"{where} is counted by {name!r}: a boolean is no count")
+
+
+def _check_concatenated(where: str, output: OutputPort, table: DimensionTable) -> None:
+    if output.shape.rank == 0:
+        raise SignatureError(f"{where} needs rows; the output is a scalar")
+    if output.shape.names[0] in table.names:
+        raise SignatureError(
+            f"{where} needs rows in a number that depends on the data; "
+            f"in [{output.shape}] it is that of {output.shape.names[0]!r}"
+        )
+
+
+def _check_total(where: str, output: OutputPort) -> None:
+    if any(1 not in size for size in output.shape.dimensions):
+        raise SignatureError(f"{where} needs one number, [] or [1], not [{output.shape}]")
+    if BATCH in output.shape.names:
+        raise SignatureError(f"{where} needs a total over the batch; [{output.shape}] has a number per row")
+    if output.element_type == "boolean":
+        raise SignatureError(f"{where}: a boolean is no count")

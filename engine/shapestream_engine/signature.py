@@ -1,27 +1,270 @@
-"""What a model takes and gives: ports, their shared dimensions, and how its outputs are divided.
+"""The signature of a model: its ports, their shared dimensions, and the sizes of every request that fits them.
 
-A signature checks itself when it is made, and afterwards every request against itself (`resolve`). It travels
-to clients and from workers as plain data.
+A signature is a value. It checks itself when it is made, and every request against itself (`resolve`). It travels to
+clients and from workers as plain data.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
-from shapestream_engine.dimension_table import BATCH, DimensionTable
-from shapestream_engine.empty_answer import empty_answer
-from shapestream_engine.errors import EngineError, ShapeError, SignatureError
-from shapestream_engine.layout import Layout
-from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.resolution import RequestShape, resolve_layout
-from shapestream_engine.rule_check import check_rule
-from shapestream_engine.shapes import Dimension
+import numpy as np
+
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError, SignatureError
+from shapestream_engine.layout import Layout, Tensors
+from shapestream_engine.ports import (
+    BATCH,
+    Counts,
+    DimensionTable,
+    IndexColumn,
+    InputPort,
+    OutputPort,
+    PaddedCounts,
+    Recount,
+    With,
+    check_rule,
+)
+from shapestream_engine.shapes import MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
 
-__all__ = ["InputPort", "ModelSignature", "OutputPort", "RequestShape"]
+__all__ = ["InputPort", "ModelSignature", "OutputPort", "RequestShape", "empty_answer", "resolve_layout"]
+
+
+# ---------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestShape:
+    """A request's layout once it is known to fit its model's signature."""
+
+    sizes: tuple[int, ...]
+    """The request's size of each of the signature's `dimensions`."""
+    rows: int
+    """Its size along the batch axis; 1 for a model that has none."""
+    nbytes: tuple[int, ...]
+    """Bytes of each tensor, parallel to the layout."""
+    total_nbytes: int
+    positions: tuple[int | None, ...]
+    """Per input of the signature: its place in the layout; None for a mask that the request leaves out."""
+    rounded: tuple[int, ...] = ()
+    """What the model's strategy pads it to, rows excepted; requests share calls by these. Its own sizes if empty."""
+    answer: Tensors | None = None
+    """The results of a request without elements, where the ports tell them: it needs no call."""
+    elements: int = field(init=False)
+    """The product of its sizes: what it computes, before any padding."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounded", self.rounded or self.sizes)
+        object.__setattr__(self, "elements", math.prod(self.sizes))
+
+
+def resolve_layout(
+    inputs: Sequence[InputPort],
+    table: DimensionTable,
+    round_up: Callable[[tuple[int, ...]], tuple[int, ...]],
+    layout: Any,
+) -> RequestShape:
+    """Check everything about a layout that needs no tensor bytes.
+
+    Raises `ShapeError`, which names the port, the dimension and the remedy.
+    """
+    positions = _positions(inputs, layout)
+    sizes: list[int | None] = [None] * len(table.names)
+    first_port: dict[int, str] = {}
+    nbytes = [0] * len(layout)
+    for number, port in enumerate(inputs):
+        position = positions[number]
+        if position is None:
+            continue
+        _, element_type, shape = layout[position]
+        _check_tensor(port, element_type, shape)
+        for axis, dimension in enumerate(table.axes[number]):
+            if dimension is None:
+                continue
+            known = sizes[dimension]
+            if known is None:
+                sizes[dimension], first_port[dimension] = shape[axis], port.name
+            elif known != shape[axis]:
+                raise ShapeError(
+                    f"input {port.name!r}: dimension {table.names[dimension]!r} is {shape[axis]}, "
+                    f"but {known} in input {first_port[dimension]!r}; the same name is the same size"
+                )
+        nbytes[position] = _nbytes(port, shape)
+    total = sum(nbytes)
+    if total > MAX_SIZE:
+        raise ShapeError(f"the request has {total} bytes, which is more than {MAX_SIZE}")
+    own = _within_bounds(table, sizes, first_port)
+    return RequestShape(
+        sizes=own,
+        rows=own[0] if table.has_batch else 1,
+        nbytes=tuple(nbytes),
+        total_nbytes=total,
+        positions=tuple(positions),
+        rounded=round_up(own),
+    )
+
+
+def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
+    """Which entry of the layout is which input."""
+    if not isinstance(layout, tuple):
+        raise ShapeError(f"a layout is a tuple of (port, element type, shape), not {type(layout).__name__}")
+    positions: list[int | None] = [None] * len(inputs)
+    for position, entry in enumerate(layout):
+        if not isinstance(entry, tuple) or len(entry) != 3:
+            raise ShapeError(f"a layout's entry is (port, element type, shape), not {entry!r}")
+        number = entry[0]
+        if type(number) is not int or not 0 <= number < len(inputs):
+            raise ShapeError(f"there is no input number {number!r}; the model has {_listing(inputs)}")
+        if positions[number] is not None:
+            raise ShapeError(f"input {inputs[number].name!r} is given twice")
+        positions[number] = position
+    missing = [
+        port.name
+        for port, position in zip(inputs, positions, strict=True)
+        if position is None and port.mask_of is None
+    ]
+    if missing:
+        raise ShapeError(f"missing input {', '.join(map(repr, missing))}; the model has {_listing(inputs)}")
+    return positions
+
+
+def _check_tensor(port: InputPort, element_type: Any, shape: Any) -> None:
+    """Element type, rank, and each size by itself."""
+    if element_type != port.element_type:
+        raise ElementTypeError(
+            f"input {port.name!r} is of element type {port.element_type}, not {element_type!r}; "
+            f"convert it before sending"
+        )
+    if not isinstance(shape, tuple):
+        raise ShapeError(f"input {port.name!r}: a shape is a tuple of integers, not {shape!r}")
+    if len(shape) != port.shape.rank:
+        raise ShapeError(
+            f"input {port.name!r} has {port.shape.rank} dimensions, [{port.shape}], "
+            f"not {len(shape)}: {list(shape)}"
+        )
+    for axis, (size, admitted) in enumerate(zip(shape, port.shape.dimensions, strict=True)):
+        if size in admitted:
+            continue
+        where = f"input {port.name!r}: {_axis_text(port, axis)}"
+        if type(size) is not int:
+            raise ShapeError(f"{where} is {size!r}; a size is an integer")
+        if not 0 <= size <= MAX_SIZE:
+            side = "negative" if size < 0 else "too large"
+            raise ShapeError(f"{where} is {side}; a size lies within 0..{MAX_SIZE}")
+        raise ShapeError(f"{where} is {size}, the model takes {admitted}: [{port.shape}]")
+
+
+def _nbytes(port: InputPort, shape: tuple[int, ...]) -> int:
+    try:
+        return exact_nbytes(dtype_of(port.element_type).itemsize, shape)
+    except ShapeError as error:
+        raise ShapeError(f"input {port.name!r}: {error}") from error
+
+
+def _within_bounds(
+    table: DimensionTable, sizes: Sequence[int | None], first_port: dict[int, str]
+) -> tuple[int, ...]:
+    """The bounds that the inputs have together may be tighter than those of the port that was looked at."""
+    own = []
+    for number, size in enumerate(sizes):
+        # Known always: a mask, which alone may be left out, has no dimension that its source has not.
+        assert size is not None
+        if size not in table.bounds[number]:
+            raise ShapeError(
+                f"input {first_port[number]!r}: dimension {table.names[number]!r} is {size}, "
+                f"the inputs together take {table.bounds[number]}"
+            )
+        own.append(size)
+    return tuple(own)
+
+
+def _axis_text(port: InputPort, axis: int) -> str:
+    name = port.shape.names[axis]
+    return f"axis {axis}" if name is None else f"dimension {name!r}"
+
+
+def _listing(inputs: Sequence[InputPort]) -> str:
+    if not inputs:
+        return "no inputs"
+    return "; ".join(f"{number} {port.name!r}" for number, port in enumerate(inputs))
+
+
+# ---------------------------------------------------------------- requests without elements
+#
+# Such a request has no bytes and may claim any sizes beside its 0. The results of a call for it would depend on the claim
+# alone, once it is padded or filled up. So where the ports do not tell the results, it is not run at padded sizes either.
+
+
+def empty_answer(
+    inputs: Sequence[InputPort],
+    outputs: Sequence[OutputPort],
+    table: DimensionTable,
+    request: RequestShape,
+    *,
+    exactly: bool,
+) -> Tensors | None:
+    """The results of a request without elements; None where only a call of exactly its sizes can tell.
+
+    `exactly`: it would be run at exactly its sizes.
+
+    Raises `ShapeError` for one whose call may be padded or filled up, or needs a mask that is larger than itself.
+    """
+    own = dict(zip(table.names, request.sizes, strict=True))
+    shapes = [_shape(port, own, has_rows=not table.has_batch or request.rows > 0) for port in outputs]
+    unknown = [port.name for port, shape in zip(outputs, shapes, strict=True) if shape is None]
+    if not unknown:
+        known = [shape for shape in shapes if shape is not None]
+        return _tensors(outputs, known)
+    about = f"a request without elements, of the sizes {list(request.sizes)}, cannot be answered: "
+    if not exactly:
+        raise ShapeError(
+            f"{about}output {unknown[0]!r} needs a call, which would hold padding alone; send elements"
+        )
+    for number, port in enumerate(inputs):
+        if request.positions[number] is None and all(own.get(name or "", 1) for name in port.axis_names):
+            raise ShapeError(f"{about}send the mask {port.name!r}, which has more elements than the request")
+    return None
+
+
+def _shape(port: OutputPort, own: Mapping[str, int], *, has_rows: bool) -> tuple[int, ...] | None:
+    """What the output is for such a request; None where the data decides, or has elements of the model's own."""
+    rule = port.rule
+    data_axis = port.data_axis
+    if isinstance(rule, Recount):
+        return None if has_rows else (1,) * port.shape.rank
+    # Where there are no rows, none was found. How many things are in rows without elements only the model knows.
+    if isinstance(rule, IndexColumn | With | Counts | PaddedCounts) and has_rows:
+        return None
+    sizes = []
+    for axis, (name, dimension) in enumerate(zip(port.shape.names, port.shape.dimensions, strict=True)):
+        if axis == data_axis and isinstance(rule, IndexColumn | With | Counts | PaddedCounts):
+            sizes.append(0)
+        elif name is not None and name in own:
+            sizes.append(own[name])
+        elif dimension.is_dynamic:
+            return None
+        else:
+            sizes.append(dimension.minimum)
+    return tuple(sizes) if 0 in sizes else None
+
+
+def _tensors(outputs: Sequence[OutputPort], shapes: Sequence[tuple[int, ...]]) -> Tensors:
+    layout, buffers = [], []
+    for number, (port, shape) in enumerate(zip(outputs, shapes, strict=True)):
+        dtype = dtype_of(port.element_type)
+        exact_nbytes(dtype.itemsize, shape)  # what no array has the shape of cannot be received either
+        layout.append((number, port.element_type, shape))
+        buffers.append(np.zeros(prod(shape), dtype).tobytes())
+    return Tensors(layout=tuple(layout), buffers=buffers)
+
+
+# ---------------------------------------------------------------- models
 
 MAX_PORTS = 64
 """Inputs, and outputs, in a description that comes from elsewhere."""

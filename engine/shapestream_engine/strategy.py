@@ -17,8 +17,8 @@ from itertools import pairwise, product
 from math import prod
 from typing import Any, TypeAlias, TypeGuard
 
-from shapestream_engine.dimension_table import BATCH, DimensionTable
 from shapestream_engine.errors import SignatureError
+from shapestream_engine.ports import BATCH, DimensionTable
 
 __all__ = ["Sizes", "Strategy", "complaint_about", "parse_strategy"]
 

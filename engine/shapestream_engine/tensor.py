@@ -7,11 +7,24 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import ShapeError
-from shapestream_engine.shapes import checked_sizes, exact_nbytes
+from shapestream_engine.element_types import dtype_of, element_type_of
+from shapestream_engine.errors import ElementTypeError, ShapeError
+from shapestream_engine.ports import InputPort
+from shapestream_engine.shapes import Dimension, NamedShape, checked_sizes, exact_nbytes
+from shapestream_engine.signature import ModelSignature
 
-__all__ = ["RESERVE_BYTES", "Tensor", "TensorLike"]
+__all__ = [
+    "RESERVE_BYTES",
+    "ArrayTensor",
+    "Tensor",
+    "TensorLike",
+    "bound_shape",
+    "fixed_ports",
+    "output_bounds",
+    "port_bounds",
+    "reserved",
+    "upper_bounds",
+]
 
 RESERVE_BYTES = 64 * 2**20
 """An upper bound of up to so many bytes is reserved at once: no request then makes the tensor grow."""
@@ -177,3 +190,106 @@ class Tensor:
     def __repr__(self) -> str:
         used = f"{self.byte_size} of {self._capacity_bytes} bytes"
         return f"Tensor({self._element_type}, {list(self.shape)}, {used})"
+
+
+# ---------------------------------------------------------------- over an array of the caller
+
+
+class ArrayTensor(Tensor):
+    """Any shape that fits into the array, and never another place: a larger one raises `ShapeError`.
+
+    The array is C-contiguous and writeable, and starts out as the tensor's contents. Engines copy from and to memory that
+    is aligned to less than 64 bytes more slowly; none of them refuses it.
+    """
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        if isinstance(array, np.ma.MaskedArray):
+            raise ElementTypeError(
+                "a masked array's mask is no part of a tensor; give .data, or .filled(value)"
+            )
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            wrong = "read-only" if array.flags.c_contiguous else "not C-contiguous"
+            raise ShapeError(
+                f"a tensor lies over contiguous memory that may be written; this array is {wrong}"
+            )
+        self._array = array
+        super().__init__(
+            element_type_of(array.dtype), array.shape, upper_bound_bytes=array.nbytes, reserve_bytes=0
+        )
+
+    def _allocate(self, capacity: int) -> None:
+        self._storage, self._offset = self._array.reshape(-1).view(np.uint8), 0
+        self._address, self._capacity_bytes = self._array.ctypes.data, self._array.nbytes
+
+
+# ---------------------------------------------------------------- upper bounds
+
+
+def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
+    """The most bytes that each input can need, by the bounds that all inputs have together; None: unbounded."""
+    bounds = []
+    for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
+        nbytes: int | None = dtype_of(port.element_type).itemsize
+        for number, dimension in zip(axes, port.shape.dimensions, strict=True):
+            most = dimension.maximum if number is None else signature.bounds[number].maximum
+            nbytes = None if nbytes is None or most is None else nbytes * most
+        bounds.append(nbytes)
+    return tuple(bounds)
+
+
+def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple[InputPort, ...]:
+    """The inputs of a model that takes only these sizes (parallel to the signature's dimensions; None: any)."""
+    ports = []
+    for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
+        dimensions = []
+        for number, dimension in zip(axes, port.shape.dimensions, strict=True):
+            size = None if number is None else sizes[number]
+            dimensions.append(dimension if size is None else Dimension(size, size))
+        ports.append(InputPort(port.name, port.element_type, NamedShape(port.shape.names, tuple(dimensions))))
+    return tuple(ports)
+
+
+def port_bounds(ports: Sequence[InputPort]) -> tuple[int | None, ...]:
+    """The most bytes that each of these inputs can need by itself; None: unbounded."""
+    bounds: list[int | None] = []
+    for port in ports:
+        most = [dimension.maximum for dimension in port.shape.dimensions]
+        sizes = [size for size in most if size is not None]
+        whole = len(sizes) == len(most)
+        bounds.append(exact_nbytes(dtype_of(port.element_type).itemsize, sizes) if whole else None)
+    return tuple(bounds)
+
+
+def bound_shape(signature: ModelSignature, output: int) -> tuple[int, ...] | None:
+    """The largest shape that an output can have; None: unbounded along some axis."""
+    port, bounds = signature.outputs[output], dict(zip(signature.dimensions, signature.bounds, strict=True))
+    shape = []
+    for name, dimension in zip(port.shape.names, port.shape.dimensions, strict=True):
+        followed = bounds[name].maximum if name in bounds else None
+        known = [most for most in (dimension.maximum, followed) if most is not None]
+        if not known:
+            return None
+        shape.append(min(known))
+    return tuple(shape)
+
+
+def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
+    """The most bytes that each output can need; None: unbounded."""
+    return tuple(
+        None
+        if (shape := bound_shape(signature, number)) is None
+        else exact_nbytes(dtype_of(port.element_type).itemsize, shape)
+        for number, port in enumerate(signature.outputs)
+    )
+
+
+def reserved(bounds: Sequence[int | None], budget: int = RESERVE_BYTES) -> tuple[bool, ...]:
+    """Which tensors are given their upper bound at once: in their order, while the budget of the request lasts."""
+    chosen = []
+    for bound in bounds:
+        fits = bound is not None and bound <= budget
+        budget -= bound if fits and bound is not None else 0
+        chosen.append(fits)
+    return tuple(chosen)

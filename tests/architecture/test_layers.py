@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,3 +76,24 @@ def test_nothing_catches_base_exception() -> None:
                 if ("BaseException" in caught or caught == "bare") and not reraises:
                     offenders.add(str(path.relative_to(ROOT)))
     assert offenders == named
+
+
+# Imported inside the function that needs it: XLA is optional beside torch itself.
+LAZY = [("shapestream_engine.backends.torch.devices", "shapestream_engine.backends.torch.xla")]
+
+
+@pytest.mark.parametrize("package", ["shapestream_engine"])
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    """What a module imports can be read before it; imports for annotations alone do not count."""
+    graph = grimp.build_graph(package, exclude_type_checking_imports=True)
+    for importer, imported in LAZY:
+        graph.remove_import(importer=importer, imported=imported)
+    left = set(graph.modules)
+    while ends := {
+        module
+        for module in left
+        if not graph.find_modules_directly_imported_by(module) & left
+        or not graph.find_modules_that_directly_import(module) & left
+    }:
+        left -= ends
+    assert [] == sorted(left), "these modules, and those between them, are a circle"

@@ -6,7 +6,7 @@ import pytest
 
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.rules import Rows, Whole
+from shapestream_engine.ports import Rows, Whole
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

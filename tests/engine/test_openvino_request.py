@@ -14,7 +14,7 @@ from openvino.op.util import Variable, VariableInfo
 from shapestream_engine import InferenceError, InputSpec, ModelSpec, ShapeError, compile_model
 from shapestream_engine.backends.openvino import OpenVinoRequest
 from shapestream_engine.model import InferRequest
-from shapestream_engine.reservation import reserved, upper_bounds
+from shapestream_engine.tensor import reserved, upper_bounds
 
 # One stream with one thread is a way of its own through OpenVINO: there its `infer` loses errors and cancellations.
 COUNTS = [{"slots": 1, "threads": 1}, {"slots": 1, "threads": 2}, {"slots": 2, "threads": 2}]

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
-from shapestream_engine.rules import IndexColumn, Rows, Whole, With
+from shapestream_engine.ports import IndexColumn, Rows, Whole, With
 
 
 def parameter(name: str, shape: list[int] | str, element_type: Any = np.float32) -> Any:

@@ -29,7 +29,7 @@ from shapestream_engine import (
     compile_model,
     read_model,
 )
-from shapestream_engine.reservation import upper_bounds
+from shapestream_engine.tensor import upper_bounds
 
 
 def onnx_file(path: Path, *shape: Any) -> Path:

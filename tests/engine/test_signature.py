@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.rules import (
+from shapestream_engine.ports import (
     Counts,
     IndexColumn,
     PaddedCounts,

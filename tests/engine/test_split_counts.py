@@ -11,7 +11,7 @@ import pytest
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
-from shapestream_engine.rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
+from shapestream_engine.ports import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

@@ -47,7 +47,7 @@ def test_a_moment_above_the_limit_is_no_reason() -> None:
     ] == judged
 
 
-def watch(measurements: list[int], *, below: bool = False) -> list[str]:
+def watch(measurements: list[int]) -> list[str]:
     """What a watch of these measurements does; a process that is measured any further is far above its limit."""
     told: list[str] = []
     left = iter(measurements)
@@ -63,7 +63,6 @@ def watch(measurements: list[int], *, below: bool = False) -> list[str]:
             await watch_memory(
                 100,
                 lambda measured: told.append(f"passed at {measured}"),
-                (lambda measured: told.append(f"below at {measured}")) if below else None,
                 measure=measure,
                 give_back=lambda: told.append("given back"),
             )
@@ -81,14 +80,6 @@ def test_freed_memory_is_given_back_before_anything_else() -> None:
 def test_a_process_that_stays_above_the_limit_says_so_once() -> None:
     """The watch ends then."""
     assert ["given back", "passed at 150"] == watch([150, 150, 150, 150, 150])
-
-
-def test_a_process_that_cannot_be_replaced_is_watched_on() -> None:
-    """It hears when it is below the limit again, and when it passes it the next time."""
-    measurements = [150] * 5 + [80] * 2 + [160] * 3
-    assert ["given back", "passed at 150", "below at 80", "given back", "passed at 160"] == watch(
-        measurements, below=True
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from shapestream.errors import ConfigurationError
 from shapestream.serving.models import ModelOptions
 from shapestream.settings import LoadedSettings, OutputSettings, json_schema, load_settings
-from shapestream_engine.rules import Rule, parse_rule
+from shapestream_engine.ports import Rule, parse_rule
 from shapestream_workers.serve import model_options
 
 
@@ -326,7 +326,7 @@ def test_each_mistake_has_its_own_words(tmp_path: Path, line: str, expected: str
         ("workers: [{memory_limt: 2 GiB}]", 'unknown key (did you mean "memory_limit"?)'),
         (
             "in_process: {refuse_new_shapes: true}",
-            'in_process.refuse_new_shapes: "refuse_new_shapes" says what happens above "memory_limit"',
+            "in_process.refuse_new_shapes: there is no such key any more (remove it; a worker above its memory_limit",
         ),
         (
             "logging: {level: loud}",

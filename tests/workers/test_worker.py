@@ -29,7 +29,7 @@ from shapestream.wire.messages import (
 from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer, Tensors
-from shapestream_engine.rules import Rows
+from shapestream_engine.ports import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 from shapestream_workers.worker import ORPHAN_S, RETRY_MAX_S, Worker

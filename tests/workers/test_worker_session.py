@@ -24,7 +24,7 @@ from shapestream.wire.messages import (
 from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.layout import Tensors
-from shapestream_engine.rules import Rows
+from shapestream_engine.ports import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 from shapestream_workers.worker_session import WorkerSession

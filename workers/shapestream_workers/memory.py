@@ -62,17 +62,12 @@ class Watermark:
 async def watch_memory(
     limit_bytes: int,
     passed: Callable[[int], None],
-    below: Callable[[int], None] | None = None,
     *,
     measure: Callable[[], int] = resident_bytes,
     give_back: Callable[[], object] = give_back_freed_memory,
 ) -> None:
-    """Measures once a second; calls `passed` with the measured bytes when the limit is passed.
-
-    Returns then, unless there is a `below` to call when less is held again; after that `passed` may follow once more.
-    """
+    """Measure once a second; call `passed` with the measured bytes when the limit is passed, and return then."""
     watermark = Watermark(limit_bytes)
-    above = False
     while True:
         await trio.sleep(MEASURE_EVERY_S)
         measured = measure()
@@ -80,14 +75,9 @@ async def watch_memory(
             case Verdict.ABOVE:
                 # It takes the locks of the heaps, a while if they are large: beside the event loop.
                 await trio.to_thread.run_sync(give_back)
-            case Verdict.PASSED if not above:
-                above = True
+            case Verdict.PASSED:
                 passed(measured)
-                if below is None:
-                    return
-            case Verdict.BELOW if above and below is not None:
-                above = False
-                below(measured)
+                return
             case _:
                 pass
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from shapestream.settings import Location, ModelSettings, ProbeSettings
 from shapestream_engine.errors import RuleMissing
 from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
+from shapestream_engine.ports import Shared
 from shapestream_engine.probe import (
     Finding,
     ProbeOptions,
@@ -26,7 +27,6 @@ from shapestream_engine.probe import (
     prove,
 )
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
-from shapestream_engine.rules import Shared
 from shapestream_engine.signature import ModelSignature
 
 __all__ = [

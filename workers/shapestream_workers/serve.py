@@ -7,6 +7,7 @@ again, and every worker is replaced by a fresh process, one after the other.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import shutil
@@ -31,8 +32,8 @@ from shapestream.transport.guards import connections_that_fit, raise_descriptor_
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables
-from shapestream_workers.in_process_memory import InProcessMemory
 from shapestream_workers.interruption import handed_over
+from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.parent_watch import exit_after
@@ -223,10 +224,8 @@ class _Serving:
             server = await nursery.start(self._serve)
             in_process = self._loaded.settings.in_process
             if in_process is not None and in_process.memory_limit is not None:
-                warden = InProcessMemory(
-                    server, in_process.memory_limit, refuses=in_process.refuse_new_shapes
-                )
-                nursery.start_soon(warden.run)
+                warn = functools.partial(_warn_of_memory, in_process.memory_limit)
+                nursery.start_soon(watch_memory, in_process.memory_limit, warn)
             nursery.start_soon(self._obey_signals, signals, server, nursery)
             await self._run_workers(server)
             await self._drained.wait()
@@ -367,3 +366,13 @@ class _Serving:
             exit_after(LAST_WORDS_S)
             nursery.cancel_scope.cancel()
             return
+
+
+def _warn_of_memory(limit_bytes: int, resident: int) -> None:
+    """Once: a server that runs models in its own process cannot be replaced by another."""
+    log.warning(
+        "memory limit passed",
+        resident=spell_bytes(resident),
+        limit=spell_bytes(limit_bytes),
+        what="in_process: nothing can be done; use workers, which are replaced",
+    )

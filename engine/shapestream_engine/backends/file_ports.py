@@ -14,11 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shapestream_engine.dimension_table import BATCH, DimensionTable
 from shapestream_engine.errors import EngineError, RuleMissing, ShapeError, SignatureError
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
-from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.rules import Rows, Rule, Whole, follow_renamed, parse_rule
+from shapestream_engine.ports import (
+    BATCH,
+    DimensionTable,
+    InputPort,
+    OutputPort,
+    Rows,
+    Rule,
+    Whole,
+    follow_renamed,
+    parse_rule,
+)
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 

@@ -19,8 +19,7 @@ from shapestream_engine.errors import EngineError, InferenceError, ModelLoadErro
 from shapestream_engine.infer_request import InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec
-from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.rules import Rows, Rule, Whole, parse_rule
+from shapestream_engine.ports import InputPort, OutputPort, Rows, Rule, Whole, parse_rule
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import TensorLike

@@ -17,9 +17,8 @@ from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
-from shapestream_engine.reservation import reserved, upper_bounds
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike
+from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike, reserved, upper_bounds
 
 __all__ = ["BackgroundCall", "HostRequest", "HostTensors", "InputTensor", "empty_outputs", "input_tensors"]
 

@@ -23,9 +23,8 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.memo import Memo
-from shapestream_engine.resolution import RequestShape
-from shapestream_engine.rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, Whole, With
-from shapestream_engine.signature import ModelSignature, OutputPort
+from shapestream_engine.ports import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, Whole, With
+from shapestream_engine.signature import ModelSignature, OutputPort, RequestShape
 from shapestream_engine.tensor import TensorLike
 
 __all__ = ["Assembly"]

@@ -8,12 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, Tensors
-from shapestream_engine.ports import InputPort
-from shapestream_engine.resolution import RequestShape
+from shapestream_engine.ports import DimensionTable, InputPort
+from shapestream_engine.signature import RequestShape
 
 __all__ = ["InputGatherer"]
 

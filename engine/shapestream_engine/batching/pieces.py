@@ -16,8 +16,7 @@ from shapestream_engine.batching.calls import PlannedCall
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, Tensors
-from shapestream_engine.resolution import RequestShape
-from shapestream_engine.signature import ModelSignature
+from shapestream_engine.signature import ModelSignature, RequestShape
 
 __all__ = ["Piece", "PieceCutter", "divide"]
 

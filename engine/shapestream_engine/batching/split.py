@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
-from shapestream_engine.ports import OutputPort
-from shapestream_engine.resolution import RequestShape
+from shapestream_engine.ports import DimensionTable, OutputPort
+from shapestream_engine.signature import RequestShape
 
 __all__ = ["LARGEST_EXACT", "Array", "Column", "Division", "OutputSplitter", "RowSplitter", "Selection"]
 

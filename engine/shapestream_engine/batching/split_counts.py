@@ -19,10 +19,9 @@ from shapestream_engine.batching.split import (
     OutputSplitter,
     Selection,
 )
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError
-from shapestream_engine.ports import OutputPort
+from shapestream_engine.ports import DimensionTable, OutputPort
 
 __all__ = ["ConcatenatedSplitter", "Counter", "PaddedSplitter", "TotalSplitter"]
 

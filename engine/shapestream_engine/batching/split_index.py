@@ -19,9 +19,8 @@ from shapestream_engine.batching.split import (
     OutputSplitter,
     Selection,
 )
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.errors import RuleError
-from shapestream_engine.ports import OutputPort
+from shapestream_engine.ports import DimensionTable, OutputPort
 
 __all__ = ["IndexSplitter", "ParallelSplitter"]
 

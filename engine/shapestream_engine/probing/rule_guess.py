@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from shapestream_engine.batching.assembly import Assembly
-from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import EngineError
 from shapestream_engine.model import CompiledModel
+from shapestream_engine.ports import BATCH, Counts, IndexColumn, Recount, Rows, Rule, Shared, With
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.bench import Announce, Bench, Observation, arrays_of
 from shapestream_engine.probing.cases import SMALL_BATCH, batching_cases, most_rows
 from shapestream_engine.probing.inputs import Array, Values
 from shapestream_engine.probing.tolerances import OutputTolerance, coarser, compare
-from shapestream_engine.rules import Counts, IndexColumn, Recount, Rows, Rule, Shared, With
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature, OutputPort
 

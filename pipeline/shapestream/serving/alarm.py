@@ -1,4 +1,4 @@
-"""The one timer of the server: calls when the earliest time comes that somebody waits for."""
+"""The one timer of the server: it rings at the earliest time that the scheduler waits for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Keeps what traffic teaches about costs from one server to the next: written down now and then, and at the end.
+"""The costs that were learned from traffic, kept from one server to the next: written once a minute, and at the end.
 
-Beside the tables that were measured (docs/costs.md). What is written replaces the last as a whole, in a thread of its own:
-the disk may be slow, and the event loop waits for none.
+They lie beside the measured tables (docs/costs.md). Each writing replaces the last as a whole, in a thread of its own: the
+disk may be slow, and the event loop waits for none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLOSE_GRACE_S = 2.0
 
 
 class CostKeeper:
-    """One server's. `run` writes; nothing else does, so that no older state can replace a newer one."""
+    """The learned costs of one server. Only `run` writes, so that no older state can replace a newer one."""
 
     def __init__(self, cache: CostCache) -> None:
         self._cache = cache
@@ -36,13 +36,13 @@ class CostKeeper:
         self._closed = trio.Event()
 
     def read(self) -> Mapping[str, LearnedCosts]:
-        """What servers before have written, by table."""
+        """The costs that earlier servers have written, by table."""
         found = self._cache.all_learned()
         log.debug("learned costs read", tables=len(found))
         return found
 
     async def run(self, learned: Callable[[float], Sequence[LearnedCosts]]) -> None:
-        """Writes what `learned` returns, given the time in seconds since the epoch, until closed or cancelled."""
+        """Write what `learned` returns, given the time in seconds since the epoch, until closed or cancelled."""
         last = False
         while not last:
             with trio.move_on_after(KEEP_EVERY_S):
@@ -56,7 +56,7 @@ class CostKeeper:
         self._closed.set()
 
     async def aclose(self) -> None:
-        """What is known by now has been written when this returns, or took longer than `CLOSE_GRACE_S`. `run` returns."""
+        """End `run` after a last writing, or after `CLOSE_GRACE_S`."""
         self._closing.set()
         with trio.move_on_after(CLOSE_GRACE_S) as scope:
             await self._closed.wait()

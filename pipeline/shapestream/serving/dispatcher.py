@@ -1,5 +1,6 @@
-"""Owns the scheduler: tells it what happens, one event after the other, and has done what it decides (`effects.py`).
+"""The dispatcher: it tells the scheduler each event, and carries out what the scheduler decides.
 
+Batches go to executors, answers to egress, lines to the journal. The books of requests, slots and batches are kept here.
 Every method is synchronous and is called from the event loop's one thread, so that nothing comes between a
 decision and its effect. An effect may itself be an event (a slot that cannot be reached has left): such
 events wait in line until the actions before them are done.
@@ -11,15 +12,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
+from typing import assert_never
 
 import structlog
 import trio
 
 from shapestream.scheduling import events
-from shapestream.scheduling.events import Action, FailRequest
+from shapestream.scheduling.events import (
+    Action,
+    CancelBatch,
+    DeliverResults,
+    FailRequest,
+    ForgetRequest,
+    KillSlot,
+    RecallBatch,
+    ReportFault,
+    StartBatch,
+)
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.alarm import Alarm
-from shapestream.serving.effects import Effects
 from shapestream.serving.egress import Egress
 from shapestream.serving.executor import Executor
 from shapestream.serving.journal import Journal
@@ -27,16 +38,16 @@ from shapestream.serving.models import ServedModel
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.running import RunningBatch, SlotRecord
 from shapestream.serving.sessions import RequestRecord, Session
-from shapestream_engine.batch import BatchReport, ErrorCode
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.layout import Tensors
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "SlotBook"]
 
 log = structlog.get_logger()
 
 
 class Dispatcher:
-    """The server's middle: events in, effects out."""
+    """Events in, effects out; the only book of slots and of the batches that run there."""
 
     def __init__(
         self,
@@ -55,12 +66,13 @@ class Dispatcher:
         self._scheduler = scheduler
         self._flush = flush
         self._journal = journal
-        self._effects = Effects(egress, journal, quarantine)
-        self._book = self._effects.book
+        self._egress = egress
+        self._book = SlotBook()
         self._clock = clock
         self._prefetch = prefetch
         self._ids = count(1)
-        self._requests = self._effects.requests
+        self._requests: dict[int, RequestRecord] = {}
+        """Those that have no terminal reply yet, by number."""
         self.slots: Mapping[int, SlotRecord] = self._book.slots
         self._events: deque[events.Event] = deque()
         """Events that arose from actions still being carried out; empty between turns."""
@@ -109,7 +121,7 @@ class Dispatcher:
                 message = (
                     "a request like this one killed the worker that ran it, and is not run again for a while"
                 )
-                self._effects.fail(FailRequest(id=record.id, code="poisoned", message=message))
+                self._fail(FailRequest(id=record.id, code="poisoned", message=message))
             else:
                 others.append(record)
         return others
@@ -191,7 +203,7 @@ class Dispatcher:
         self._handed_back = True
         self._book.batches.clear()
         for request in list(self._requests):
-            self._effects.fail(FailRequest(id=request, code="draining", message=message))
+            self._fail(FailRequest(id=request, code="draining", message=message))
 
     def _batch_ran(
         self, running: RunningBatch, report: BatchReport, outputs: Sequence[Tensors | None], now: float
@@ -223,11 +235,10 @@ class Dispatcher:
         if self._handling or self._handed_back:
             return
         self._handling = True
-        carry_out = self._effects.carry_out
         try:
             while self._events:
                 for action in self._decide(self._events.popleft(), now):
-                    carry_out(action, now)
+                    self._carry_out(action, now)
         finally:
             self._handling = False
 
@@ -237,6 +248,82 @@ class Dispatcher:
         actions = self._scheduler.handle(event, now)
         self._journal.statistics.scheduling_s += perf_counter() - began
         return actions
+
+    # ---------------------------------------------------------------- effects
+
+    def _carry_out(self, action: Action, now: float) -> None:
+        """Carry out one decision."""
+        match action:
+            case StartBatch():
+                self._start(action, now)
+            case DeliverResults():
+                self._deliver(action, now)
+            case FailRequest():
+                if action.code == "poisoned":
+                    self._put_in_quarantine(action, now)
+                self._fail(action)
+            case ForgetRequest():
+                self._egress.forgotten(self._end(action.id))
+            case CancelBatch():
+                running = self._book.batches.get(action.batch)
+                if running is not None:
+                    running.slot.executor.cancel_nowait(action.batch)
+            case RecallBatch():
+                running = self._book.batches.get(action.batch)
+                if running is not None:
+                    self._journal.recalled(running)
+                    running.slot.executor.recall_nowait(action.batch)
+            case KillSlot():
+                slot = self._book.slots.get(action.slot)
+                if slot is not None:
+                    slot.executor.kill_nowait(action.reason)
+            case ReportFault():
+                self._journal.fault(action)
+            case _:
+                assert_never(action)
+
+    def _start(self, action: StartBatch, now: float) -> None:
+        known = self._requests
+        records = [known[request] for request in action.requests]
+        if not records[0].model.profile.idempotent:
+            for record in records:
+                record.started = True
+        running = self._book.start(action, records, now)
+        self._journal.started(running)
+        running.slot.executor.start_nowait(
+            Batch(
+                batch=action.batch,
+                slot=running.slot.slot,
+                model=action.model,
+                sizes=action.sizes,
+                members=tuple([record.tensors for record in records]),
+                shapes=tuple([record.shape for record in records]),
+                start_before=running.start_before,
+            )
+        )
+
+    def _deliver(self, action: DeliverResults, now: float) -> None:
+        running = self._book.batches[action.batch]
+        outputs = running.outputs_of(action.requests)
+        end = self._end
+        self._egress.deliver([end(request) for request in action.requests], outputs, running, now)
+        self._journal.delivered(action)
+
+    def _put_in_quarantine(self, action: FailRequest, now: float) -> None:
+        record = self._requests[action.id]
+        digest = self.quarantine.keep(record.model.name, record.tensors, now)
+        self._journal.poisoned(record, action, digest)
+
+    def _fail(self, action: FailRequest) -> None:
+        """End a request without a result."""
+        self._journal.request_failed(action)
+        self._egress.fail(self._end(action.id), action)
+
+    def _end(self, request: int) -> RequestRecord:
+        """The request's one end: its record goes, and its client's credit comes back."""
+        record = self._requests.pop(request)
+        record.session.end(record)
+        return record
 
     # ---------------------------------------------------------------- turns and time
 
@@ -265,3 +352,57 @@ class Dispatcher:
     def unfinished(self) -> int:
         """Requests that have no terminal reply yet."""
         return len(self._requests)
+
+
+class SlotBook:
+    """All slots, by the scheduler's numbers, and the batches that were started on them and not reported yet."""
+
+    __slots__ = ("_by_executor", "_numbers", "batches", "slots")
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._by_executor: dict[Executor, dict[int, SlotRecord]] = {}
+        self.slots: dict[int, SlotRecord] = {}
+        self.batches: dict[int, RunningBatch] = {}
+
+    def join(self, executor: Executor) -> list[SlotRecord]:
+        """Gives each of its slots a number."""
+        joined = [SlotRecord(next(self._numbers), executor, slot) for slot in range(executor.slots)]
+        by_number = {slot.number: slot for slot in joined}
+        self.slots.update(by_number)
+        self._by_executor[executor] = by_number
+        return joined
+
+    def of(self, executor: Executor) -> list[SlotRecord]:
+        """The slots of this executor that have not left."""
+        return list(self._by_executor.get(executor, {}).values())
+
+    def leave(self, left: Sequence[SlotRecord]) -> None:
+        """Forgets these slots, and what ran there."""
+        numbers = {slot.number for slot in left}
+        for batch in [number for number, running in self.batches.items() if running.slot.number in numbers]:
+            del self.batches[batch]
+        for slot in left:
+            del self.slots[slot.number]
+            others = self._by_executor[slot.executor]
+            del others[slot.number]
+            if not others:
+                del self._by_executor[slot.executor]
+
+    def start(self, action: StartBatch, records: Sequence[RequestRecord], now: float) -> RunningBatch:
+        """These requests begin on their slot, or wait there for the end of what runs."""
+        slot = self.slots[action.slot]
+        running = self.batches[action.batch] = RunningBatch(action, slot, records, now)
+        if action.behind is not None:
+            slot.behind = running
+        return running
+
+    def reported(self, batch: int, now: float) -> RunningBatch | None:
+        """The batch of a report that has come; what waited behind it runs now. None: its slot was lost, or it is dropped."""
+        running = self.batches.get(batch)
+        if running is not None:
+            slot = running.slot
+            behind, slot.behind = slot.behind, None
+            if behind is not None and behind is not running:
+                behind.slot_free = now
+        return running

@@ -1,4 +1,4 @@
-"""The answers: results and failures become entries for their clients, with the timings of their way.
+"""Replies to clients: results and failures become entries, with the timings of their way.
 
 They leave at the end of the turn, grouped by client (`outgoing.py`). Large results are sent straight from
 the arrays that the slot copied out; nothing here touches tensor bytes.
@@ -20,8 +20,7 @@ from shapestream_engine.layout import Tensors
 __all__ = ["Egress"]
 
 REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
-"""Not this server, or not now: the request has no result here, and may be sent again under its number, which the reply
-leaves unused. Such replies are not kept."""
+"""Codes of requests that did not run: they may be sent again under their numbers. Such replies are not kept."""
 
 
 class Egress:
@@ -39,7 +38,7 @@ class Egress:
         batch: RunningBatch,
         now: float,
     ) -> None:
-        """Results of one batch. Members that arrived in the same turn share their `Timings`."""
+        """Reply with the results of one batch. Members that arrived in the same turn share their `Timings`."""
         say, keep = self.outgoing.say, self.kept.keep
         alike, timings, arrived = 0, None, 0.0
         for record, tensors in zip(records, outputs, strict=True):
@@ -63,7 +62,7 @@ class Egress:
             self._statistics.total_us.record(timings.total_us, times)
 
     def fail(self, record: RequestRecord, action: FailRequest) -> None:
-        """An admitted request that ends without a result."""
+        """Reply to an admitted request that ends without a result."""
         code, message = action.code, action.message
         if record.started and code in REFUSALS:
             code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
@@ -73,7 +72,7 @@ class Egress:
             self._keep(record, failure)
 
     def forgotten(self, record: RequestRecord) -> None:
-        """An admitted request whose client is gone. Nobody is told, but it must not run a second time where it may not."""
+        """Note the end of a request whose client is gone, so that it does not run twice if its model forbids that."""
         if record.started:
             why = f"its client left while it ran; {_MAY_HAVE_RUN}"
             self._keep(record, _failure(record.sequence, WorkerLost.code, why))
@@ -81,11 +80,11 @@ class Egress:
     def refuse(
         self, session: Session, sequence: int, code: str, message: str, retry_after_s: float | None = None
     ) -> None:
-        """A request that was not admitted, and has no record."""
+        """Reply to a request that was not admitted, and has no record."""
         self._tell(session, _failure(sequence, code, message, retry_after_s))
 
     def repeat(self, session: Session, reply: Result | Failure) -> None:
-        """A reply that was given before."""
+        """Give a reply again."""
         self._statistics.repeated += 1
         self.outgoing.say(session, reply)
 

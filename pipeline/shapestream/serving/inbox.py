@@ -1,4 +1,4 @@
-"""What arrived at a port and was not served yet, by connection, so that a flood on one connection delays no other.
+"""The messages that arrived at a port and were not served yet, by connection: a flood on one delays no other.
 
 A port reads all its connections as fast as it can and serves them in turns of bounded size. In a turn, connections that
 had nothing waiting come first; of the others, one gets its quantum. This is deficit round robin (M. Shreedhar,
@@ -59,7 +59,7 @@ class _Line:
 
 
 class Inbox:
-    """Reads a port's socket, and deals out what it read. One task uses it."""
+    """Reads a port's socket, and deals out its messages in turns. One task uses it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What is written down about requests and batches: the counters, and the log lines that follow one by its id.
+"""The counters and the log lines about requests and batches, which follow each by its id.
 
 The lines of single requests and batches are for `level: debug`. Whether they are wanted is asked once, when the
 journal is made, so that at `info` they cost a look at a boolean per batch.
@@ -6,9 +6,10 @@ journal is made, so that at `info` they cost a look at a boolean per batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
+import trio
 
 from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
 from shapestream.serving.running import RunningBatch
@@ -24,23 +25,17 @@ log = structlog.get_logger()
 
 
 class Journal:
-    """Kept by the dispatcher."""
+    """Observes the dispatcher, and decides nothing."""
 
-    def __init__(
-        self,
-        statistics: ServerStatistics,
-        clock: Callable[[], float],
-        trace: TraceRecorder | None = None,
-    ) -> None:
+    def __init__(self, statistics: ServerStatistics, trace: TraceRecorder | None = None) -> None:
         """`trace` records the sizes of all requests; the journal closes it."""
         self.statistics = statistics
         self._trace = trace
-        self._clock = clock
         self._limit = RateLimit()
         self._debug = debug_enabled()
 
     def arrived(self, records: Sequence[RequestRecord]) -> None:
-        """Requests that go to the scheduler."""
+        """Note requests that go to the scheduler."""
         if self._trace is not None:
             self._record(self._trace, records)
         if not self._debug:
@@ -55,7 +50,7 @@ class Journal:
             )
 
     def close(self) -> None:
-        """Nothing is written down any more."""
+        """Close the trace."""
         if self._trace is not None:
             self._trace.close()
 
@@ -73,7 +68,7 @@ class Journal:
             )
 
     def started(self, running: RunningBatch) -> None:
-        """A batch that goes to its slot."""
+        """Note a batch that goes to its slot."""
         if running.action.behind is not None:
             self.statistics.batches_prefetched += 1
         if self._debug:
@@ -89,12 +84,12 @@ class Journal:
             )
 
     def recalled(self, running: RunningBatch) -> None:
-        """A batch that is asked back from its slot, where it waits."""
+        """Note a batch that is recalled from its slot, where it is queued."""
         if self._debug:
             log.debug("batch recalled", batch=running.action.batch, slot=running.slot.label)
 
     def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int]) -> None:
-        """A batch that came back with results."""
+        """Note a batch that has run."""
         action, slot = running.action, running.slot
         slot.batches += 1
         slot.busy_s += report.busy_s
@@ -122,7 +117,7 @@ class Journal:
             )
 
     def failed(self, running: RunningBatch, report: BatchReport) -> None:
-        """A batch that came back without; which clients may cause at will, so the rate of lines is limited."""
+        """Note a batch that has failed. Clients may cause this at will, so the rate of lines is limited."""
         if report.code is ErrorCode.RECALLED:
             self.statistics.batches_recalled += 1
             if self._debug:
@@ -133,7 +128,7 @@ class Journal:
         if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return
-        skipped = self._limit.admit(f"{action.model} {report.code}", self._clock())
+        skipped = self._limit.admit(f"{action.model} {report.code}", trio.current_time())
         if self._debug or skipped is not None:
             log.warning(
                 "batch failed",
@@ -147,12 +142,12 @@ class Journal:
             )
 
     def delivered(self, action: DeliverResults) -> None:
-        """Results that go to their clients."""
+        """Note results that go to their clients."""
         if self._debug:
             log.debug("results delivered", batch=action.batch, requests=action.requests)
 
     def poisoned(self, record: RequestRecord, action: FailRequest, digest: str) -> None:
-        """A request that brought two workers down; each line stands for two of those, so they need no limit."""
+        """Note a request that brought two workers down; each line stands for two of those, so they need no limit."""
         log.error(
             "request poisoned",
             request=record.id,
@@ -165,9 +160,11 @@ class Journal:
         )
 
     def fault(self, action: ReportFault) -> None:
-        """What the scheduler could not work out. A caller may cause it at will, so the rate of lines is limited."""
+        """Note an error within the scheduler. Clients may cause it at will, so the rate of lines is limited."""
         self.statistics.faults += 1
-        skipped = self._limit.admit(f"fault {action.about} {type(action.error).__name__}", self._clock())
+        skipped = self._limit.admit(
+            f"fault {action.about} {type(action.error).__name__}", trio.current_time()
+        )
         if self._debug or skipped is not None:
             log.error(
                 "scheduler fault",
@@ -178,7 +175,7 @@ class Journal:
             )
 
     def request_failed(self, action: FailRequest) -> None:
-        """A request that ends without a result."""
+        """Note a request that ends without a result."""
         if self._debug:
             log.debug("request failed", request=action.id, code=action.code, why=action.message)
 

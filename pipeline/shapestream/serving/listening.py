@@ -47,8 +47,8 @@ def listen(
             [f"{address}: other machines reach it (security is needed)" for address in open_to_all]
         )
     if open_to_all and keys is None:
-        log.warning("anybody who reaches these addresses is let in", port=port, listen=open_to_all)
-    # Where nothing but ipc is listened at there is nobody to ask.
+        log.warning("every peer that reaches these addresses is let in", port=port, listen=open_to_all)
+    # CURVE asks for keys at tcp addresses only.
     asks = keys is not None and any(map(is_protectable, addresses))
     # The header frame, and one frame too many: by that the decoder knows a message that is refused.
     (farewell,) = encode([Goodbye()])

@@ -1,4 +1,4 @@
-"""The models that can be asked for: numbered once per server process, known from the executors."""
+"""The models that clients can ask for: numbered once per server process, known from the executors."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ class ServedModel:
     __slots__ = (
         "_description",
         "_resolved",
-        "_takes_endless_shapes",
         "name",
-        "new_shapes_refused",
         "number",
         "options",
         "profile",
@@ -84,25 +82,20 @@ class ServedModel:
         self.profile = _profile(name, signature, options)
         self._description: dict[str, Any] | None = None
         self._resolved: dict[Layout, RequestShape] = {}
-        self._takes_endless_shapes = _takes_endless_shapes(signature)
         self.unavailable: str | None = None
         """Why every request is refused, if it is; set by `ServedModels`."""
-        self.new_shapes_refused: str | None = None
-        """Why requests of shapes that were not met lately are refused, if they are."""
 
     def resolve(self, layout: Layout) -> RequestShape:
         """`ModelSignature.resolve`, one look-up for a layout that was seen before.
 
         Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
-        Raises ShapeError; Unavailable for a new shape while those are refused, and for any while all are.
+        Raises ShapeError, and Unavailable while all requests are refused.
         """
         shape = self._resolved.get(layout)
         if shape is None:
             shape = self.signature.resolve(layout)
             if self.unavailable is not None:
                 raise Unavailable(self.unavailable)
-            if self.new_shapes_refused is not None and self._takes_endless_shapes:
-                raise Unavailable(self.new_shapes_refused)
             if len(self._resolved) >= MAX_REMEMBERED:
                 self._resolved.clear()
             self._resolved[layout] = shape
@@ -205,18 +198,6 @@ def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ..
     return tuple(calls)
 
 
-def _takes_endless_shapes(signature: ModelSignature) -> bool:
-    """Whether some dimension is run at whatever size it comes with, so that each new one costs memory for good."""
-    strategy = signature.strategy
-    capped = strategy.max_prepared is not None
-    fills_rows = strategy.fill_rows
-    for number, (name, paddable) in enumerate(zip(signature.dimensions, signature.paddable, strict=True)):
-        rounded = capped and (paddable or (fills_rows and signature.has_batch and number == 0))
-        if name not in strategy.sizes and not rounded:
-            return True
-    return False
-
-
 def _difference(known: ModelSignature, other: ModelSignature) -> str:
     """The first lines of two descriptions that differ."""
     lines = zip_longest(known.describe(), other.describe(), fillvalue="nothing")
@@ -258,7 +239,7 @@ class ServedModels:
         self._by_name: dict[str, ServedModel] = {}
         self.by_number: list[ServedModel] = []
         self.unavailable: dict[str, str] = {}
-        """Models that nobody will serve any more, by name, and why."""
+        """Models that were given up, by name, and why."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_number)
@@ -272,11 +253,6 @@ class ServedModels:
         """The model, if an executor has brought it."""
         return self._by_name.get(name)
 
-    def refuse_new_shapes(self, why: str | None) -> None:
-        """From now on, or no longer: requests of shapes that were not met lately end as `unavailable`."""
-        for model in self.by_number:
-            model.new_shapes_refused = why
-
     def serve_files(self, digests: Mapping[str, str]) -> None:
         """From now on these are the files of the models. The first executor with a model says it of others."""
         self.digests = dict(digests)
@@ -287,19 +263,19 @@ class ServedModels:
         return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
 
     def make_unavailable(self, name: str, why: str) -> None:
-        """From now on requests for this model are refused."""
+        """Refuse requests for this model from now on."""
         self.unavailable[name] = why
         if name in self._by_name:
             self._by_name[name].refuse_all(why)
 
     def available_again(self, name: str) -> None:
-        """Somebody serves it after all."""
+        """Accept requests for this model again."""
         del self.unavailable[name]
         if name in self._by_name:
             self._by_name[name].refuse_all(None)
 
     def expect(self, name: str, options: ModelOptions) -> None:
-        """The configuration promises a model, from now on. One that is here keeps its options."""
+        """Expect a model that the configuration promises. One that is here keeps its options."""
         if name not in self._by_name:
             self._expected[name] = options
 

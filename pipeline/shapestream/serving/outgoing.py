@@ -1,7 +1,7 @@
-"""A peer at one of the server's ports: where it is, when it was heard last, and what is ready to be said.
+"""The peers at a port of the server, and the entries that leave for them.
 
-`Outgoing` is the last stop of everything that leaves through a port. What became ready for one peer within
-one turn of the event loop leaves together, in as few messages as the protocol allows.
+`Outgoing` is the last stop of everything that leaves through a port. The entries for one peer that became ready within one
+turn of the event loop leave together, in as few messages as the protocol allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GONE", "Link", "Outgoing"]
 log = structlog.get_logger()
 
 GONE = "gone"
-"""Why a link is lost when its connection is there no longer."""
+"""The reason for a lost link whose connection has broken."""
 
 
 class Link:
@@ -33,7 +33,7 @@ class Link:
 
     def __init__(self, peer: bytes, now: float) -> None:
         self.peer: bytes | None = peer
-        """The transport's routing id; None while there is no connection, and at the end: what is said then goes nowhere."""
+        """The transport's routing id; None while there is no connection, and at the end: entries are dropped then."""
         self.heard_at = now
         self.outgoing: list[Entry] = []
         self.spoken = False
@@ -41,12 +41,12 @@ class Link:
 
 
 class Outgoing:
-    """Collects entries per link and sends them, at `flush`, in few messages."""
+    """The entries of a port by link, sent at `flush` in few messages."""
 
     def __init__(
         self, socket: PeerSocket, port: str, statistics: ServerStatistics, limits: Limits = CLIENT_LIMITS
     ) -> None:
-        """`port` is what logs and counters call it; `limits` are those that the peers' decoders keep."""
+        """`port` is its name in logs and counters; `limits` are those of the peers' decoders."""
         self.socket = socket
         self.statistics = statistics
         self._limits = limits
@@ -57,7 +57,7 @@ class Outgoing:
         """Links that could not be sent to, with the reason, until the next `flush` returns them."""
 
     def say(self, link: Link, entry: Entry) -> None:
-        """Queues an entry until the end of this turn."""
+        """Queue an entry until the end of this turn."""
         if link.peer is None:
             return
         if not link.outgoing:
@@ -65,7 +65,7 @@ class Outgoing:
         link.outgoing.append(entry)
 
     def say_once(self, peer: bytes, entry: Entry) -> None:
-        """Sends one entry to a peer that has no link, at once, if it can be reached."""
+        """Send one entry to a peer that has no link, at once, if it can be reached."""
         try:
             self.socket.send_nowait(peer, encode([entry], limits=self._limits))
         except (PeerGone, OutboxFull):
@@ -110,13 +110,13 @@ class Outgoing:
         return messages
 
     def keep_alive(self, link: Link) -> None:
-        """Queues a heartbeat if nothing was said since the last call."""
+        """Queue a heartbeat if nothing was said since the last call."""
         if not link.spoken:
             self.say(link, Heartbeat())
         link.spoken = False
 
     def tell_stranger(self, peer: bytes, now: float) -> None:
-        """Answers a peer that has not greeted, or greeted another server; counted and logged, at a limited rate."""
+        """Answer a peer that has not greeted, or greeted another server; count it, and log it at a limited rate."""
         self.statistics.strangers[self._port] += 1
         skipped = self._limit.admit("stranger", now)
         if skipped is not None:
@@ -124,7 +124,7 @@ class Outgoing:
         self.say_once(peer, Unknown())
 
     def count_handshakes(self, now: float) -> None:
-        """Counts and logs, at a limited rate, who was turned away before he could say anything."""
+        """Count connections that failed in their handshake, and log them at a limited rate."""
         failed = self.socket.failed_handshakes()
         if not failed:
             return
@@ -134,7 +134,7 @@ class Outgoing:
             log.warning("handshakes failed", port=self._port, count=failed, like_it_before=skipped)
 
     def refuse(self, peer: bytes, why: str, now: float) -> None:
-        """Counts and logs, at a limited rate, what a peer sent that could not be accepted."""
+        """Count a message that could not be accepted, and log it at a limited rate."""
         self.statistics.bad_messages[self._port] += 1
         skipped = self._limit.admit(self._port, now)
         if skipped is not None:

@@ -1,6 +1,6 @@
-"""Requests that killed workers, by what they hold: what equals one of them is not run again for a while.
+"""Requests that killed workers: a request that equals one of them is not run again for a while.
 
-Kept are digests, never tensors. While the quarantine is empty, asking it costs nothing; otherwise only requests of a
+Digests are kept, never tensors. While the quarantine is empty, asking it costs nothing; otherwise only requests of a
 layout that is in it are looked at, and their bytes are only digested where the beginnings agree.
 """
 
@@ -23,7 +23,7 @@ _Kind: TypeAlias = tuple[str, Layout]
 
 
 class Quarantine:
-    """The last so many, each for so long. When another comes, the one that came first goes."""
+    """The last `max_requests`, each for `keep_s` seconds. A new one replaces the oldest."""
 
     __slots__ = ("_kept", "_kinds", "keep_s", "max_requests")
 
@@ -45,7 +45,7 @@ class Quarantine:
         return f"<quarantine: {len(self._kept)} of {self.max_requests} requests>"
 
     def keep(self, model: str, tensors: Tensors, now: float) -> str:
-        """Takes a request in, or lets its time begin anew. Its digest, for people."""
+        """Keep a request, or let its time begin anew. Returns its digest, for logs."""
         digest = _digest(model, tensors)
         if digest in self._kept:
             self._drop(digest)

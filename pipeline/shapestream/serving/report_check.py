@@ -6,36 +6,34 @@ what needs the model. A layout that was found good for a request's sizes is reme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
-from shapestream.wire.messages import BatchDone
-from shapestream_engine.batch import Batch
-from shapestream_engine.layout import Layout, Tensors
-from shapestream_engine.rules import With
+from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.layout import Layout
+from shapestream_engine.ports import With
 from shapestream_engine.signature import ModelSignature, OutputPort
 
-__all__ = ["ReportCheck", "ReportRefused", "check_numbers"]
+__all__ = ["ReportCheck", "ReportRefused"]
 
 # Layouts remembered per worker; beyond it all are forgotten and checked afresh.
 MAX_REMEMBERED = 4096
 
 
 # More than any honest batch takes, and so little that sums over years still fit the messages that carry them.
-MAX_TIME_US = 30 * 86_400 * 10**6
+MAX_TIME_S = 30 * 86_400.0
 MAX_CALLS = 1 << 20
 MAX_ELEMENTS = 1 << 53
 
 
-def check_numbers(done: BatchDone) -> None:
+def _check_numbers(report: BatchReport) -> None:
     """Raises ReportRefused for times and counts that no batch has. They are added up, and decisions rest on them."""
-    if max(done.run_us, done.busy_us) > MAX_TIME_US:
-        raise ReportRefused(f"it ran for {done.run_us} us and was busy for {done.busy_us} us")
-    calls = sum([count for count, _ in done.calls])
-    if max(calls, done.reallocations, done.preparations) > MAX_CALLS:
-        said = f"{calls} calls, {done.preparations} preparations and {done.reallocations} reallocations"
+    if max(report.run_s, report.busy_s) > MAX_TIME_S:
+        raise ReportRefused(f"it ran for {report.run_s:.0f} s and was busy for {report.busy_s:.0f} s")
+    calls = sum([count for count, _ in report.calls])
+    if max(calls, report.reallocations, report.preparations) > MAX_CALLS:
+        said = f"{calls} calls, {report.preparations} preparations and {report.reallocations} reallocations"
         raise ReportRefused(f"{said} in one batch")
-    for count, sizes in done.calls:
+    for count, sizes in report.calls:
         if count * prod(sizes) > MAX_ELEMENTS:
             raise ReportRefused(f"{count} calls of {list(sizes)} are more than anything computes")
 
@@ -51,17 +49,11 @@ class ReportCheck:
         self._signature = signature
         self._good: set[tuple[tuple[int, ...], Layout]] = set()
 
-    def check(
-        self,
-        batch: Batch,
-        outputs: Sequence[Tensors | None],
-        calls: Sequence[tuple[int, tuple[int, ...]]] = (),
-        *,
-        reallocations: int = 0,
-        preparations: int = 0,
-    ) -> None:
+    def check(self, batch: Batch, report: BatchReport) -> None:
         """Raises ReportRefused unless each member has its outputs, or lacks them as its time had passed."""
-        self._check_calls(batch, calls, reallocations, preparations)
+        outputs = report.outputs or ()
+        _check_numbers(report)
+        self._check_calls(batch, report)
         if len(outputs) != len(batch.members):
             raise ReportRefused(f"{len(outputs)} results for {len(batch.members)} requests")
         start_before = batch.start_before
@@ -80,15 +72,10 @@ class ReportCheck:
                 self._good.clear()
             self._good.add(key)
 
-    def _check_calls(
-        self,
-        batch: Batch,
-        calls: Sequence[tuple[int, tuple[int, ...]]],
-        reallocations: int,
-        preparations: int,
-    ) -> None:
+    def _check_calls(self, batch: Batch, report: BatchReport) -> None:
         """They are for the statistics and for the costs; each covers a row that no other did."""
-        signature = self._signature
+        signature, calls = self._signature, report.calls
+        preparations, reallocations = report.preparations, report.reallocations
         for count, sizes in calls:
             if count < 1 or len(sizes) != len(signature.dimensions):
                 raise ReportRefused(f"{count} calls of {list(sizes)} are none of this model")

@@ -1,9 +1,8 @@
-"""Slots as the scheduler numbers them, and what runs on them: the dispatcher's own records."""
+"""Records of the dispatcher: a slot, and a batch from its start to its report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import count
 
 from shapestream.scheduling.events import StartBatch
 from shapestream.serving.executor import Executor
@@ -12,61 +11,7 @@ from shapestream.wire.messages import Timings
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 
-__all__ = ["RunningBatch", "SlotBook", "SlotRecord"]
-
-
-class SlotBook:
-    """All slots, by the scheduler's numbers, and the batches that were started on them and not reported yet."""
-
-    __slots__ = ("_by_executor", "_numbers", "batches", "slots")
-
-    def __init__(self) -> None:
-        self._numbers = count()
-        self._by_executor: dict[Executor, dict[int, SlotRecord]] = {}
-        self.slots: dict[int, SlotRecord] = {}
-        self.batches: dict[int, RunningBatch] = {}
-
-    def join(self, executor: Executor) -> list[SlotRecord]:
-        """Gives each of its slots a number."""
-        joined = [SlotRecord(next(self._numbers), executor, slot) for slot in range(executor.slots)]
-        by_number = {slot.number: slot for slot in joined}
-        self.slots.update(by_number)
-        self._by_executor[executor] = by_number
-        return joined
-
-    def of(self, executor: Executor) -> list[SlotRecord]:
-        """The slots of this executor that have not left."""
-        return list(self._by_executor.get(executor, {}).values())
-
-    def leave(self, left: Sequence[SlotRecord]) -> None:
-        """Forgets these slots, and what ran there."""
-        numbers = {slot.number for slot in left}
-        for batch in [number for number, running in self.batches.items() if running.slot.number in numbers]:
-            del self.batches[batch]
-        for slot in left:
-            del self.slots[slot.number]
-            others = self._by_executor[slot.executor]
-            del others[slot.number]
-            if not others:
-                del self._by_executor[slot.executor]
-
-    def start(self, action: StartBatch, records: Sequence[RequestRecord], now: float) -> RunningBatch:
-        """These requests begin on their slot, or wait there for the end of what runs."""
-        slot = self.slots[action.slot]
-        running = self.batches[action.batch] = RunningBatch(action, slot, records, now)
-        if action.behind is not None:
-            slot.behind = running
-        return running
-
-    def reported(self, batch: int, now: float) -> RunningBatch | None:
-        """The batch of a report that has come; what waited behind it runs now. None: its slot was lost, or it is dropped."""
-        running = self.batches.get(batch)
-        if running is not None:
-            slot = running.slot
-            behind, slot.behind = slot.behind, None
-            if behind is not None and behind is not running:
-                behind.slot_free = now
-        return running
+__all__ = ["RunningBatch", "SlotRecord"]
 
 
 class SlotRecord:

@@ -98,7 +98,7 @@ class Server:
             learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
-        self._journal = Journal(self._counters, trio.current_time, trace)
+        self._journal = Journal(self._counters, trace)
         self._kept = KeptReplies(
             max_bytes=settings.kept_bytes,
             max_age_s=settings.kept_s,
@@ -135,21 +135,21 @@ class Server:
     # ---------------------------------------------------------------- for the caller
 
     def drain(self, *, grace_s: float | None = None) -> None:
-        """Begins the end: new requests are refused, admitted ones get the grace to finish; `serve` returns.
+        """Begin the end: new requests are refused, admitted ones get the grace to finish; then `serve` returns.
 
-        `grace_s` replaces that of the settings, for a caller who knows that waiting is of no use.
+        `grace_s` replaces that of the settings, where waiting is of no use.
         """
         if grace_s is not None:
             self._grace_s = grace_s
         self._drain_asked.set()
 
     def own_processes(self, owner: ProcessOwner) -> None:
-        """From now on `owner` is asked to kill workers that hang, and tells by `worker_ended` when one has ended."""
+        """Let `owner` kill workers that hang; it tells by `worker_ended` when one has ended."""
         if self._worker_port is not None:
             self._worker_port.owner = owner
 
     async def worker_ended(self, worker: str, pid: int, *, died: bool) -> LastState:
-        """A worker's process has ended: what it had not answered runs again elsewhere, nobody waits for its silence.
+        """Run the batches of a worker whose process has ended again elsewhere, without waiting for its silence.
 
         `died`: by a signal, or with an error, so that it may have died of what it ran.
         """
@@ -161,23 +161,23 @@ class Server:
             return LastState()  # the server has ended meanwhile: nothing is left to be run again
 
     def model_given_up(self, name: str, why: str) -> None:
-        """No worker will be started for this model any more: its requests end as `unavailable`, unless one dials in."""
+        """End the requests of a model as `unavailable`: no worker is started for it any more. One may still dial in."""
         if not self._ended:
             self._availability.give_up(name, why, trio.current_time())
             self._dispatcher.end_turn()
 
     def model_expected(self, name: str, options: ModelOptions) -> None:
-        """A worker with this model will come: requests wait for it. `options` are for a model that is new here."""
+        """Let requests wait for a model whose worker will come. `options` are for a model that is new here."""
         self._models.expect(name, options)
         self.model_awaited(name)
 
     def model_awaited(self, name: str) -> None:
-        """Its workers are started again after all: requests wait for them."""
+        """Let requests wait again for a model whose workers are started after all."""
         if not self._ended:
             self._availability.hope_again(name)
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
-        """From now on the models are served from files of these digests: workers that have read others are refused.
+        """Serve the models from files of these digests from now on: workers that have read others are refused.
 
         Workers that are here stay. Of a model that is left out the first worker that joins says it.
         """
@@ -192,14 +192,6 @@ class Server:
         for socket in self._sockets:
             if isinstance(socket, ProtectedRouter):
                 socket.let_in(ring)
-
-    def refuse_new_shapes(self, why: str | None) -> None:
-        """From now on, or no longer (None): a request of a shape that no other had lately is answered `unavailable`.
-
-        For a server whose own memory grows with each shape that its models meet. Models that round shapes to a
-        few are not concerned.
-        """
-        self._models.refuse_new_shapes(why)
 
     def statistics(self) -> dict[str, Any]:
         """The counters, as plain data: what `Statistics` carries."""
@@ -295,7 +287,7 @@ class Server:
             now = trio.current_time()  # once: it may stand still between two looks, too
             if now > due + STALL_S:
                 log.warning("the server stood still", seconds=round(now - due, 1))
-                await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
+                await trio.sleep(STALL_S)  # unread messages come before the verdict that a peer is silent
                 now += STALL_S
             for port in self._ports:
                 port.beat(now)
@@ -340,7 +332,7 @@ async def serve(
     workers: PeerSocket | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until drained or cancelled; hands a `Server` to `nursery.start`.
+    """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
 
     `models`: those that clients may ask for before a worker has brought them; `digests`: the sha256 of their files,
     where known, else the first worker says it. `keys`: those of `settings.security`, read from its files.

@@ -23,7 +23,6 @@ from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import GONE, Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.serving.report_check import ReportRefused
-from shapestream.serving.worker_reports import report_of_done, report_of_failed
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget
 from shapestream.transport.interface import Message
@@ -198,11 +197,7 @@ class WorkerPort:
 
     def _reported(self, worker: RemoteExecutor, entry: BatchDone | BatchFailed, now: float) -> None:
         try:
-            report = (
-                report_of_done(worker, entry, now)
-                if isinstance(entry, BatchDone)
-                else report_of_failed(worker, entry)
-            )
+            report = worker.reported(entry, now)
         except ReportRefused as error:
             assert worker.peer is not None  # it has just been heard
             self._cut_off(worker.peer, f"worker {worker.name!r}: batch {entry.batch}: {error}", now)

@@ -72,8 +72,6 @@ class InProcessSettings(Section):
     """Threads that the engine may use."""
     memory_limit: MemoryLimit | None = None
     """Resident memory of the server at which it warns. Default: none."""
-    refuse_new_shapes: bool = False
-    """While the server holds more than `memory_limit`: answer requests of shapes that it has not met `unavailable`."""
 
 
 def _read_in_process(value: Any) -> Any:
@@ -157,14 +155,8 @@ class Settings(Section):
 
     def _problems_of_workers(self) -> Iterator[Finding]:
         dial_in, in_process = self.server.worker_listen is not None, self.in_process
-        if in_process is not None:
-            if self.workers:
-                yield ("in_process",), 'both "in_process" and "workers" are given (remove one)'
-            if in_process.refuse_new_shapes and in_process.memory_limit is None:
-                words = (
-                    '"refuse_new_shapes" says what happens above "memory_limit", which is not set (add it)'
-                )
-                yield ("in_process", "refuse_new_shapes"), words
+        if in_process is not None and self.workers:
+            yield ("in_process",), 'both "in_process" and "workers" are given (remove one)'
         if not self.models and (in_process is not None or self.workers or not dial_in):
             yield ("models",), "no models (add one; only a server with worker_listen can do without)"
         if self.workers == () and in_process is None and not dial_in:

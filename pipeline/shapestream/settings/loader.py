@@ -255,7 +255,18 @@ def _reads_as_number(text: str, kind: Callable[[str], float]) -> bool:
 _schema = functools.cache(json_schema)
 
 
+_REMOVED: dict[Location, str] = {
+    (
+        "in_process",
+        "refuse_new_shapes",
+    ): "remove it; a worker above its memory_limit is replaced, use workers",
+}
+"""Keys of earlier versions, and what to do instead."""
+
+
 def _unknown_key(location: Location, given: Any) -> str:
+    if (advice := _REMOVED.get(location)) is not None:
+        return f"there is no such key any more ({advice})"
     known = _known_keys(location[:-1])
     word = str(location[-1])
     if (close := closest(word, known)) is not None:

@@ -27,7 +27,7 @@ from shapestream.settings.values import (
     read_rule_argument,
 )
 from shapestream.settings.yaml_source import Location
-from shapestream_engine.dimension_table import BATCH
+from shapestream_engine.ports import BATCH
 
 __all__ = ["BatchingSettings", "ModelSettings", "OutputSettings", "ProbeSettings"]
 

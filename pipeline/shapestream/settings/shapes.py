@@ -21,8 +21,8 @@ from shapestream.settings.values import (
     did_you_mean,
     read_sizes,
 )
-from shapestream_engine.dimension_table import BATCH
 from shapestream_engine.errors import ShapeError, SignatureError
+from shapestream_engine.ports import BATCH
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
 

@@ -24,7 +24,7 @@ from shapestream.testing import (
     identity_signature,
 )
 from shapestream.wire import layouts
-from shapestream_engine.rules import Whole
+from shapestream_engine.ports import Whole
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, serve_in_thread
-from shapestream_engine.rules import IndexColumn, Rows
+from shapestream_engine.ports import IndexColumn, Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

@@ -10,7 +10,7 @@ from enum import Enum
 
 from hypothesis import strategies as st
 
-from shapestream_engine.rules import Rows
+from shapestream_engine.ports import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

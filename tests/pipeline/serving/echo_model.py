@@ -8,7 +8,7 @@ import numpy as np
 
 from shapestream.wire.messages import BatchDone, Execute, Request
 from shapestream_engine.layout import Tensors
-from shapestream_engine.rules import Rows
+from shapestream_engine.ports import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

@@ -14,7 +14,7 @@ from tests.pipeline.serving.real_sockets import dialled
 
 from shapestream.wire.codec import Role
 from shapestream.wire.messages import Execute, Goodbye, ModelOpened, OpenModel, Result
-from shapestream_engine.rules import Rows
+from shapestream_engine.ports import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

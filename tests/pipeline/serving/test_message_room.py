@@ -10,7 +10,7 @@ from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember
 from shapestream_engine.layout import Tensors
-from shapestream_engine.rules import Rows
+from shapestream_engine.ports import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

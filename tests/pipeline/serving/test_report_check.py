@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.pipeline.serving.batches import batch_of
+from tests.pipeline.serving.batches import batch_of, report_of
 
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream_engine.layout import Layout, Tensors
-from shapestream_engine.rules import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
+from shapestream_engine.ports import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 
@@ -45,7 +45,8 @@ def check(shapes: dict[str, tuple[int, ...]]) -> None:
     layout: Layout = tuple(
         (number, port.element_type, shapes[port.name]) for number, port in enumerate(SIGNATURE.outputs)
     )
-    ReportCheck(SIGNATURE).check(batch, [Tensors(layout=layout, buffers=[b""] * len(layout))])
+    outputs = (Tensors(layout=layout, buffers=[b""] * len(layout)),)
+    ReportCheck(SIGNATURE).check(batch, report_of(batch, outputs=outputs))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import pytest
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed
 
 from shapestream.scheduling.events import StartBatch
+from shapestream.serving.dispatcher import SlotBook
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.models import ModelOptions, ServedModel
 from shapestream.serving.remote_executor import RemoteExecutor
-from shapestream.serving.running import RunningBatch, SlotBook
+from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors

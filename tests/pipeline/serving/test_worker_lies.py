@@ -14,7 +14,7 @@ from tests.pipeline.serving.harness import (
 )
 
 from shapestream.wire.messages import Execute, Failure, Goodbye, Result, WorkerHello
-from shapestream_engine.rules import Rows
+from shapestream_engine.ports import Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
 

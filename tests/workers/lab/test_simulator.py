@@ -15,7 +15,7 @@ from shapestream.scheduling.events import Action, BatchFinished, Event, Requests
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.simulator import LEFT, Policy, SimulationError, SlotPlan
-from shapestream_workers.lab.summary import goodput_over_time, latencies_s, oracle_rate, summarise
+from shapestream_workers.lab.summary import latencies_s, oracle_rate, summarise
 from shapestream_workers.lab.traffic import Arrivals, SizedModel, Traffic, generate, parse_sizes
 from shapestream_workers.lab.true_cost import FormulaCost
 
@@ -211,13 +211,6 @@ def test_a_plain_server_closes_its_batch_at_another_model_or_size() -> None:
     assert 1 + 18 + 40 + 24 + 5 == simulated.slots.computed
     ended = list(simulated.requests.ended)[1:]
     assert ended == sorted(ended)
-
-
-def test_goodput_over_time_adds_up() -> None:
-    """Every answered request is in one window."""
-    simulated = play(PlainServer(1), generate(traffic(500, 50)))
-    ends, rates = goodput_over_time(simulated, windows=10)
-    assert 500 == pytest.approx(float((rates * np.diff([simulated.began_s, *ends])).sum()))
 
 
 class Broken:

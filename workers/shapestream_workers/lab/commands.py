@@ -100,7 +100,6 @@ def simulate(
     p99_ms: Annotated[
         float | None, typer.Option(min=0.0, help="Say what reaches this p99 with at most 0.1 % lost.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .svg, .png or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Play traffic to the server's own scheduler on virtual time: goodput, latencies, how many slots it takes."""
@@ -135,9 +134,7 @@ def simulate(
             seed=seed,
         )
         try:
-            run_simulate(
-                options, config, sweep=sweep, compare=compare, p99_ms=p99_ms, plot=plot, as_json=as_json
-            )
+            run_simulate(options, config, sweep=sweep, compare=compare, p99_ms=p99_ms, as_json=as_json)
         except BadText as error:
             raise typer.BadParameter("; ".join(error.problems)) from error
 

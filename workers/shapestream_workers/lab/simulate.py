@@ -1,7 +1,4 @@
-"""`shapestream simulate`: its runs, table, JSON, verdict and picture.
-
-Matplotlib, which the extra `[plots]` brings, is imported only for a picture.
-"""
+"""`shapestream simulate`: its runs, table, JSON and verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -23,8 +19,6 @@ from shapestream.settings import load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_engine.errors import EngineError
 from shapestream_workers.lab.scenario import (
-    ARRIVAL_ORDER,
-    ONE_AT_A_TIME,
     PLANNED,
     POLICIES,
     Scenario,
@@ -35,16 +29,13 @@ from shapestream_workers.lab.scenario import (
     play,
     varied,
 )
-from shapestream_workers.lab.simulator import Simulated
-from shapestream_workers.lab.summary import Summary, goodput_over_time, latencies_s, summarise
+from shapestream_workers.lab.summary import Summary, summarise
 from shapestream_workers.lab.traffic import BadText
 
 __all__ = [
     "Goal",
     "Run",
     "Sweep",
-    "check_plot",
-    "draw",
     "fewest_slots",
     "parse_sweep",
     "print_table",
@@ -76,8 +67,6 @@ class Run:
     summary: Summary
     oracle: float
     """Goodput if all requests were known beforehand."""
-    simulated: Simulated | None
-    """Kept for a picture only."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -104,10 +93,9 @@ def run_all(
     sweep: Sweep | None,
     *,
     compare: bool,
-    keep: bool,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Run]:
-    """Play every policy at every value; `keep` the events of one scenario for a picture."""
+    """Play every policy at every value."""
     runs: list[Run] = []
     policies = POLICIES if compare else (PLANNED,)
     for value in sweep.values if sweep is not None else (None,):
@@ -115,9 +103,7 @@ def run_all(
         oracle = oracle_goodput(changed)
         for policy in policies:
             progress(policy if sweep is None else f"{sweep.what} {value:g}: {policy}")
-            simulated = play(changed, policy)
-            kept = simulated if keep and sweep is None else None
-            runs.append(Run(policy, value, summarise(simulated), oracle, kept))
+            runs.append(Run(policy, value, summarise(play(changed, policy)), oracle))
     return runs
 
 
@@ -212,15 +198,12 @@ def run_simulate(
     sweep: str | None,
     compare: bool,
     p99_ms: float | None,
-    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Simulate and print. Raises `ConfigurationError` for wrong options before anything runs."""
     if config is not None:
         options = replace(options, loaded=load_settings(config))
         configure("warning", "auto")  # models may be compiled for it, which is no news here
-    if plot is not None:
-        check_plot(plot)
     scenario = make_scenario(options)
     swept = None if sweep is None else parse_sweep(sweep)
     errors = Console(stderr=True)
@@ -230,13 +213,10 @@ def run_simulate(
                 scenario,
                 swept,
                 compare=compare,
-                keep=plot is not None,
                 progress=lambda what: status.update(f"simulating: {what}"),
             )
         except EngineError as error:  # costs that no table can hold: a formula may say anything
             raise ConfigurationError([f"the calls of this traffic cost too much: {error}"]) from error
-    if plot is not None:
-        draw(runs, swept, plot)
     goal = None if p99_ms is None else Goal(p99_s=p99_ms / 1000)
     if as_json:
         typer.echo(json.dumps(_plain(runs, swept, goal), indent=2))
@@ -271,90 +251,3 @@ def _verdict(runs: list[Run], sweep: Sweep | None, goal: Goal) -> str:
         return f"{words}: " + ("not with these slots" if best is None else f"{best.value:g} slots are enough")
     met = [f"{run.value:g} ({run.policy})" for run in runs if goal.met_by(run.summary)]
     return f"{words}: {sweep.what} {', '.join(met) if met else 'at none of these'}"
-
-
-_COLOURS = {PLANNED: "#0b6e4f", ONE_AT_A_TIME: "#4472c4", ARRIVAL_ORDER: "#c55a11"}
-_SUFFIXES = (".svg", ".png", ".pdf")
-_WORDS = {
-    "slots": "slots",
-    "rate": "offered requests per second",
-    "in_flight": "requests in flight",
-    "max_batch": "rows in a call, at most",
-    "deadline_ms": "deadline, ms",
-}
-
-
-def check_plot(path: Path) -> None:
-    """Raises `ConfigurationError` unless a picture can be drawn there; called before anything runs."""
-    if path.suffix not in _SUFFIXES:
-        raise BadText([f"--plot {path}: expected a name that ends with {', '.join(_SUFFIXES)}"])
-    if not path.absolute().parent.is_dir():
-        raise BadText([f"--plot {path}: no such folder: {path.parent}"])
-    _matplotlib()
-
-
-def draw(runs: Sequence[Run], sweep: Sweep | None, path: Path) -> None:
-    """Draw two panels side by side, into a file. Raises `ConfigurationError` without Matplotlib, OSError without space."""
-    matplotlib = _matplotlib()
-    from matplotlib.figure import Figure
-
-    # The same figures give the same file, and text stays text.
-    settings = {"svg.hashsalt": "shapestream", "svg.fonttype": "none", "axes.spines.top": False}
-    with matplotlib.rc_context({**settings, "axes.spines.right": False, "font.size": 9}):
-        figure = Figure(figsize=(9, 3.8), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        if sweep is None:
-            _draw_latencies(left, runs)
-            _draw_goodput(right, runs)
-        else:
-            _draw_swept(left, right, runs, sweep)
-        for axes in (left, right):
-            axes.grid(alpha=0.25)
-        # The right panel has a line of every kind.
-        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(path, dpi=150, metadata=metadata)
-
-
-def _draw_latencies(axes: Any, runs: Sequence[Run]) -> None:
-    for run in runs:
-        if run.simulated is None or not len(latencies := latencies_s(run.simulated)):
-            continue
-        shares = np.linspace(0, 1, 500)
-        axes.plot(np.quantile(latencies, shares) * 1e3, shares, color=_COLOURS[run.policy], label=run.policy)
-    axes.set(xscale="log", xlabel="latency from intended arrival, ms", ylabel="share of answers", ylim=(0, 1))
-
-
-def _draw_goodput(axes: Any, runs: Sequence[Run]) -> None:
-    for run in runs:
-        if run.simulated is not None:
-            ends, rates = goodput_over_time(run.simulated, windows=60)
-            axes.plot(ends - run.simulated.began_s, rates, color=_COLOURS[run.policy], label=run.policy)
-    if runs and isfinite(runs[0].oracle):
-        axes.axhline(runs[0].oracle, color="grey", linestyle=":", label="all known beforehand")
-    axes.set(xlabel="seconds", ylabel="answered in time, per second")
-    axes.set_ylim(bottom=0)
-
-
-def _draw_swept(left: Any, right: Any, runs: Sequence[Run], sweep: Sweep) -> None:
-    for policy in dict.fromkeys(run.policy for run in runs):
-        own = [run for run in runs if run.policy == policy]
-        values = [run.value for run in own]
-        colour = _COLOURS[policy]
-        left.plot(values, [run.summary.p99_s * 1e3 for run in own], color=colour)
-        left.plot(values, [run.summary.p50_s * 1e3 for run in own], color=colour, linestyle="--")
-        right.plot(values, [run.summary.goodput for run in own], color=colour, label=policy)
-    oracle = {run.value: run.oracle for run in runs if isfinite(run.oracle)}
-    right.plot(list(oracle), list(oracle.values()), color="grey", linestyle=":", label="all known beforehand")
-    left.set(yscale="log", xlabel=_WORDS[sweep.what], ylabel="latency, ms: p99 (solid), p50 (dashed)")
-    right.set(xlabel=_WORDS[sweep.what], ylabel="answered in time, per second")
-    right.set_ylim(bottom=0)
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        message = "--plot needs Matplotlib: pip install 'shapestream[plots]'"
-        raise ConfigurationError([message]) from error
-    return matplotlib

@@ -17,7 +17,7 @@ from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, EXPIRED, FAILED, LATE, LEFT, REFUSED, Simulated, SlotPlan
 from shapestream_workers.lab.true_cost import TrueCost
 
-__all__ = ["Summary", "goodput_over_time", "latencies_s", "oracle_rate", "summarise"]
+__all__ = ["Summary", "latencies_s", "oracle_rate", "summarise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +117,6 @@ def latencies_s(simulated: Simulated) -> NDArray[np.float64]:
     took_s = requests.column(requests.ended) - requests.column(requests.arrived)
     latencies: NDArray[np.float64] = took_s[answered]
     return latencies
-
-
-def goodput_over_time(
-    simulated: Simulated, windows: int = 100
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Ends of equal windows of time, and the requests per second answered in time in each."""
-    requests = simulated.requests
-    ended = requests.column(requests.ended)[requests.outcomes() == DONE]
-    edges = np.linspace(simulated.began_s, max(simulated.ended_s, simulated.began_s + 1e-12), windows + 1)
-    counts, _ = np.histogram(ended, edges)
-    rates: NDArray[np.float64] = counts / np.diff(edges)
-    return edges[1:], rates
 
 
 SAMPLE = 8192

@@ -20,8 +20,8 @@ from shapestream_engine.model import CompiledModel, ModelSpec
 from shapestream_engine.model_files import files_of_model, outputs_that_are_no_tensors
 from shapestream_engine.ports import InputPort
 from shapestream_engine.prepared import PreparedSizes
-from shapestream_engine.reservation import fixed_ports, port_bounds
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import fixed_ports, port_bounds
 
 __all__ = ["OpenVinoModel", "compile_spec", "read_model", "read_spec"]
 

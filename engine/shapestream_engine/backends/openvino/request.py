@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import openvino as ov
 
-from shapestream_engine.array_tensor import ArrayTensor
 from shapestream_engine.backends.openvino.runtime import engine_words
 from shapestream_engine.backends.openvino.tensor import OpenVinoTensor, tensor_over
 from shapestream_engine.element_types import dtype_of
@@ -16,9 +15,18 @@ from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
-from shapestream_engine.reservation import bound_shape, output_bounds, port_bounds, reserved, upper_bounds
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike
+from shapestream_engine.tensor import (
+    RESERVE_BYTES,
+    ArrayTensor,
+    Tensor,
+    TensorLike,
+    bound_shape,
+    output_bounds,
+    port_bounds,
+    reserved,
+    upper_bounds,
+)
 
 __all__ = ["CopiedOutput", "OpenVinoRequest", "SetOutput", "reserve_outputs"]
 
