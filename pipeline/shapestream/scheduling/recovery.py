@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import TypeAlias
 
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
     Action,
     BatchFailed,
