@@ -57,7 +57,7 @@ from shapestream.scheduling.recovery import (
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.state import RERUN, RUNNING, Batch, BatchState, Request, Slot, SlotTable, Trial
 from shapestream.scheduling.statistics import Statistics, Story, take_stock
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
 """Free slots that are compared by their speed, at most."""
