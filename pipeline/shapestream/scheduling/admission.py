@@ -17,7 +17,7 @@ from math import inf, isfinite
 from typing import Final, NamedTuple
 
 from shapestream.scheduling.call_bytes import CallBytes
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
 from shapestream.scheduling.queueing import LazyHeap, ModelQueue

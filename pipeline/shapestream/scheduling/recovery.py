@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import TypeAlias
 
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
     Action,
     BatchFailed,
@@ -173,9 +173,9 @@ RECKON_EVERY = 32
 class HangLimits:
     """What is a hang, at least, and how much patience there is."""
 
-    min_s: float = 10.0
+    min_s: float
     """No batch is said to hang before it has run so long, except where its model has a limit of its own."""
-    grace_s: float = 5.0
+    grace_s: float
     """From one step to the next."""
 
     @property

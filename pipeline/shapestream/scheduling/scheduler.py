@@ -15,9 +15,7 @@ from math import inf
 from typing import assert_never
 
 from shapestream.scheduling.admission import Admission, Refusal, take_turn
-from shapestream.scheduling.cost_kind import NOTHING_LEARNED
-from shapestream.scheduling.cost_model import CostModel
-from shapestream.scheduling.cost_surface import Surface
+from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel, Surface
 from shapestream.scheduling.events import (
     Action,
     Arrival,
@@ -610,6 +608,8 @@ class Scheduler:
         ledger = self._ledger
         admission = self._admission
         admission.new_turn()
+        if len(arrivals) > 1:
+            self._costs.expect((arrival.model, arrival.sizes) for arrival in arrivals)
         queues = self._queues
         admitted: list[int] = []
         for arrival in arrivals:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from shapestream.scheduling.cost_model import CostModel
+    from shapestream.scheduling.costs import CostModel
     from shapestream.scheduling.ledger import Ledger
     from shapestream.scheduling.planner import PlanningBudget
     from shapestream.scheduling.queueing import ModelQueue

@@ -20,10 +20,10 @@ from shapestream.serving.availability import Availability
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import DEAR, Inbox, Item
 from shapestream.serving.models import ServedModels
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.outgoing import GONE, Link, Outgoing
 from shapestream.serving.remote_executor import RemoteExecutor
 from shapestream.serving.report_check import ReportRefused
+from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget
 from shapestream.transport.interface import Message
 from shapestream.wire.codec import BadEntry, Envelope, Role, decode
@@ -108,7 +108,7 @@ class WorkerPort:
         dispatcher: Dispatcher,
         models: ServedModels,
         availability: Availability,
-        options: ServerOptions,
+        settings: ServerSettings,
         *,
         epoch: bytes,
     ) -> None:
@@ -120,9 +120,9 @@ class WorkerPort:
         self._dispatcher = dispatcher
         self._models = models
         self._availability = availability
-        self._options = options
+        self._settings = settings
         self._statistics = outgoing.statistics
-        self._welcome = WorkerWelcome(epoch=epoch, heartbeat_ms=round(options.heartbeat_s * 1000))
+        self._welcome = WorkerWelcome(epoch=epoch, heartbeat_ms=round(settings.heartbeat_s * 1000))
         self.workers: dict[bytes, RemoteExecutor] = {}
         """By routing id."""
         self.owner: ProcessOwner | None = None
@@ -431,7 +431,7 @@ class WorkerPort:
     def beat(self, now: float) -> None:
         """Once per heartbeat interval: give up silent workers, tell the others that this loop is alive."""
         # While messages are unread, a worker that seems silent may be heard in a moment.
-        read_empty, silence_s = self._inbox.read_empty, self._options.worker_silence_s
+        read_empty, silence_s = self._inbox.read_empty, self._settings.worker_silence_s
         for worker in list(self.workers.values()):
             parting = worker.parting_since if worker.killed_for is None else None
             if parting is not None and now - parting > EXIT_NEWS_S:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.pipeline.scheduling.stage import Stage, table
 
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
