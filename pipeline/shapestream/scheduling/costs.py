@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from shapestream.scheduling.cost_grid import Grid, Line, Seconds, Sizes, elements_of, elements_of_many
 from shapestream.scheduling.events import ModelProfile
-from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
 
 __all__ = ["NOTHING_LEARNED", "CostModel", "Kind", "Surface"]
 

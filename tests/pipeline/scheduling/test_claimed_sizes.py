@@ -22,8 +22,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.recovery import HangLimits
-from shapestream_engine.cost_table import CostPoint, CostTable
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import CostPoint, CostTable, LearnedCosts
 
 HUGE = 2**60
 MANY = ("batch", *[f"n{number}" for number in range(17)])

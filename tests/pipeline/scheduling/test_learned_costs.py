@@ -22,8 +22,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream_engine.cost_table import MAX_SECONDS, CostPoint, CostTable
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import MAX_SECONDS, CostPoint, CostTable, LearnedCosts
 
 PROFILE = ModelProfile(
     name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=16
