@@ -53,7 +53,9 @@ class BatchRun:
         """
         batch = self._batch
         began = perf_counter()
-        for place in self._in_time(range(len(batch.members))):
+        for place in self._in_time(
+            [place for place, shape in enumerate(batch.shapes) if shape.answer is not None]
+        ):
             self._outputs[place] = batch.shapes[place].answer
         while places := self._in_time(self._unfinished()):
             self._run_calls(places)
@@ -83,16 +85,14 @@ class BatchRun:
     def _run_calls(self, places: Sequence[int]) -> None:
         """The calls for what is left of these members; returns early when one of them must not start any more."""
         members, shapes = self._batch.members, self._batch.shapes
-        done = [self._rows_done(place) for place in places] if self._parts else [0] * len(places)
-        left = [shapes[place].rows - rows for place, rows in zip(places, done, strict=True)]
+        left = [shapes[place].rows for place in places]
+        done = [0] * len(left)
+        if self._parts:
+            done = [self._rows_done(place) for place in places]
+            left = [rows - ran for rows, ran in zip(left, done, strict=True)]
         calls = self._plan(places, left)
         if len(calls) == 1 and not self._parts:
-            if len(places) < len(members):
-                members = tuple([members[place] for place in places])
-                shapes = tuple([shapes[place] for place in places])
-            results = self._run_call(calls[0], places, members, shapes)
-            for place, result in zip(places, results or (), strict=results is not None):
-                self._outputs[place] = result
+            self._run_whole(calls[0], places)
             return
         cut = self._pool.cutter.cut
         for call, pieces in zip(calls, divide(calls, left), strict=True):
@@ -111,6 +111,19 @@ class BatchRun:
                 return
             for piece, result in zip(own, results, strict=True):
                 self._keep(piece, result)
+
+    def _run_whole(self, call: PlannedCall, places: Sequence[int]) -> None:
+        """One call with all rows of these members."""
+        members, shapes = self._batch.members, self._batch.shapes
+        if len(places) == len(members):
+            if (results := self._run_call(call, places, members, shapes)) is not None:
+                self._outputs = list(results)
+            return
+        results = self._run_call(
+            call, places, [members[place] for place in places], [shapes[place] for place in places]
+        )
+        for place, result in zip(places, results or (), strict=results is not None):
+            self._outputs[place] = result
 
     def _plan(self, places: Sequence[int], left: Sequence[int]) -> Sequence[PlannedCall]:
         """The calls for so many rows of these members.
@@ -138,7 +151,7 @@ class BatchRun:
         places: Sequence[int],
         members: Sequence[Tensors],
         shapes: Sequence[RequestShape],
-    ) -> list[Tensors] | None:
+    ) -> Sequence[Tensors] | None:
         """The results of these members' rows, in order; None if it did not run, as the time of one to start had passed."""
         prepared = self._pool.prepared
         sizes = None if prepared is None else self._pool.planner.prepared_sizes(call.sizes)
