@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream.scheduling.size_grid import grid_sizes
+from shapestream.scheduling.boundaries import grid_sizes
 from shapestream_engine import (
     Batch,
     BatchReport,
@@ -59,7 +59,8 @@ class Runner:
         self._slot = Slot("0", {"m": RequestPool(model, 1)}, self._reports.put)
         cap = model.signature.strategy.max_prepared
         # As a scheduler does that has learned nothing yet.
-        self._grid = None if cap is None else grid_sizes(model.signature.bounds, cap)
+        ends = [(bound.minimum, bound.maximum or bound.minimum) for bound in model.signature.bounds]
+        self._grid = None if cap is None else grid_sizes(ends, cap)
 
     def run(self, x: _Array) -> _Array:
         """One request; its output, or the error that it met."""

@@ -19,7 +19,7 @@ from matplotlib.ticker import MultipleLocator
 from numpy.typing import NDArray
 
 from shapestream.scheduling.call_costs import CallCosts
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.planner import BATCH_S, DELAYED
 from shapestream.scheduling.scheduler import Scheduler

@@ -83,7 +83,6 @@ def _watch_all(patches: Patches) -> None:
     lane_plan, rounding = module("lane_plan"), module("rounding")
     watch = patches.watch
     watch("prefetch", slots.SlotTable, "send_ahead")
-    watch("recall", slots.SlotTable, "recall")
     watch("margin", slots.SlotTable, "_begin", lambda _, given, named: _is_early(*given[1:3]))
     watch("cached plan", lane_plan.LanePlan, "outdated", lambda outdated, given, named: not outdated)
     watch("repair", lane_plan.LanePlan, "allowed")
@@ -115,6 +114,7 @@ def _watch_all(patches: Patches) -> None:
         "faster first", dispatching, "faster_first", lambda s, given, named: s is not _longest_free(given[0])
     )
     watch("fair room", module("queue_room").QueueRoom, "exceeds", lambda exceeds, given, named: exceeds)
+    _watch_recalls(patches)
     _watch_probes(patches)
     _price_programmes(patches)
 
@@ -133,6 +133,19 @@ def _is_early(slot: Any, batch: Any) -> bool:
 
 def _longest_free(queue: Any) -> Any:
     return next(iter(queue.free.values()))
+
+
+def _watch_recalls(patches: Patches) -> None:
+    """Counts those for a free slot: others are for members that have ended."""
+    dispatching = module("dispatching").Dispatching
+    original = dispatching._recall_for_free
+
+    def watched(self: Any, now: float, actions: Any) -> None:
+        before = self._ledger.counters.batches_recalled
+        original(self, now, actions)
+        patches.fired["recall"] += self._ledger.counters.batches_recalled - before
+
+    patches.set(dispatching, "_recall_for_free", watched)
 
 
 def _watch_probes(patches: Patches) -> None:
@@ -198,42 +211,63 @@ def _no_margin(patches: Patches) -> None:
 # ------------------------------------------------------------ planning
 
 
-def replanned(window: int) -> Patch:
-    """A programme over a fixed window for every batch that needs one, unlimited; exactly its segment runs."""
+def replanned(window: int, *, per_turn: bool) -> Patch:
+    """A programme over a fixed window, unlimited, for every batch; or for every turn of the event loop.
+
+    Exactly the anchor's segment runs. Per turn, the other segments go to the other slots that are free, and are forgotten.
+    """
 
     def patch(patches: Patches) -> None:
         planner, lane_plan, segments = module("planner"), module("lane_plan"), module("segments")
+        dispatching = module("dispatching").Dispatching
+        run = dispatching.run
+        kept: dict[int, list[Any]] = {}
+        """Segments by lane."""
 
-        def plan_of(bucket: Any, costs: Any, limits: Any, delayed: Any, budget: Any) -> Any:
-            present = lane_plan._at_least(bucket.lane, bucket.first().queue)
-            reach = min(limits.max_rows, lane_plan.LARGEST_REACH)
-            size = min(window, present, segments.PAIRS // reach)
-            return lane_plan.make_plan(bucket, size, costs, limits, delayed)
+        def new_turn(self: Any, now: float, actions: Any) -> None:
+            kept.clear()
+            run(self, now, actions)
 
-        patches.set(planner, "current_plan", plan_of)
-        _exact_segments(patches)
+        def segment_of(bucket: Any, costs: Any, limits: Any, delayed: Any, budget: Any) -> Any:
+            left = kept.get(id(bucket.lane), []) if per_turn else []
+            if not any(bucket.shape in segment.counts for segment in left):
+                present = lane_plan._at_least(bucket.lane, bucket.first().queue)
+                reach = min(limits.max_rows, lane_plan.LARGEST_REACH)
+                size = min(window, present, segments.PAIRS // reach)
+                left = kept[id(bucket.lane)] = lane_plan.make_plan(
+                    bucket, size, costs, limits, delayed
+                ).segments
+            segment = next(segment for segment in left if bucket.shape in segment.counts)
+            left.remove(segment)
+            return segment
+
+        patches.set(dispatching, "run", new_turn)
+        patches.set(planner, "current_plan", segment_of)
+        patches.set(planner, "planned_company", _members)
 
     return patch
 
 
-def _exact_segments(patches: Patches) -> None:
-    """No repair: of each size as many as the plan counted, as far as they are there."""
-
-    def members(plan: Any, bucket: Any, costs: Any, limits: Any) -> Any:
-        segment = plan.segment(bucket)
-        if segment is None:
-            return bucket.prefix(limits.max_rows)
-        buckets = bucket.first().queue.buckets
-        found = bucket.prefix(limits.max_rows, segment.counts.get(bucket.shape, 1))
-        rows = sum([request.rows for request in found])
-        for shape, count in segment.counts.items():
-            other = buckets.get(shape)
-            if other is None or other is bucket:
-                continue
+def _members(segment: Any, bucket: Any, costs: Any, limits: Any) -> Any:
+    """Of each size as many requests as the segment counted, as far as they are there; the bucket's first."""
+    buckets = bucket.first().queue.buckets
+    found = bucket.prefix(limits.max_rows, segment.counts.get(bucket.shape, 1))
+    rows = sum([request.rows for request in found])
+    for shape, count in segment.counts.items():
+        other = buckets.get(shape)
+        if other is not None and other is not bucket:
             more = other.prefix(limits.max_rows - rows, count)
             found.extend(more)
             rows += sum([request.rows for request in more])
-        return found
+    return found
+
+
+def _exact_segments(patches: Patches) -> None:
+    """No repair of the cached plan: of each size as many as it counted, as far as they are there."""
+
+    def members(plan: Any, bucket: Any, costs: Any, limits: Any) -> Any:
+        segment = plan.segment(bucket)
+        return bucket.prefix(limits.max_rows) if segment is None else _members(segment, bucket, costs, limits)
 
     patches.set(module("planner"), "planned_company", members)
 
@@ -457,10 +491,15 @@ MECHANISMS: dict[str, Mechanism] = {
     "prefetch's margin": Mechanism(
         off=_no_margin, watched="margin", scenarios=(*LIMIT, "lognormal, 64, two workers", *CHEAP)
     ),
-    "cached plan: replan 32": Mechanism(off=replanned(32), watched="cached plan", scenarios=PLANNED),
-    "cached plan: replan 64": Mechanism(off=replanned(64), watched="cached plan", scenarios=PLANNED),
-    "cached plan: replan 128": Mechanism(off=replanned(128), watched="cached plan", scenarios=PLANNED),
-    "cached plan: replan 256": Mechanism(off=replanned(256), watched="cached plan", scenarios=PLANNED),
+    "cached plan: 64 per batch": Mechanism(
+        off=replanned(64, per_turn=False), watched="cached plan", scenarios=(*PLANNED, "bursts, 8 slots")
+    ),
+    **{
+        f"cached plan: {window} per turn": Mechanism(
+            off=replanned(window, per_turn=True), watched="cached plan", scenarios=(*PLANNED, "bursts, 8 slots")
+        )
+        for window in (32, 64, 128, 256)
+    },
     "programmes: nearest sizes join": Mechanism(off=_greedy, watched="programmes", scenarios=PLANNED),
     "programmes: equal shapes alone": Mechanism(off=_no_plans, watched="programmes", scenarios=PLANNED),
     "repair": Mechanism(off=_exact_segments, watched="repair", scenarios=PLANNED),
@@ -497,4 +536,9 @@ MECHANISMS |= {
     )
     for factor in ("1.25", "1.4")
 }
+_GONE = ("recall", "cached plan: 64 per turn", "one factor: 1.4")
+MECHANISMS["all that went"] = Mechanism(
+    off=_several(*_GONE), watched="recall", scenarios=(*LIMIT, *UNEQUAL, *LATE, *HOPELESS, *CAPPED, *CHEAP,
+        "lognormal, 64, two workers", "bursts, 8 slots", "endless, padded", "endless, exact", "few lengths, 32 shapes"),
+)  # fmt: skip
 """Those with a colon put something else in the place of what they turn off."""

@@ -7,25 +7,51 @@ way when they serve, too. See docs/costs.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from shapestream_engine.calibration_bench import CalibrationBench
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.calibration_shapes import stages
-from shapestream_engine.cost_table import CostTable
+from shapestream_engine.cost_table import CostPoint, CostTable
+from shapestream_engine.errors import EngineError
+from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
-from shapestream_engine.probing.inputs import Values
+from shapestream_engine.probing.inputs import Values, default_values, make_request
+from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.signature import ModelSignature
+from shapestream_engine.slot import Slot
 
 if TYPE_CHECKING:
     from shapestream_engine.calibration_cache import CostCache
 
-__all__ = ["Calibration", "calibrate"]
+__all__ = ["MOST_FAILURES", "Calibration", "CalibrationBench", "calibrate"]
 
 PASSES = (0.6, 0.8, 0.95, 1.0)
 """When each pass ends, as a share of the budget: the coarse grid, the same again, the finer points, and all of them
 again. What disturbs a machine lasts longer than a call, so repeats at another time tell more than those at once."""
+MOST_ROUNDS = 5
+"""Repeats of one point in one pass, at most."""
+LEAST_ROUNDS = 2
+POINT_SHARE = 1 / 50
+"""Of the budget: a point that has taken so long gets no more repeats than `LEAST_ROUNDS`."""
+CALL_SHARE = 1 / 8
+"""Of the budget: larger calls than those that are expected to take so long are not measured."""
+DIFFERENT = 2
+"""Requests with inputs of their own; a call's rows take turns with them. Making inputs takes time as well."""
+MOST_FAILURES = 8
+"""Shapes that a model refuses before nothing more is tried."""
+MOST_GROWTH_NBYTES = 256 << 20
+"""Resident memory of the process. When it has grown by so much, larger calls are not measured: engines keep what the
+largest call took, and such a call may never come."""
+HANG_S = 30.0
+"""A call that takes longer hangs, and ends the calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +120,167 @@ def _measured(
         bench.close()
     table = CostTable(key=key, dimensions=model.signature.dimensions, points=bench.points())
     return Calibration(table=table, findings=tuple(bench.findings), seconds=monotonic() - began)
+
+
+class CalibrationBench:
+    """All slots of a process, and what they have shown so far."""
+
+    def __init__(
+        self, model: CompiledModel, slots: int, values: Mapping[str, Values], budget_s: float
+    ) -> None:
+        self.findings: list[str] = []
+        self._signature = model.signature
+        self._values = _complete(model.signature, values)
+        self._budget_s = budget_s
+        self._began = monotonic()
+        self._times: dict[tuple[int, ...], list[float]] = {}
+        self._first_s: dict[tuple[int, ...], float | None] = {}
+        """Per call shape: every slot's seconds, and those of its first call."""
+        self._refused: set[tuple[int, ...]] = set()
+        self._resident = resident_nbytes()
+        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
+        pool = RequestPool(model, slots)
+        self._slots = [
+            Slot(f"calibration/{number}", {model.signature.name: pool}, self._reports.put)
+            for number in range(slots)
+        ]
+        self._batch = 0
+        self._failures = 0
+        self._hangs = False
+        self._warm = False
+        self._smallest: tuple[int, float] | None = None
+        self._largest: tuple[int, float] = (0, 0.0)
+        """Elements and seconds, of what was measured so far."""
+
+    def close(self) -> None:
+        """Ends the slots; one that hangs is left behind."""
+        if not self._hangs:
+            for slot in self._slots:
+                slot.close()
+
+    def points(self) -> tuple[CostPoint, ...]:
+        """What was found. Of a shape's times the lower quartile counts: what disturbs only makes them longer."""
+        return tuple(
+            CostPoint(
+                sizes=sizes,
+                seconds=sorted(times)[len(times) // 4],
+                first_seconds=self._first_s[sizes],
+            )
+            for sizes, times in self._times.items()
+        )
+
+    def measure(self, shapes: Sequence[tuple[int, ...]], until_s: float) -> None:
+        """Measures these calls, in order, once more, as long as there is time: `until_s` seconds from the beginning."""
+        for sizes in shapes:
+            if sizes in self._refused:
+                continue
+            left_s = until_s - (monotonic() - self._began)
+            expected_s = self._expected_s(prod(sizes))
+            if left_s <= 0.0 or self._hangs or self._failures >= MOST_FAILURES:
+                return
+            if prod(sizes) > self._largest[0] and resident_nbytes() - self._resident > MOST_GROWTH_NBYTES:
+                self.findings.append(f"calls from {sizes} up are not measured: they take much memory")
+                return
+            # All slots at a time: a round takes as long as a call.
+            if expected_s > self._budget_s * CALL_SHARE or (1 + LEAST_ROUNDS) * expected_s > left_s:
+                continue
+            try:
+                self._measure(sizes)
+            except _CallFailed as failure:
+                self._failures += 1
+                self._refused.add(sizes)
+                self.findings.append(f"a call of {sizes} is not measured: {failure}")
+
+    def _expected_s(self, elements: int) -> float:
+        """Seconds of a call, on the line through the smallest and the largest so far; above it rather more."""
+        if self._smallest is None:
+            return 0.0
+        (few, least_s), (most, most_s) = self._smallest, self._largest
+        # One point says nothing about the slope: most of a small call's time is its fixed part.
+        slope = max(0.0, most_s - least_s) / (most - few) if most > few else least_s / max(1, 16 * few)
+        return max(least_s, most_s + (1.5 if elements > most else 1.0) * slope * (elements - most))
+
+    def _measure(self, sizes: tuple[int, ...]) -> None:
+        work = self._work(sizes)
+        if not self._times:
+            self._round(work)  # what the very first call of a process takes is no shape's doing
+        began = monotonic()
+        first = None if sizes in self._times else self._round(work)
+        times: list[float] = []
+        for done in range(MOST_ROUNDS):
+            if done >= LEAST_ROUNDS and monotonic() - began > self._budget_s * POINT_SHARE:
+                break
+            reports = self._round(work)
+            times += [report.busy_s for report in reports]
+        calls = reports[0].calls or ((1, sizes),)
+        if len(calls) != 1 or calls[0][0] != 1:
+            raise _CallFailed(f"it takes more calls than one: {calls}")
+        self._keep(calls[0][1], times, first)
+
+    def _keep(self, ran: tuple[int, ...], times: list[float], first: list[BatchReport] | None) -> None:
+        own = self._times.get(ran)
+        if own is None:
+            met = not self._times  # it was the first of all, and has run before
+            own = self._times[ran] = []
+            known = met or first is None
+            self._first_s[ran] = None if known else median([report.busy_s for report in first or ()])
+        own += times
+        seconds = median(own)
+        self._smallest = self._smallest or (prod(ran), seconds)
+        self._largest = max(self._largest, (prod(ran), seconds))
+
+    def _round(self, work: Batch) -> list[BatchReport]:
+        """The same work on all slots at the same time."""
+        batches = set()
+        for slot in self._slots:
+            self._batch += 1
+            batches.add(self._batch)
+            slot.start(replace(work, batch=self._batch))
+        reports = []
+        for _ in self._slots:
+            try:
+                reports.append(self._reports.get(timeout=HANG_S))
+            except Empty:
+                self._hangs = True
+                raise _CallFailed(f"it takes more than {HANG_S:g} s") from None
+        failed = next((report for report in reports if report.outputs is None), None)
+        if failed is not None:
+            raise _CallFailed(failed.message)
+        return reports
+
+    def _work(self, sizes: tuple[int, ...]) -> Batch:
+        """A batch of that size, of requests with one row each if the model takes such."""
+        signature = self._signature
+        alone = not signature.has_batch or signature.strategy.alone or signature.bounds[0].minimum > 1
+        own = sizes if alone else (1, *sizes[1:])
+        try:
+            different = [
+                make_request(signature, self._values, own, number=number)
+                for number in range(1 if alone else min(sizes[0], DIFFERENT))
+            ]
+            members: list[Tensors] = (
+                different if alone else [different[row % len(different)] for row in range(sizes[0])]
+            )
+            shapes = tuple([signature.resolve(member.layout) for member in members])
+        except EngineError as error:
+            raise _CallFailed(str(error)) from error
+        return Batch(batch=0, model=signature.name, sizes=sizes, members=tuple(members), shapes=shapes)
+
+
+def resident_nbytes() -> int:
+    """Memory that this process holds; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _CallFailed(EngineError):
+    """A shape that the model did not run."""
+
+
+def _complete(signature: ModelSignature, values: Mapping[str, Values]) -> dict[str, Values]:
+    return {
+        port.name: values.get(port.name) or default_values(port.element_type)[0] for port in signature.inputs
+    }

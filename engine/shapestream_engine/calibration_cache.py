@@ -19,10 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shapestream_engine.cost_table import CostTable
+from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
 from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
-from shapestream_engine.learned_costs import LearnedCosts
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.probing.cache import identity
 from shapestream_engine.probing.examination import ProbeOptions

@@ -19,8 +19,8 @@ import trio
 import shapestream
 from shapestream.serving.executor import Reports
 from shapestream.serving.local_executor import LocalExecutor, LocalSlots
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
+from shapestream.settings import ServerSettings
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.zeromq import RouterSocket
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
@@ -139,7 +139,7 @@ def test_a_large_tensor_is_relayed_untouched_and_gathered_once(tmp_path: Path) -
         with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 await nursery.start(
-                    partial(serve, ServerOptions(), clients=clients_port, workers=workers_port)
+                    partial(serve, ServerSettings(), clients=clients_port, workers=workers_port)
                 )
                 ready = trio.Event()
                 nursery.start_soon(Worker("w", slots, connect, ready=ready.set).run)

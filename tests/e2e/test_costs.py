@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
-from shapestream_engine.cost_table import CostTable
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import CostTable, LearnedCosts
 
 pytestmark = pytest.mark.e2e
 

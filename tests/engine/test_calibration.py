@@ -18,8 +18,7 @@ from shapestream_engine import (
     Strategy,
     compile_model,
 )
-from shapestream_engine.calibration import Calibration, calibrate
-from shapestream_engine.calibration_bench import MOST_FAILURES
+from shapestream_engine.calibration import MOST_FAILURES, Calibration, calibrate
 from shapestream_engine.calibration_shapes import COARSE, MOST_ALLOWED, MOST_NBYTES, call_nbytes, stages
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.probing.inputs import Integers

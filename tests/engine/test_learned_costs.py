@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine.calibration_cache import MOST_LEARNED, CostCache
-from shapestream_engine.cost_table import MAX_POINTS, MAX_SECONDS, CostPoint, CostTable
+from shapestream_engine.cost_table import MAX_POINTS, MAX_SECONDS, CostPoint, CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
-from shapestream_engine.learned_costs import LearnedCosts
 
 TABLE = CostTable(key="k", dimensions=("batch", "seq"), points=(CostPoint(sizes=(1, 8), seconds=0.25),))
 LEARNED = LearnedCosts(

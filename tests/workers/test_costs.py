@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
-from shapestream_engine.cost_table import CostTable
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_workers.cli import app
 from shapestream_workers.costs import measure_costs, tables
 from shapestream_workers.costs_report import costs_of, slots_and_threads

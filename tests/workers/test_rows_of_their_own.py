@@ -19,13 +19,12 @@ import shapestream
 from shapestream.errors import ConfigurationError
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.models import ModelOptions
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
-from shapestream.settings import load_settings
+from shapestream.settings import ServerSettings, load_settings
 from shapestream.transport.dealer import DealerSocket
 from shapestream_engine import CompiledModel
 from shapestream_workers.models import compile_models
-from shapestream_workers.serve import server_options
+from shapestream_workers.serve import model_options
 from shapestream_workers.worker import Worker
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
@@ -124,9 +123,8 @@ async def served(path: Path, arrays: Sequence[Array]) -> list[Array]:
     """The answers of a server of this configuration, over sockets."""
     settings = load_settings(path).settings
     models = compiled(path)
-    options = server_options(settings, None)
-    (address,) = options.listen
-    async with socket_serving(address, LocalSlots(models=models, slots=2), models=options.models):
+    (address,) = settings.server.listen
+    async with socket_serving(address, LocalSlots(models=models, slots=2), models=model_options(settings)):
         return await answers(address, arrays)
 
 
@@ -148,10 +146,9 @@ async def test_other_dimensions_are_still_rounded_under_the_cap(tmp_path: Path) 
     path = written(tmp_path, "function: breakable:blended", "{max_prepared: 4}", pad=", pad: {n: 0}")
     arrays = [array for array in requests() for _ in range(3)]
     settings = load_settings(path).settings
-    options = server_options(settings, None)
-    (address,) = options.listen
+    (address,) = settings.server.listen
     local = LocalSlots(models=compiled(path), slots=2)
-    async with socket_serving(address, local, models=options.models) as server:
+    async with socket_serving(address, local, models=model_options(settings)) as server:
         assert [] == wrong(arrays, await answers(address, arrays), blended)
         assert server.statistics()["distinct_shapes"] <= 8 * 4, "four at most for each number of rows"
 
@@ -162,10 +159,9 @@ async def test_copies_of_rows_are_not_made_where_the_trial_could_tell_nothing(tm
     path = written(tmp_path, "function: breakable:secretly_counted", "{max_prepared: 4}", "{}")
     arrays = [np.full((rows, 3), 7.0, np.float32) for rows in (1, 2, 3, 5, 6, 7, 9, 11, 3, 5)]
     settings = load_settings(path).settings
-    options = server_options(settings, None)
-    (address,) = options.listen
+    (address,) = settings.server.listen
     async with (
-        socket_serving(address, LocalSlots(models=compiled(path)), models=options.models),
+        socket_serving(address, LocalSlots(models=compiled(path)), models=model_options(settings)),
         shapestream.connect(address) as client,
     ):
         for array in arrays:  # one after the other, so that none has company
@@ -192,8 +188,8 @@ async def test_a_server_makes_no_larger_calls_than_a_worker_has_tried(
     arrays = [np.random.default_rng(number).random((2, 3), np.float32) for number in range(60)]
     async with trio.open_nursery() as nursery:
         known = {} if promised is None else {"m": ModelOptions(max_batch=promised)}
-        options = ServerOptions(listen=(clients,), worker_listen=workers, models=known)
-        await nursery.start(partial(serve, options))
+        settings = ServerSettings(listen=(clients,), worker_listen=workers)
+        await nursery.start(partial(serve, settings, models=known))
 
         def connect() -> Any:
             socket = DealerSocket()

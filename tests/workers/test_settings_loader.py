@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from math import inf
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from shapestream.errors import ConfigurationError
+from shapestream.serving.models import ModelOptions
 from shapestream.settings import LoadedSettings, OutputSettings, json_schema, load_settings
 from shapestream_engine.ports import Rule, parse_rule
+from shapestream_workers.serve import model_options
 
 
 def write(folder: Path, text: str) -> Path:
@@ -306,6 +309,7 @@ def test_each_mistake_has_its_own_words(tmp_path: Path, line: str, expected: str
         ),
         ("server: {worker_silence_s: 1}", "worker_silence_s (1) must be at least twice heartbeat_s (1)"),
         ("in_process: true\nworkers: [{}]", 'both "in_process" and "workers" are given (remove one)'),
+        ("server: {max_outbox_bytes: -1}", "server.max_outbox_bytes: expected a size, got -1"),
         ("workers: []", "no workers, and server.worker_listen is not set"),
         ("workers: [{count: 0}]", "workers[0].count: must be at least 1, got 0"),
         (
@@ -382,6 +386,48 @@ def test_a_memory_limit_is_a_size_or_nothing(tmp_path: Path) -> None:
     loaded = load(tmp_path, model + groups)
     limits = [group.memory_limit for group in loaded.settings.worker_groups]
     assert [2 << 30, 512 * 10**6, 3 << 30, None] == limits
+
+
+def test_the_bytes_of_a_batch_can_be_limited(tmp_path: Path) -> None:
+    """`batching.max_batch_bytes`, in the units that people write."""
+    limited = ONE_MODEL + "    batching: {max_batch_bytes: 16 MiB}\n"
+    assert 16 << 20 == model_options(load(tmp_path, limited).settings)["m"].max_batch_bytes
+    unlimited = model_options(load(tmp_path, ONE_MODEL).settings)["m"]
+    assert unlimited.max_batch_bytes is ModelOptions().max_batch_bytes is None
+
+
+def test_when_a_batch_hangs_can_be_said_per_model(tmp_path: Path) -> None:
+    """`batching.hang_after_s`: seconds, `off`, or by what batches usually take."""
+    for text, expected in (("60", 60.0), ("off", inf), ("auto", None)):
+        said = f"models: [{{name: m, path: m.xml, batching: {{hang_after_s: {text}}}}}]\n"
+        assert expected == model_options(load(tmp_path, said).settings)["m"].hang_after_s
+
+
+@pytest.mark.parametrize("text", ["0", "-1", ".inf", "true", '"60"', "never"])
+def test_a_limit_for_hangs_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
+    """With the words to write instead."""
+    with pytest.raises(ConfigurationError, match="write auto, off, or a number"):
+        load(tmp_path, f"models: [{{name: m, path: m.xml, batching: {{hang_after_s: {text}}}}}]\n")
+
+
+@pytest.mark.parametrize(("server", "batching"), [("hang_min_s: 3", "{}"), ("", "{hang_after_s: 2}")])
+def test_where_workers_dial_in_they_are_lost_before_they_hang(
+    tmp_path: Path, server: str, batching: str
+) -> None:
+    """Their connection may break; over the private socket of the server's own workers it does not."""
+    models = f"models: [{{name: m, path: m.xml, batching: {batching}}}]\n"
+    load(tmp_path, f"server: {{{server}}}\n" + models)
+    with pytest.raises(ConfigurationError, match="else a broken connection passes for a request that hangs"):
+        load(tmp_path, f"server: {{worker_listen: tcp://127.0.0.1:0, {server}}}\n" + models)
+
+
+def test_the_default_for_hangs_leaves_room_for_silence(tmp_path: Path) -> None:
+    """Ten seconds, or twice the silence after which a worker counts as lost."""
+    assert 10.0 == load(tmp_path, ONE_MODEL).settings.server.effective_hang_min_s
+    assert (
+        40.0
+        == load(tmp_path, "server: {worker_silence_s: 20}\n" + ONE_MODEL).settings.server.effective_hang_min_s
+    )
 
 
 def test_a_model_that_no_worker_serves_is_a_mistake_unless_workers_dial_in(tmp_path: Path) -> None:

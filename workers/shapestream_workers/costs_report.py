@@ -14,7 +14,7 @@ from typing import Any
 from shapestream.settings import LoadedSettings, Settings
 from shapestream_engine.calibration import Calibration
 from shapestream_engine.calibration_cache import CostCache
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import LearnedCosts
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import measure_costs
 from shapestream_workers.models import available_cpus, compile_models

@@ -14,10 +14,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import structlog
 import trio
@@ -27,7 +26,6 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.models import ModelOptions
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
 from shapestream.settings import LoadedSettings, Settings, load_settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
@@ -43,7 +41,7 @@ from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 from shapestream_workers.supervisor.records import RestartPolicy
 
-__all__ = ["run_server", "server_options", "worker_commands"]
+__all__ = ["model_options", "run_server", "worker_commands"]
 
 log = structlog.get_logger()
 
@@ -52,38 +50,6 @@ STOP_GRACE_S = 5.0
 # After the second signal, or when nothing can serve any more: just enough to tell the clients.
 LAST_WORDS_S = 1.0
 EXIT_OK, EXIT_RUNTIME, EXIT_CONFIGURATION = 0, 1, 3
-
-
-def server_options(settings: Settings, worker_listen: str | None) -> ServerOptions:
-    """The server's options, from its settings; `worker_listen` is where workers reach it, if there are any."""
-    server = settings.server
-    return ServerOptions(
-        listen=server.listen,
-        worker_listen=worker_listen,
-        dial_in_listen=None if worker_listen in (None, server.worker_listen) else server.worker_listen,
-        network_is_safe=server.security is not None and server.security.mode == "network",
-        record_trace=None if server.record_trace is None else Path(server.record_trace),
-        models=model_options(settings),
-        max_queued_requests=server.max_queued_requests,
-        max_queued_bytes=server.max_queued_bytes,
-        max_queued_s=server.max_queued_s,
-        window_requests=server.window_requests,
-        window_bytes=server.window_bytes,
-        windows_per_key=server.windows_per_key,
-        max_outbox_bytes=server.max_outbox_bytes,
-        kept_bytes=server.kept_bytes,
-        kept_s=server.kept_s,
-        max_sessions=server.max_clients,
-        prefetch=server.prefetch,
-        heartbeat_s=server.heartbeat_s,
-        client_silence_s=server.client_silence_s,
-        worker_silence_s=server.worker_silence_s,
-        hang_min_s=server.hang_min_s or max(10.0, 2 * server.worker_silence_s),
-        hang_grace_s=server.hang_grace_s,
-        quarantine_requests=server.quarantine_requests,
-        quarantine_s=server.quarantine_s,
-        grace_s=server.grace_s,
-    )
 
 
 def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]]:
@@ -142,7 +108,7 @@ def run_server(loaded: LoadedSettings) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
     raise_descriptor_limit()
-    security = server_security(loaded)
+    keys = server_security(loaded)
     local = None
     digests = digests_of(loaded.settings.models)
     in_process = loaded.settings.in_process
@@ -155,16 +121,20 @@ def run_server(loaded: LoadedSettings) -> int:
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"
         )
-    with _worker_address(loaded.settings) as address:
-        options = replace(
-            server_options(loaded.settings, address),
-            security=security,
+    loaded = loaded.with_server(max_clients=_clients_that_fit(loaded))
+    with _own_workers_address(loaded.settings) as own_workers:
+        start = partial(
+            serve,
+            loaded.settings.server,
+            models=model_options(loaded.settings),
             digests=digests,
+            keys=keys,
             cost_cache=CostCache.of_environment(),
+            own_workers=own_workers,
+            local=local,
         )
-        options = replace(options, max_sessions=_clients_that_fit(loaded))
         with handed_over() as taken_over:
-            return trio.run(_Serving(loaded, local, options).run, taken_over)
+            return trio.run(_Serving(loaded, local, start).run, taken_over)
 
 
 def _digests_in_process(local: LocalSlots) -> dict[str, str]:
@@ -196,15 +166,15 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
 
 
 @contextmanager
-def _worker_address(settings: Settings) -> Iterator[str | None]:
-    """Where workers reach the server: as configured, or in a private folder for as long as the server lives.
+def _own_workers_address(settings: Settings) -> Iterator[str | None]:
+    """A private address for the workers of this process, for as long as the server lives; None where it needs none.
 
-    There also where a key is asked for at the configured one: the server's own workers have none.
+    It needs one where the configured address asks for a key: its own workers have none.
     """
     listen = settings.server.worker_listen
     asks = settings.server.security is not None and listen is not None and is_protectable(listen)
     if not settings.worker_groups or (listen is not None and not asks):
-        yield listen
+        yield None
         return
     # Short, since the path of a socket is: neither beside the YAML nor below the user's TMPDIR.
     folder = tempfile.mkdtemp(prefix="shapestream-", dir="/tmp")
@@ -227,10 +197,13 @@ def _spell(counts: list[int]) -> str:
 class _Serving:
     """One run of `serve`: the server, its workers, and the signals that end both."""
 
-    def __init__(self, loaded: LoadedSettings, local: LocalSlots | None, options: ServerOptions) -> None:
+    def __init__(
+        self, loaded: LoadedSettings, local: LocalSlots | None, start: Callable[..., Awaitable[None]]
+    ) -> None:
+        """`start` is `serve`, with everything that it takes but `task_status`."""
         self._loaded = loaded
         self._local = local
-        self._options = options
+        self._start = start
         self._drained = trio.Event()
         self._workers: WorkerProcesses | None = None
         self._models = models_of_workers(loaded.settings)
@@ -261,7 +234,7 @@ class _Serving:
 
     async def _serve(self, *, task_status: trio.TaskStatus[Server]) -> None:
         try:
-            await serve(self._options, local=self._local, task_status=task_status)
+            await self._start(task_status=task_status)
         finally:
             self._drained.set()
 
@@ -282,7 +255,7 @@ class _Serving:
             for name in self._models[worker]:
                 server.model_awaited(name)
 
-        policy = RestartPolicy(drain_s=self._options.grace_s + STOP_GRACE_S)
+        policy = RestartPolicy(drain_s=self._loaded.settings.server.grace_s + STOP_GRACE_S)
         self._workers = WorkerProcesses(
             worker_commands(self._loaded, server.worker_addresses[0]),
             policy,
@@ -383,7 +356,7 @@ class _Serving:
                 continue
             if not self._stop_asked:
                 self._stop_asked = True
-                log.info("stopping", signal=name, grace_s=self._options.grace_s)
+                log.info("stopping", signal=name, grace_s=self._loaded.settings.server.grace_s)
                 server.drain()
                 continue
             log.warning("stopping at once", signal=name)

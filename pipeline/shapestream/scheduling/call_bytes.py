@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.elements import elements_of_many
+from shapestream.scheduling.cost_grid import elements_of_many
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 

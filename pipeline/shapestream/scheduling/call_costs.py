@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 
 
 class Prediction(Protocol):
-    """What planning asks of a `Surface` (cost_surface.py)."""
+    """What planning asks of a `Surface` (costs.py)."""
 
     @property
     def version(self) -> int:
@@ -49,6 +49,9 @@ class Prediction(Protocol):
 
     def second(self, rows: int, shape: Shape) -> float:
         """The same of one batch."""
+
+    def row_seconds(self, shapes: list[Shape]) -> list[NDArray[np.float64]]:
+        """Of batches of 0 to `max_batch` rows at each shape; not to be written to."""
 
     @property
     def kind(self) -> object:
@@ -230,11 +233,15 @@ class CallCosts:
             if len(self._new) > _REMEMBERED:
                 self._new.clear()
         count = max_rows + 1
-        rows = np.tile(np.arange(count), len(shapes))
-        wide = np.repeat(np.array(shapes, dtype=np.intp).reshape(len(shapes), -1), count, axis=0)
-        seconds = self.seconds(rows, wide).reshape(len(shapes), count)
+        if self.sizes is None and not self._statics:
+            seconds = [each[:count] for each in self.surface.row_seconds(shapes)]
+        else:
+            rows = np.tile(np.arange(count), len(shapes))
+            wide = np.repeat(np.array(shapes, dtype=np.intp).reshape(len(shapes), -1), count, axis=0)
+            seconds = list(self.seconds(rows, wide).reshape(len(shapes), count))
         for shape, line in zip(shapes, seconds, strict=True):
-            self._tables[shape] = line + self._preparations(shape, count)
+            table = self._tables[shape] = line + self._preparations(shape, count)
+            table[0] = table[1]  # no batch has no rows
 
     def _preparations(self, shape: Shape, count: int) -> NDArray[np.float64]:
         if not self._prepares:

@@ -1,17 +1,14 @@
-"""Seconds of calls over a grid of measured sizes: what lies between and beyond is interpolated, and corrected by traffic.
+"""Seconds of calls over a grid of measured sizes, or on a straight line over elements where nothing was measured.
 
 Where a call does an equal amount of work per element, a multilinear function is exact: seconds are linear in the rows at
-equal sizes, and in each size at equal rows. Between measured points it is followed piecewise; beyond the grid it goes on
-in a straight line over elements.
-
-A prediction looks at the corners of a cell, which double with each axis. So a grid has few axes: where a call has more
-sizes, the product of the last ones is one axis.
+equal sizes, and in each size at equal rows. The grid follows it piecewise between measured points, and goes on in a
+straight line over elements beyond them. Traffic corrects both. Many calls are priced at once, as an array with one row
+per dimension and one column per call; one call is an array of one column.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import exp, log, prod
 from typing import TypeAlias
@@ -19,249 +16,415 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.cost_filling import LEAST_S, filled, grid_axes, monotone
-from shapestream.scheduling.elements import elements_of, elements_of_many
-
-__all__ = ["Grid", "Sizes"]
+__all__ = ["LEAST_S", "Grid", "Line", "Seconds", "Sizes", "elements_of", "elements_of_many"]
 
 Sizes: TypeAlias = tuple[int, ...]
+"""The sizes of one call: (rows, *shape), with rows 1 for a model without a batch axis."""
 Seconds: TypeAlias = NDArray[np.float64]
-_Corners: TypeAlias = tuple[tuple[int, float], ...]
-_Place: TypeAlias = tuple[_Corners, float]
+_Columns: TypeAlias = NDArray[np.float64]
+"""(dimensions, calls)."""
 
+LEAST_S = 1e-9
+"""Seconds of the shortest call. Corrections are factors, and nothing times a factor stays nothing."""
 STEP = 0.1
-"""Of the difference (of logarithms) between expected and observed, what the nodes around take over."""
-NOTABLE = 1.01
-"""A node that traffic moved by less than this factor is where it was measured."""
-MOVED = 1.05
-"""A prediction that changed by this factor is another one."""
+"""Part of the difference (of logarithms) between observed and expected seconds that the nodes around a call take over."""
+LONE_STEP = 0.2
+"""The same of the only node of a grid, whose calls are all alike."""
+MOST_NODES = 4096
+"""Nodes of a grid. The axes of a table with more different sizes are thinned."""
 MOST_AXES = 6
-"""Of a grid: 64 corners. The 64 points of a calibration could tell no more axes apart."""
+"""Axes of a grid, since a prediction looks at 2 corners per axis: 64 at most. Of a call with more sizes, the product of
+the last ones is one axis. The 64 points of a calibration could tell no more axes apart."""
+NOTABLE = 0.01
+"""Logarithm by which traffic must have moved a node for its correction to be kept."""
 _MOST_SIZE = 1 << 62
-"""Of an axis; what is larger counts as this, so that it stays an integer of 64 bits."""
-_MOST_LOOKUP = 1 << 16
-"""Sizes up to which the place on an axis is looked up in an array, rather than searched."""
-_REMEMBERED = 4096
+"""Largest size on an axis."""
+_MOST_ELEMENTS = 1 << 400
+"""Largest count of elements. Squared, as where a line is fitted, it is still finite."""
+
+
+def elements_of(sizes: Sequence[int]) -> float:
+    """Return the product of the sizes of one call, exact in integers, and `_MOST_ELEMENTS` at most.
+
+    Callers claim sizes: the product of sixty of them overflows a double long before one of them is too large by itself.
+    """
+    return float(min(prod(sizes), _MOST_ELEMENTS))
+
+
+def elements_of_many(columns: Iterable[NDArray[np.intp] | NDArray[np.float64]]) -> Seconds:
+    """Return `elements_of` of many calls, given one array per dimension; 1.0 without dimensions."""
+    elements = np.asarray(1.0)
+    for column in columns:
+        elements = np.minimum(elements * column, float(_MOST_ELEMENTS))
+    return elements
 
 
 class Grid:
-    """Seconds per call. Sizes are (rows, *shape): rows are 1 for models without a batch axis.
+    """Seconds per call over measured points, corrected by traffic.
 
-    Two sets of values: `_live`, which every observation corrects, and what is published, which predictions are made of.
-    The second follows the first when `publish` is called, so that plans stay valid in between.
+    `_learned` takes up every observation at once. Predictions follow it when `publish` is called, so that plans stay
+    valid in between.
     """
 
     def __init__(self, points: Mapping[Sizes, float]) -> None:
-        """At least one point, all of one length."""
+        """`points`: at least one, all of one length."""
         self._dimensions = len(next(iter(points)))
         points = _folded_points(points)
-        self.axes = grid_axes(points)
-        values = monotone(filled(self.axes, points))
-        self._strides = tuple(prod(map(len, self.axes[axis + 1 :])) for axis in range(len(self.axes)))
-        self._live: list[float] = values.ravel().tolist()
-        self._began = tuple(self._live)
-        self._published_live = list(self._live)
-        self._published = values.ravel()
-        self._listed: list[float] = list(self._live)
-        self._lookups = [_Lookup(axis, stride) for axis, stride in zip(self.axes, self._strides, strict=True)]
-        self._places: dict[Sizes, _Place] = {}
-        # The last node, and the one before it along every axis: beyond the grid their slope goes on.
-        self._elements = elements_of([axis[-1] for axis in self.axes])
-        self._elements_before = elements_of([axis[max(0, len(axis) - 2)] for axis in self.axes])
-        self._before = sum(
-            max(0, len(axis) - 2) * stride for axis, stride in zip(self.axes, self._strides, strict=True)
-        )
-
-    # ------------------------------------------------------------ predictions
-
-    def seconds(self, sizes: list[NDArray[np.intp]]) -> Seconds:
-        """Of many calls; one array per dimension."""
-        sizes = _folded_columns(sizes)
-        value = self._interpolated(sizes)
-        over = np.zeros(len(sizes[0]), bool)
-        for column, axis in zip(sizes, self.axes, strict=True):
-            over |= column > axis[-1]
-        if over.any():
-            value[over] = self._beyond([column[over] for column in sizes])
-        return value
-
-    def _interpolated(self, sizes: list[NDArray[np.intp]]) -> Seconds:
-        base = np.zeros(len(sizes[0]), np.intp)
-        shares: list[tuple[int, Seconds]] = []
-        for column, lookup in zip(sizes, self._lookups, strict=True):
-            places, share = lookup(column)
-            if share is not None:
-                base += places
-                shares.append((lookup.stride, share))
-        return self._blend(base, shares)
-
-    def _blend(self, base: NDArray[np.intp], shares: list[tuple[int, Seconds]]) -> Seconds:
-        """The value between the corners of a cell, one axis after the other."""
-        if not shares:
-            return self._published[base]
-        (stride, share), rest = shares[0], shares[1:]
-        low = self._blend(base, rest)
-        high = self._blend(base + stride, rest)
-        high -= low
-        high *= share
-        high += low
-        return high
-
-    def _beyond(self, sizes: list[NDArray[np.intp]]) -> Seconds:
-        """Where some size is beyond the grid: on from its edge, in a straight line over elements."""
-        inside = [np.minimum(column, axis[-1]) for column, axis in zip(sizes, self.axes, strict=True)]
-        elements = elements_of_many(sizes) - elements_of_many(inside)
-        return np.asarray(self._interpolated(inside) + self._slope(self._listed) * elements)
-
-    def _slope(self, values: list[float]) -> float:
-        """Seconds per element of the largest calls. One for everywhere beyond the grid: so nothing falls there."""
-        if self._before == len(values) - 1:
-            # A single node shows no slope; the line goes through nothing.
-            return values[-1] / max(1.0, self._elements)
-        return max(0.0, values[-1] - values[self._before]) / max(1.0, self._elements - self._elements_before)
+        self._axes = _axes(points)
+        lengths = np.array([len(axis) for axis in self._axes])
+        self._strides = np.array([prod(lengths[number + 1 :].tolist()) for number in range(len(lengths))])
+        self._varied = np.flatnonzero(lengths > 1)
+        """Axes of several nodes; along the others nothing changes within the grid."""
+        self._steps = np.full((len(self._varied), max(lengths.tolist()) + 1), np.inf)
+        """The sizes along these axes, then infinity."""
+        corners = np.zeros(1, np.intp)
+        for row, number in zip(self._steps[::-1], self._varied[::-1], strict=True):
+            row[: lengths[number]] = self._axes[number]
+            corners = np.concatenate((corners, corners + self._strides[number]))
+        self._corners = corners[:, None]
+        """Places of the corners of a cell after its first node, the first axis outermost."""
+        self._measured = _monotone(_filled(self._axes, points)).ravel()
+        self._live = self._measured
+        """Seconds of each node by all that was observed before `publish` was called last."""
+        self._values = self._measured
+        """The same, never falling where a call grows: what predictions are made of."""
+        self._learned = np.zeros_like(self._values)
+        """Logarithm by which each node is off `_live` by what was observed since."""
+        # Beyond the grid the slope between its last node and the one before along every axis goes on.
+        before = np.maximum(0, lengths - 2)
+        self._slope_from = int(before @ self._strides)
+        last = elements_of([int(axis[-1]) for axis in self._axes])
+        first = elements_of([int(axis[at]) for axis, at in zip(self._axes, before, strict=True)])
+        self._elements = last - first if self._slope_from < len(self._values) - 1 else last
+        """Elements between these two; of one node alone, all that it has."""
+        self._starts = np.array([axis[:1] for axis in self._axes])
+        self._ends = np.array([axis[-1:] for axis in self._axes])
 
     @property
     def longest_s(self) -> float:
-        """Seconds of the largest call within the grid, as published: no other takes longer there."""
-        return self._listed[-1]
+        """Published seconds of the largest call within the grid: no other takes longer there."""
+        return float(self._values[-1])
 
-    def second(self, sizes: Sizes) -> float:
-        """Of one call, as published."""
-        return self._value(sizes, self._listed)
+    def seconds(self, columns: _Columns) -> Seconds:
+        """Return the published seconds of many calls."""
+        return self._blended(self._values, columns)
 
-    def expected(self, sizes: Sizes) -> float:
-        """Of one call, by all that was observed so far."""
-        return self._value(sizes, self._live)
+    def expected(self, columns: _Columns) -> Seconds:
+        """Return the seconds of many calls by all that was observed."""
+        return self._blended(self._live * np.exp(self._learned), columns)
 
-    def _value(self, sizes: Sizes, values: list[float]) -> float:
-        corners, beyond = self._place(sizes)
-        value = 0.0
-        for node, weight in corners:
-            value += weight * values[node]
-        return value + beyond * self._slope(values) if beyond else value
+    def _places(self, columns: _Columns) -> tuple[NDArray[np.intp], Seconds]:
+        """Find the corners of each call's cell (corners, n), and per axis the share of the way through it (axes, n)."""
+        steps = self._steps
+        inside = np.minimum(np.maximum(columns, self._starts), self._ends)[self._varied]
+        below = (inside[:, None, :] >= steps[:, :, None]).sum(axis=1) - 1
+        axes = np.arange(len(steps))[:, None]
+        low = steps[axes, below]
+        shares = (inside - low) / (steps[axes, below + 1] - low)
+        # Of a size at the end of an axis the share is 0, and the corner beyond it any node.
+        nodes = np.minimum(self._strides[self._varied] @ below + self._corners, len(self._values) - 1)
+        return nodes, shares
 
-    def _place(self, sizes: Sizes) -> _Place:
-        """The corners of its cell, each with its weight, and how many elements beyond the grid's edge it is."""
-        place = self._places.get(sizes)
-        if place is None:
-            if len(self._places) >= _REMEMBERED:
-                self._places.clear()
-            folded = _folded(sizes)
-            inside = tuple([min(size, axis[-1]) for size, axis in zip(folded, self.axes, strict=True)])
-            beyond = elements_of(folded) - elements_of(inside)
-            place = self._places[sizes] = _corners(inside, self.axes, self._strides), beyond
-        return place
+    def _blended(self, values: Seconds, columns: _Columns) -> Seconds:
+        columns = _folded(columns)
+        nodes, shares = self._places(columns)
+        corners = values[nodes]
+        for share in shares:
+            # Between the two halves of the corners, along one axis after the other.
+            half = len(corners) // 2
+            low, corners = corners[:half], corners[half:]
+            corners -= low
+            corners *= share
+            corners += low
+        seconds: Seconds = corners[0]
+        if (columns > self._ends).any():
+            # One slope for everywhere beyond the grid, so that nothing falls there. One node alone shows that from nothing.
+            start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else 0.0
+            slope = max(0.0, values[-1] - start_s) / max(1.0, self._elements)
+            inside = np.minimum(columns, self._ends)
+            seconds += slope * (elements_of_many(columns) - elements_of_many(inside))
+        return seconds
 
-    # ------------------------------------------------------------ corrections
+    def correct(self, columns: _Columns, difference: float) -> Seconds:
+        """Move the nodes around these calls by a part of `difference`, the logarithm of observed / expected seconds.
 
-    def correct(self, sizes: Sizes, difference: float, scale: float) -> bool:
-        """Moves the nodes around a call by a part of `difference`, the logarithm of observed / expected.
-
-        Returns whether one of them, times `scale`, is now off what is published by more than 5 %.
+        Returns the logarithms by which these nodes are now off the published ones.
         """
-        live, published = self._live, self._published_live
-        corners, _ = self._place(sizes)
-        step = STEP * difference / sum([weight * weight for _, weight in corners])
-        moved = False
-        for node, weight in corners:
-            live[node] *= 1.0 + step * weight if abs(step) < 0.02 else 2.718281828459045 ** (step * weight)
-            ratio = live[node] * scale / published[node]
-            if not 1.0 / MOVED <= ratio <= MOVED:
-                moved = True
+        nodes, shares = self._places(_folded(columns))
+        weights = np.ones((1, nodes.shape[1]))
+        for share in shares[::-1]:
+            weights = np.concatenate((weights * (1.0 - share), weights * share))
+        step = (STEP if len(self._varied) else LONE_STEP) * difference
+        np.add.at(self._learned, nodes, step * weights / (weights * weights).sum(axis=0))
+        moved: Seconds = self._learned[nodes]
         return moved
 
-    def publish(self, scale: float) -> None:
-        """Makes what was learned the basis of predictions. `scale` is a factor that is part of the values from now on."""
-        self._live = [value * scale for value in self._live]
-        self._published_live = list(self._live)
-        shape = tuple(map(len, self.axes))
-        self._published = monotone(np.array(self._live).reshape(shape)).ravel()
-        self._listed = self._published.tolist()
+    def publish(self, shift: float) -> None:
+        """Base predictions on all that was observed. `shift` is a logarithm that every node moves by besides."""
+        self._live = np.maximum(LEAST_S, self._live * np.exp(self._learned + shift))
+        self._values = _monotone(self._live.reshape([len(axis) for axis in self._axes])).ravel()
+        self._learned[:] = 0.0
 
-    def corrections(self, scale: float) -> dict[Sizes, float]:
-        """Seconds, times `scale`, of the nodes that are off what the grid began with."""
+    def corrections(self, shift: float) -> dict[Sizes, float]:
+        """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
+        live = self._live * np.exp(self._learned + shift)
+        off = np.abs(np.log(live / self._measured)) > NOTABLE
         # A folded axis stands for several sizes: all of it is the first of them, so that it folds to the same again.
-        ones = (1,) * (self._dimensions - len(self.axes))
-        return {
-            (*sizes, *ones): value * scale
-            for sizes, value, was in zip(product(*self.axes), self._live, self._began, strict=True)
-            if not 1.0 / NOTABLE <= value * scale / was <= NOTABLE
-        }
+        ones = (1,) * (self._dimensions - len(self._axes))
+        nodes = zip(product(*[axis.tolist() for axis in self._axes]), off, live.tolist(), strict=True)
+        return {(*map(int, sizes), *ones): seconds for sizes, is_off, seconds in nodes if is_off}
 
-    def recall(self, seconds: Mapping[Sizes, float]) -> None:
-        """Begins where another grid of the same points has ended: these are its `corrections`."""
-        folded = {_folded(sizes): value for sizes, value in seconds.items()}
-        nodes = zip(product(*self.axes), self._live, strict=True)
-        self._live = [max(LEAST_S, folded.get(sizes, value)) for sizes, value in nodes]
-        self.publish(1.0)
+    def recall(self, corrections: Mapping[Sizes, float]) -> None:
+        """Begin with the `corrections` of a grid of the same points."""
+        known = _folded_points(corrections) if corrections else {}
+        nodes = product(*[axis.tolist() for axis in self._axes])
+        values = [known.get(tuple(map(int, sizes)), 0.0) for sizes in nodes]
+        self._live = np.where(np.array(values) > 0.0, values, self._live)
+        self.publish(0.0)
 
 
-class _Lookup:
-    """Where sizes lie on one axis: the node below, times the stride, and the share of the way to the node above."""
-
-    def __init__(self, axis: Sizes, stride: int) -> None:
-        self.stride = stride
-        self._axis = np.asarray(axis, np.float64)
-        self._most = axis[-1]
-        self._table: tuple[NDArray[np.intp], Seconds] | None = None
-        if len(axis) > 1 and self._most <= _MOST_LOOKUP:
-            self._table = self._search(np.arange(self._most + 1))
-
-    def __call__(self, column: NDArray[np.intp]) -> tuple[NDArray[np.intp], Seconds | None]:
-        if len(self._axis) == 1:
-            return column, None
-        if self._table is None:
-            return self._search(column)
-        places, shares = self._table
-        if len(column) and (column.max() > self._most or column.min() < 0):
-            column = column.clip(0, self._most)
-        return places[column], shares[column]
-
-    def _search(self, column: NDArray[np.intp]) -> tuple[NDArray[np.intp], Seconds]:
-        axis = self._axis
-        below = np.searchsorted(axis, column, "right").clip(1, len(axis) - 1) - 1
-        share = (column - axis[below]) / (axis[below + 1] - axis[below])
-        return below * self.stride, share.clip(0.0, 1.0)
-
-
-def _folded(sizes: Sizes) -> Sizes:
-    """One size per axis."""
-    if len(sizes) <= MOST_AXES:
-        return sizes
-    kept = MOST_AXES - 1
-    return (*sizes[:kept], min(prod(sizes[kept:]), _MOST_SIZE))
-
-
-def _folded_columns(columns: list[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
-    """The same of many calls."""
+def _folded(columns: _Columns) -> _Columns:
+    """Bring calls of many sizes to `MOST_AXES`."""
     if len(columns) <= MOST_AXES:
         return columns
     kept = MOST_AXES - 1
-    folded = np.minimum(elements_of_many(columns[kept:]), float(_MOST_SIZE))
-    return [*columns[:kept], folded.astype(np.intp)]
+    return np.concatenate(
+        (columns[:kept], np.minimum(elements_of_many(columns[kept:]), float(_MOST_SIZE))[None])
+    )
 
 
-def _folded_points(points: Mapping[Sizes, float]) -> Mapping[Sizes, float]:
-    """Where several fall on one, their geometric mean."""
+def _folded_points(points: Mapping[Sizes, float]) -> dict[Sizes, float]:
+    """Bring points of many sizes to `MOST_AXES`; several that fall on one have their geometric mean."""
     if len(next(iter(points))) <= MOST_AXES:
-        return points
+        return {sizes: max(LEAST_S, seconds) for sizes, seconds in points.items()}
     alike: dict[Sizes, list[float]] = {}
     for sizes, seconds in points.items():
-        alike.setdefault(_folded(sizes), []).append(log(max(LEAST_S, seconds)))
+        folded = (*sizes[: MOST_AXES - 1], min(prod(sizes[MOST_AXES - 1 :]), _MOST_SIZE))
+        alike.setdefault(folded, []).append(log(max(LEAST_S, seconds)))
     return {sizes: exp(sum(logs) / len(logs)) for sizes, logs in alike.items()}
 
 
-def _corners(sizes: Sizes, axes: tuple[Sizes, ...], strides: tuple[int, ...]) -> _Corners:
-    corners = [(0, 1.0)]
-    for size, axis, stride in zip(sizes, axes, strides, strict=True):
-        sides = _sides(size, axis, stride)
-        corners = [(node + at, weight * share) for node, weight in corners for at, share in sides]
-    return tuple(corners)
+def _axes(points: Mapping[Sizes, float]) -> list[Seconds]:
+    """List the sizes that occur along each dimension, ascending; thinned evenly where they make too many nodes."""
+    axes = [sorted(set(column)) for column in zip(*points, strict=True)]
+    while prod(map(len, axes)) > MOST_NODES:
+        longest = max(range(len(axes)), key=lambda number: len(axes[number]))
+        kept = axes[longest][::2]
+        # Both ends stay: beyond them nothing is interpolated.
+        axes[longest] = kept if kept[-1] == axes[longest][-1] else [*kept, axes[longest][-1]]
+    return [np.array(axis, np.float64) for axis in axes]
 
 
-def _sides(size: int, axis: Sizes, stride: int) -> Iterable[tuple[int, float]]:
-    below = max(0, bisect_right(axis, size) - 1)
-    if below == len(axis) - 1 or size <= axis[below]:
-        return [(below * stride, 1.0)]
-    share = (size - axis[below]) / (axis[below + 1] - axis[below])
-    return [(below * stride, 1.0 - share), ((below + 1) * stride, share)]
+def _filled(axes: list[Seconds], points: Mapping[Sizes, float]) -> Seconds:
+    """Return the seconds of every node of a grid: as measured, or as a line through all points says times a factor.
+
+    A calibration measures from small calls to large ones until its time is used up; a table from elsewhere may have any
+    holes. The factor is that of the measured nodes: interpolated between them along each axis, the nearest one beyond
+    them, and of several axes the geometric mean. No line through two neighbours is followed: where noise moved one of
+    them, calls thirty times as large could cost the same.
+    """
+    elements = elements_of_many(np.meshgrid(*axes, indexing="ij"))
+    measured = np.array(list(points.values()))
+    weights, computed = measured**-2.0, np.array([elements_of(sizes) for sizes in points])
+    fixed_s, element_s = _fitted(
+        weights.sum(),
+        weights @ computed,
+        weights @ (computed * computed),
+        weights @ measured,
+        weights @ (computed * measured),
+    )
+    trend = np.maximum(LEAST_S, fixed_s + element_s * elements)
+    factors = np.full(trend.shape, np.nan)
+    values = np.full(trend.shape, np.nan)
+    for sizes, seconds in points.items():
+        node = tuple([int(np.searchsorted(axis, size)) for axis, size in zip(axes, sizes, strict=True)])
+        if all(axis[at] == size for axis, at, size in zip(axes, node, sizes, strict=True)):
+            factors[node] = log(seconds / trend[node])
+            values[node] = seconds
+    if np.isnan(factors).all():  # thinning left none of the points
+        return trend
+    while (missing := np.isnan(factors)).any():
+        # Each round fills nodes between two known ones of a line along some axis.
+        found = np.stack([_along(factors, number, axis, np.nan) for number, axis in enumerate(axes)])
+        filling = missing & ~np.isnan(found).all(axis=0)
+        if not filling.any():
+            # Where there are none, the smallest ones beyond known ones, which the next ones then follow.
+            found = np.stack([_along(factors, number, axis, None) for number, axis in enumerate(axes)])
+            filling = missing & ~np.isnan(found).all(axis=0)
+            filling &= elements <= 2.0 * elements[filling].min()
+        ways = np.maximum(1, (~np.isnan(found)).sum(axis=0))
+        factors = np.where(filling, np.nansum(found, axis=0) / ways, factors)
+    return np.where(np.isnan(values), trend * np.exp(factors), values)
+
+
+def _along(factors: Seconds, number: int, axis: Seconds, beyond: float | None) -> Seconds:
+    """Interpolate along one axis; nodes beyond the known ones of their line are `beyond`, or as the nearest one."""
+
+    def line(values: Seconds) -> Seconds:
+        known = ~np.isnan(values)
+        return np.interp(axis, axis[known], values[known], beyond, beyond) if known.any() else values
+
+    return np.asarray(np.apply_along_axis(line, number, factors))
+
+
+def _monotone(values: Seconds) -> Seconds:
+    """Return values that never fall along any axis: halfway between what lies before and what lies after.
+
+    Larger calls do not take less time, so where it looks so, it is noise. Values that rise are not touched.
+    """
+    highest_before, lowest_after = values, values
+    for axis in range(values.ndim):
+        highest_before = np.maximum.accumulate(highest_before, axis)
+        lowest_after = np.flip(np.minimum.accumulate(np.flip(lowest_after, axis), axis), axis)
+    return np.asarray(np.sqrt(highest_before * lowest_after))
+
+
+def _fitted(n: float, s: float, ee: float, ns: float, es: float) -> tuple[float, float]:
+    """Solve the normal equations of `fixed * calls + slope * elements = seconds`; neither part is negative.
+
+    The sums, weighted: of calls², calls * elements, elements², calls * seconds and elements * seconds.
+    """
+    determinant = n * ee - s * s
+    if determinant > 1e-12 * n * ee:
+        fixed, slope = (ns * ee - es * s) / determinant, (es * n - ns * s) / determinant
+        if fixed >= 0.0 and slope >= 0.0:
+            return fixed, slope
+        if slope < 0.0:
+            return ns / n, 0.0
+    elif ee <= 0.0 or (n > 0.0 and s <= 0.0):
+        return ns / n, 0.0
+    return 0.0, es / ee
+
+
+class Line:
+    """Seconds as `fixed_s + element_s * elements`, learned from what ran: least squares with forgetting.
+
+    Errors count in proportion (an observation weighs 1 / seconds²), so that long calls do not drown short ones.
+    """
+
+    __slots__ = ("_clip", "_count", "_last", "_reach", "_sums", "element_s", "fixed_s", "longest_s")
+
+    LEVEL_STEP = 0.1
+    """Part of the difference (of logarithms) that both parts take over at once: a machine that becomes slower is followed
+    within twenty observations, without unlearning how the two parts compare."""
+    FORGETTING = 0.97
+    """What an observation weighs one observation later: about thirty count for the division between the two parts."""
+    FEW = 3
+    """Observations that count as they are, since little is expected yet; later ones are clipped, and less of a weight."""
+    KEEP = 0.05
+    """Weight, in observations, of each part as it was known before: while all calls are alike it keeps the two apart."""
+    LEAST_S = 1e-7
+    """Seconds of the shortest observation; errors in proportion to nothing would have no end."""
+    MOVED = 1.05
+    """Factor by which a prediction must change to count as another one."""
+
+    def __init__(self, clip: float = 1.5) -> None:
+        """`clip`: the factor by which an observation may be off what was expected.
+
+        Beyond, it counts as this, and weighs as much less as it is further off (Huber's weights).
+        """
+        self._clip = clip
+        self._count = 0
+        self.fixed_s = 0.0
+        self.element_s = 0.0
+        self.longest_s = 0.0
+        """Seconds of the longest call that was observed."""
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+        """See `_fitted`."""
+        self._last = (0.0, 0.0)
+        """The two parts when `moved` was last true."""
+        self._reach = (0.0, 0.0)
+        """The fewest and the most elements of an observation."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything was observed."""
+        return self._count > 0
+
+    def seconds(self, elements: Seconds) -> Seconds:
+        """Return the expected seconds of calls of so many elements."""
+        return np.asarray(self.fixed_s + self.element_s * elements)
+
+    def second(self, elements: float) -> float:
+        """Return the expected seconds of one call."""
+        return self.fixed_s + self.element_s * elements
+
+    def observe(self, calls: float, elements: float, seconds: float, *, request_elements: float) -> None:
+        """Learn from `calls` calls that had `elements` in all and took `seconds`.
+
+        `request_elements`: of one request in them. At first, the fixed part of a call is taken to weigh as much as it.
+        """
+        seconds = max(self.LEAST_S, seconds)
+        self.longest_s = max(self.longest_s, seconds / calls)
+        if not self._count:
+            unit = max(1.0, request_elements)
+            self.element_s = seconds / (calls * unit + elements)
+            self.fixed_s = self.element_s * unit
+            self._reach = (elements, elements)
+        self._count += 1
+        self._reach = (min(self._reach[0], elements), max(self._reach[1], elements))
+        expected = max(self.LEAST_S, calls * self.fixed_s + elements * self.element_s)
+        taken, share = seconds, 1.0
+        if self._count > self.FEW:
+            taken = max(expected / self._clip, min(expected * self._clip, seconds))
+            level = (taken / expected) ** self.LEVEL_STEP
+            self._rescale(level)
+            expected *= level
+            share = min(1.0, self._clip / max(seconds / expected, expected / seconds))
+        weight = share / max(expected, taken) ** 2
+        self._add(calls, elements, taken, weight)
+        n, s, ee, ns, es = self._sums
+        # As if a little of each part had been observed to be as it was: see KEEP.
+        kept = self.KEEP * weight
+        units = kept * max(1.0, elements) ** 2
+        self.fixed_s, self.element_s = _fitted(
+            n + kept, s, ee + units, ns + kept * self.fixed_s, es + units * self.element_s
+        )
+
+    def _rescale(self, level: float) -> None:
+        """As if everything so far had taken `level` times as long."""
+        self.fixed_s *= level
+        self.element_s *= level
+        n, s, ee, ns, es = self._sums
+        self._sums = (n / level**2, s / level**2, ee / level**2, ns / level, es / level)
+
+    def _add(self, calls: float, elements: float, taken: float, weight: float) -> None:
+        """Add one term to the sums; the older ones count less."""
+        n, s, ee, ns, es = [self.FORGETTING * each for each in self._sums]
+        self._sums = (
+            n + weight * calls * calls,
+            s + weight * calls * elements,
+            ee + weight * elements * elements,
+            ns + weight * calls * taken,
+            es + weight * elements * taken,
+        )
+
+    def ends(self) -> dict[float, float]:
+        """Return the seconds at the fewest and the most elements observed; nothing before the first observation."""
+        return {elements: self.second(elements) for elements in self._reach} if self.measured else {}
+
+    def recall(self, ends: Mapping[float, float]) -> None:
+        """Begin with the `ends` of another line."""
+        if not ends:
+            return
+        few, most = min(ends), max(ends)
+        slope = (ends[most] - ends[few]) / (most - few) if most > few else ends[few] / 2 / max(1.0, few)
+        self.element_s = max(0.0, slope)
+        self.fixed_s = max(0.0, ends[few] - self.element_s * few)
+        self.longest_s = max(self.LEAST_S, ends[few], ends[most])
+        self._reach = (few, most)
+        self._count = self.FEW
+        for elements, seconds in ends.items():
+            # Together they weigh as much as all observations that still count.
+            taken = max(self.LEAST_S, seconds)
+            self._add(1.0, elements, taken, 0.5 / (1.0 - self.FORGETTING) / taken**2)
+
+    def moved(self) -> bool:
+        """Tell whether predictions at the ends of what was observed changed by more than 5 % since this was last true."""
+        fixed, element = self._last
+        for elements in self._reach:
+            was, now = fixed + element * elements, self.second(elements)
+            if not was / self.MOVED <= now <= was * self.MOVED:
+                self._last = (self.fixed_s, self.element_s)
+                return True
+        return False

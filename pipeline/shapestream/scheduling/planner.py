@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.call_costs import CallCosts, Prediction
-from shapestream.scheduling.cost_surface import Surface
-from shapestream.scheduling.elements import elements_of, elements_of_many
+from shapestream.scheduling.cost_grid import elements_of, elements_of_many
+from shapestream.scheduling.costs import Surface
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.queueing import Bucket, Lane, ModelQueue
 from shapestream.scheduling.rounding import ShapeRounding

@@ -1,113 +1,118 @@
-"""Which shapes calls are given where only so many different ones are allowed: learned from the traffic.
+"""Which shapes calls are given where only so many different ones are allowed.
 
 Every shape that a device meets leaves something behind in it (docs/strategies.md), so a model may have a cap on the
-number of its call shapes. The first few run exactly as they come, since most models see few. Later ones are rounded up:
-rows to a fixed set, every other dimension that may be padded to boundaries that cost least over the sizes that came
-lately, worked out anew when the traffic has changed by enough to be worth it.
+number of its call shapes. This is the one place where shapes are rounded. A worker's calibration may meet an eighth of
+`max_prepared` (`Strategy.calibration_shapes`); what it leaves is C, the profile's `max_shapes`:
 
-*The cap holds for good*, whatever comes. With C the cap:
+- The first C // 4 shapes run exactly as they come, since most models see few. The others are combinations of rows and
+  boundaries that later ones are rounded up to: rows to a fixed set, every other size that may be padded to `boundaries`.
+- A shape that some call was given counts for the model's life, because the device keeps what it has for it. A boundary
+  that no call was given is dropped for nothing when others are learned.
+- Room is kept for the largest shape of each number of rows, under which everything fits. When only that is left, nothing
+  new is given out: a call gets the smallest known shape that holds it.
 
-- C // 4 shapes are for exact ones, the others for combinations of rows and boundaries.
-- A shape that some call was given counts for ever, because the device keeps what it has for it. A boundary that no call
-  was given is dropped for nothing when others are learned; the first learning spends three quarters of what is left,
-  each later one half, taking it that a boundary will be met with all the rows that calls had so far.
-- Where more come than that, until only what must be kept for the largest shapes is left, nothing new is given out any
-  more: a call gets the smallest known shape that holds it.
-
-Shapes that differ where they may not be rounded are different for good: each group of them has the cap for itself.
-Rows are such a size unless the profile says that they may be filled up.
-Static shapes are beside it: the dynamic model never meets them.
+Shapes that differ where they may not be rounded are different groups, each with the cap for itself. Rows are such a size
+unless the profile says that they may be filled up. Static shapes are beside the cap: the dynamic model never meets them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from math import prod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import log, prod
 from typing import TypeAlias
 
 import numpy as np
 
-from shapestream.scheduling.boundaries import Floats, Sizes, next_of
-from shapestream.scheduling.boundary_learning import LearnedBoundaries
+from shapestream.scheduling.boundaries import Floats, Integers, LearnedBoundaries, next_of
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.known_shapes import CallArrays, KnownShapes, Truths
-from shapestream.scheduling.row_sizes import choose_row_sizes
 
-__all__ = ["Seconds", "ShapeRounding"]
+__all__ = ["Seconds", "ShapeRounding", "choose_row_sizes", "row_sizes"]
 
-Shape: TypeAlias = tuple[int, ...]
-Seconds: TypeAlias = Callable[[Sizes, Sizes], Floats]
+Sizes: TypeAlias = tuple[int, ...]
+"""The sizes of a call, (rows, *shape); rows are 1 without a batch axis."""
+Seconds: TypeAlias = Callable[[Integers, Integers], Floats]
 """`Surface.seconds`: of batches, by rows (n,) and shapes (n, d)."""
 
 _REMEMBERED = 4096
 """Roundings remembered; when so many are known, all are forgotten."""
 _MOST_GROUPS = 1024
 """Groups whose shapes are remembered; of more, those longest unused start anew."""
+_LARGEST_TRIED = 256
+"""Rows up to which the loss of a set of row sizes is worked out; beyond it is alike."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """The shapes given out of one group."""
+
+    largest: frozenset[Sizes]
+    """The shapes under which everything fits: room is kept for them."""
+    exact: set[Sizes] = field(default_factory=set)
+    """Shapes given out as they came."""
+    given: set[Sizes] = field(default_factory=set)
+    """All shapes given out, the exact ones among them."""
+    is_full: bool = False
+    """Nothing new is given out, except what room is kept for."""
+
+    @property
+    def taken(self) -> int:
+        """Combinations in use or kept."""
+        return len((self.given - self.exact) | self.largest)
 
 
 class ShapeRounding:
-    """Rounds the call shapes of one model with `max_shapes`. Deterministic: it counts requests, and reads no clock.
-
-    Sizes without the batch axis are a "shape", as everywhere in the scheduler.
-    """
+    """Rounds the call shapes of one model with `max_shapes`. Deterministic: it counts requests, and reads no clock."""
 
     def __init__(self, profile: ModelProfile, seconds: Seconds | None = None) -> None:
         """`seconds` prices boundaries, by elements without. Raises `ValueError` without a cap, or an upper bound."""
         cap = profile.max_shapes
         if cap is None or cap < 1:
             raise ValueError(f"model {profile.name!r} has no cap on shapes to round for")
-        self._rows_are_fixed = profile.has_batch and not profile.fills_rows
-        if self._rows_are_fixed:
-            # Then they are one more size of a shape, and each call has one "row" of it.
-            profile = replace(profile, has_batch=False, paddable=(False, *profile.paddable[1:]))
-            seconds = None if seconds is None else _by_first_size(seconds)
-        first = 1 if profile.has_batch else 0
         self._profile = profile
         self._seconds = seconds
-        self._first = first
         self._exact = cap // 4
         self._combinations = cap - self._exact
-        self._axes = tuple(
-            axis for axis in range(len(profile.dimensions) - first) if profile.paddable[axis + first]
-        )
-        """Of a shape, those that are rounded."""
-        self._fixed = tuple(axis for axis in range(len(profile.dimensions) - first) if axis not in self._axes)
-        self._bounds = {axis: _bound(profile, axis + first) for axis in self._axes}
-        self._rows = self._row_sizes()
-        self._learned = LearnedBoundaries(
-            self._bounds, self._combinations // (4 * len(self._rows)), self._prices
-        )
-        self._groups: OrderedDict[Shape, KnownShapes] = OrderedDict()
+        self._first = 0 if profile.has_batch else 1
+        """Place of the first size that the model has, since those without a batch axis have no rows."""
+        paddable = profile.paddable[1:] if profile.has_batch else profile.paddable
+        self._rounds_rows = profile.fills_rows or not profile.has_batch
+        self._rounded = np.array([self._rounds_rows, *paddable])
+        """Per size, rows first, whether it may be rounded."""
+        self._fixed = np.flatnonzero(~self._rounded)
+        self._bounds = {
+            axis: _bound(profile, axis - self._first)
+            for axis in range(1, len(self._rounded))
+            if self._rounded[axis]
+        }
+        self._rows = self._row_sizes() if profile.has_batch and self._rounds_rows else (1,)
+        combinations = self._combinations // (4 * len(self._rows))
+        self._learned = LearnedBoundaries(self._bounds, combinations, self._prices)
+        self._groups: OrderedDict[Sizes, _Group] = OrderedDict()
         self._nothing = self._opened((1,) * len(self._fixed))
-        self._remembered: dict[tuple[int, Shape], tuple[int, Shape]] = {}
+        self._remembered: dict[tuple[int, Sizes], tuple[int, Sizes]] = {}
         self.version = 0
         """Changes when shapes are rounded otherwise than before."""
 
-    def _row_sizes(self) -> tuple[int, ...]:
-        profile = self._profile
-        if not profile.has_batch:
-            return (1,)
-        bound = _bound(profile, 0)
+    def _row_sizes(self) -> Sizes:
+        bound = _bound(self._profile, 0)
         spreads = [float(most) for most in self._bounds.values()]
-        rows = choose_row_sizes(min(profile.max_batch, bound), self._combinations, spreads)
+        rows = choose_row_sizes(min(self._profile.max_batch, bound), self._combinations, spreads)
+        if rows[-1] == bound:
+            return rows
         # A single request may have more rows than a batch has.
-        more = (bound,) if rows[-1] < bound and len(rows) < self._combinations else ()
-        return (*rows, *more) if more or rows[-1] == bound else (*rows[:-1], bound)
+        return (*rows, bound) if len(rows) < self._combinations else (*rows[:-1], bound)
 
     @property
-    def row_sizes(self) -> tuple[int, ...]:
+    def row_sizes(self) -> Sizes:
         """The rows that late calls have."""
         return self._rows
 
     @property
-    def boundaries(self) -> tuple[tuple[int, ...] | None, ...]:
+    def boundaries(self) -> tuple[Sizes | None, ...]:
         """Per dimension of a shape, the sizes that late calls have; None: any, as it may not be rounded."""
-        count = len(self._profile.dimensions) - self._first
-        per_axis = tuple(self._learned.per_axis.get(axis) for axis in range(count))
-        return per_axis[1:] if self._rows_are_fixed else per_axis
+        return tuple([self._learned.per_axis.get(axis) for axis in range(1, len(self._rounded))])
 
     @property
     def learned(self) -> int:
@@ -115,55 +120,98 @@ class ShapeRounding:
         return self._learned.learned
 
     @property
-    def known(self) -> frozenset[Shape]:
-        """All call sizes that were given out, rows first where there is a batch axis; static shapes are not among them."""
-        return frozenset().union(*[group.given for group in self._groups.values()])
+    def known(self) -> frozenset[Sizes]:
+        """All call sizes given out, rows first where there is a batch axis; static shapes are not among them."""
+        return frozenset([sizes[self._first :] for group in self._groups.values() for sizes in group.given])
 
-    def observe(self, sizes: Shape) -> None:
-        """A request of these sizes has arrived. Now and then this learns, which takes about a millisecond."""
-        weight = max(1, sizes[0]) if self._first else 1
-        is_time = self._learned.observe(sizes[self._first :], weight)
-        if is_time and self._learned.look(self._used(), self._spare()):
-            self._changed()
+    # ------------------------------------------------------------ rounding
 
-    def call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
-        """What a call of such a batch would be given: no smaller, and the same wherever it may not be rounded.
+    def call_sizes(self, rows: int, shape: Sizes) -> tuple[int, Sizes]:
+        """Return what a call of such a batch would be given: no smaller, and the same wherever it may not be rounded.
 
         What was rounded stays as it is when it is rounded again. Nothing is counted: see `start`.
         """
-        if self._rows_are_fixed:
-            _, sizes = self._call_sizes(1, (rows, *shape))
-            return sizes[0], sizes[1:]
-        return self._call_sizes(rows, shape)
-
-    def _call_sizes(self, rows: int, shape: Shape) -> tuple[int, Shape]:
-        key = (rows, shape)
-        given = self._remembered.get(key)
+        given = self._remembered.get((rows, shape))
         if given is None:
-            given = self._chosen(rows, shape)
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
-            self._remembered[key] = given
+            (own_rows, *own_shape) = self._previewed(np.array([(rows, *shape)], np.intp))[0].tolist()
+            given = self._remembered[rows, shape] = own_rows, tuple(own_shape)
         return given
 
-    def start(self, rows: int, shape: Shape) -> tuple[int, Shape]:
-        """`call_sizes` of a call that is now started: from now on its shape counts under the cap."""
-        if self._rows_are_fixed:
-            _, sizes = self._start(1, (rows, *shape))
-            return sizes[0], sizes[1:]
-        return self._start(rows, shape)
+    def preview(self, rows: Integers, shapes: Integers) -> tuple[Integers, Integers]:
+        """Return what calls of these rows (n,) and shapes (n, d) would be given, each by itself; none is counted."""
+        sizes = np.column_stack([rows, shapes]) if len(rows) else np.zeros((0, len(self._rounded)), np.intp)
+        given = np.empty_like(sizes)
+        if (sizes[:, self._fixed] == sizes[:1, self._fixed]).all():
+            given = self._previewed(sizes) if len(sizes) else sizes
+        else:
+            _, groups = np.unique(sizes[:, self._fixed], axis=0, return_inverse=True)
+            for number in range(int(groups.max()) + 1):
+                own = groups.reshape(-1) == number
+                given[own] = self._previewed(sizes[own])
+        return given[:, 0], given[:, 1:]
 
-    def _start(self, rows: int, shape: Shape) -> tuple[int, Shape]:
-        group = self._group(tuple([shape[axis] for axis in self._fixed]))
-        call_rows, call_shape = self._call_sizes(rows, shape)
+    def _previewed(self, sizes: Integers) -> Integers:
+        """Round sizes (n, dimensions) of one group, rows first."""
+        group = self._groups.get(tuple(sizes[0, self._fixed].tolist()), self._nothing)
         most = self._rows[-1]
-        # More rows than one call has are divided: whole ones, and what is left.
-        for each in {most, call_rows % most or most} if call_rows > most else {call_rows}:
-            call = (each, *call_shape) if self._first else call_shape
-            if call in group.given or call in self._profile.static_shapes:
+        as_they_come = np.zeros(len(sizes), np.bool_)
+        if len(group.exact) < self._exact:
+            as_they_come = sizes[:, 0] <= most if self._rounds_rows else ~as_they_come
+            if as_they_come.all():
+                return sizes
+        elif not group.is_full and group.exact:
+            as_they_come = (sizes[:, None] == np.array(sorted(group.exact))).all(axis=2).any(axis=1)
+        rounded = sizes.copy()
+        if self._rounds_rows:
+            rounded[:, 0] = self._rounded_rows(sizes[:, 0])
+        for axis, boundaries in self._learned.per_axis.items():
+            rounded[:, axis] = boundaries[-1] if group.is_full else next_of(boundaries, sizes[:, axis])
+        known = [(1, *sizes)[1 - self._first :] for sizes in self._profile.static_shapes]
+        known += sorted(group.given) if group.is_full else []
+        if known:
+            # The smallest that holds it, if it has no more elements than what was rounded to.
+            known.sort(key=prod)
+            candidates = np.array(known)
+            larger = candidates >= sizes[:, None]
+            larger &= self._rounded | (candidates == sizes[:, None])
+            fits = larger.all(axis=2)
+            fits &= (
+                candidates.prod(axis=1, dtype=np.float64) <= rounded.prod(axis=1, dtype=np.float64)[:, None]
+            )
+            found = fits.any(axis=1)
+            rounded[found] = candidates[fits[found].argmax(axis=1)]
+        rounded[as_they_come] = sizes[as_they_come]
+        return rounded
+
+    def _rounded_rows(self, rows: Integers) -> Integers:
+        """More rows than one call has are divided: whole calls, and what is left."""
+        whole, rest = np.divmod(rows, self._rows[-1])
+        return whole * self._rows[-1] + np.where((rest > 0) | (rows == 0), next_of(self._rows, rest), 0)
+
+    # ------------------------------------------------------------ counting
+
+    def observe(self, sizes: Sizes) -> None:
+        """Take in the sizes of a request that has arrived. Now and then this learns, which takes about a millisecond."""
+        sizes = (1,) * self._first + sizes
+        weight = max(1, sizes[0]) if self._rounds_rows else 1
+        if self._learned.observe(sizes, weight) and self._learned.look(self._used(), self._spare()):
+            self._changed()
+
+    def start(self, rows: int, shape: Sizes) -> tuple[int, Sizes]:
+        """Return `call_sizes` of a call that is now started: from now on its shape counts under the cap."""
+        call_rows, call_shape = self.call_sizes(rows, shape)
+        sizes = (call_rows, *call_shape)
+        group = self._group(tuple([sizes[axis] for axis in self._fixed.tolist()]))
+        most = self._rows[-1]
+        is_divided = self._rounds_rows and call_rows > most
+        for each in {most, call_rows % most or most} if is_divided else {call_rows}:
+            call = (each, *call_shape)
+            if call in group.given or call[self._first :] in self._profile.static_shapes:
                 continue
             group.given.add(call)
-            if call_rows <= most and len(group.exact) < self._exact:
+            if not is_divided and len(group.exact) < self._exact:
                 group.exact.add(call)
                 if len(group.exact) == self._exact:
                     self._changed()  # from now on this group is rounded
@@ -176,159 +224,117 @@ class ShapeRounding:
         self.version += 1
         self._remembered.clear()
 
-    def _is_full(self, group: KnownShapes) -> bool:
+    def _is_full(self, group: _Group) -> bool:
         # One start gives out two shapes at most, where its rows are divided.
-        step = 2 if self._first and self._profile.max_batch > self._rows[-1] else 1
+        step = 2 if self._rounds_rows and self._profile.max_batch > self._rows[-1] else 1
         return group.taken + step > self._combinations
 
-    def _group(self, name: Shape) -> KnownShapes:
+    def _group(self, name: Sizes) -> _Group:
         group = self._groups.get(name)
-        if group is not None:
-            self._groups.move_to_end(name)
-            return group
-        if len(self._groups) >= _MOST_GROUPS:
-            self._groups.popitem(last=False)
-            self._remembered.clear()
-        group = self._groups[name] = self._opened(name)
+        if group is None:
+            if len(self._groups) >= _MOST_GROUPS:
+                self._groups.popitem(last=False)
+                self._remembered.clear()
+            group = self._groups[name] = self._opened(name)
+        self._groups.move_to_end(name)
         return group
 
-    def _opened(self, name: Shape) -> KnownShapes:
-        sizes = {**self._bounds, **dict(zip(self._fixed, name, strict=True))}
-        shape = tuple([sizes[axis] for axis in range(len(sizes))])
-        group = KnownShapes(frozenset([(rows, *shape)[1 - self._first :] for rows in self._rows]))
+    def _opened(self, name: Sizes) -> _Group:
+        sizes = {**self._bounds, **dict(zip(self._fixed.tolist(), name, strict=True))}
+        largest = [
+            (sizes.get(0, rows), *[sizes[axis] for axis in range(1, len(self._rounded))])
+            for rows in self._rows
+        ]
+        group = _Group(frozenset(largest))
         group.is_full = self._is_full(group)
         return group
 
-    def preview(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
-        """What calls of these rows (n,) and shapes (n, d) would be given, each by itself; none is counted."""
-        if not len(rows):
-            return rows, shapes
-        if self._rows_are_fixed:
-            _, sizes = self._preview(np.ones_like(rows), np.column_stack([rows, shapes]))
-            return sizes[:, 0], sizes[:, 1:]
-        return self._preview(rows, shapes)
-
-    def _preview(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
-        if not self._fixed or (shapes[:, self._fixed] == shapes[0, self._fixed]).all():
-            return self._preview_group(rows, shapes)
-        out_rows, out_shapes = np.empty_like(rows), np.empty_like(shapes)
-        _, which = np.unique(shapes[:, self._fixed], axis=0, return_inverse=True)
-        for number in range(int(which.max()) + 1):
-            own = which.reshape(-1) == number
-            out_rows[own], out_shapes[own] = self._preview_group(rows[own], shapes[own])
-        return out_rows, out_shapes
-
-    def _preview_group(self, rows: Sizes, shapes: Sizes) -> tuple[Sizes, Sizes]:
-        group = self._groups.get(tuple([int(shapes[0, axis]) for axis in self._fixed])) or self._nothing
-        has_room = len(group.exact) < self._exact
-        as_they_come = rows <= self._rows[-1] if has_room else None
-        if as_they_come is not None and as_they_come.all():
-            return rows, shapes
-        rounded = shapes.copy()
-        for axis, boundaries in self._learned.per_axis.items():
-            rounded[:, axis] = boundaries[-1] if group.is_full else next_of(boundaries, shapes[:, axis])
-        call = CallArrays(self._rounded_rows(rows), rounded)
-        if group.is_full:
-            # Of all that are known the smallest that fits: it comes last.
-            for known in group.descending():
-                call.take(self._fitting(rows, shapes, known), known, self._first)
-        else:
-            for exact in group.exact:
-                own_rows, own_shape = (exact[0], exact[1:]) if self._first else (1, exact)
-                call.take((rows == own_rows) & (shapes == own_shape).all(axis=1), exact, self._first)
-        for static in self._profile.static_shapes:
-            call.take(self._fitting(rows, shapes, static), static, self._first)
-        if as_they_come is not None:
-            call.rows = np.where(as_they_come, rows, call.rows)
-            call.shapes = np.where(as_they_come[:, None], shapes, call.shapes)
-        return call.rows, call.shapes
-
-    def _chosen(self, rows: int, shape: Shape) -> tuple[int, Shape]:
-        """The same of a single call, which is quicker without arrays."""
-        group = self._groups.get(tuple([shape[axis] for axis in self._fixed])) or self._nothing
-        sizes = (rows, *shape)[1 - self._first :]
-        most = self._rows[-1]
-        if (rows <= most and len(group.exact) < self._exact) or (not group.is_full and sizes in group.exact):
-            return rows, shape
-        call_rows = rows
-        if self._first:
-            whole, rest = divmod(rows, most)
-            call_rows = whole * most + (_next(self._rows, rest) if rest or not rows else 0)
-        call_shape = list(shape)
-        for axis, boundaries in self._learned.per_axis.items():
-            call_shape[axis] = boundaries[-1] if group.is_full else _next(boundaries, shape[axis])
-        call = call_rows, tuple(call_shape)
-        elements = call_rows * prod(call_shape)
-        for known in (*(group.descending() if group.is_full else ()), *self._profile.static_shapes):
-            if prod(known) <= elements and self._fits(sizes, known):
-                call = (known[0], known[1:]) if self._first else (1, known)
-                elements = prod(known)
-        return call
-
-    def _fits(self, sizes: Shape, known: Shape) -> bool:
-        for number, (size, other) in enumerate(zip(sizes, known, strict=True)):
-            if size != other and (size > other or number - self._first in self._fixed):
-                return False
-        return True
-
-    def _fitting(self, rows: Sizes, shapes: Sizes, known: Shape) -> Truths:
-        """Which of these could run as a call of a known shape."""
-        fits = rows <= known[0] if self._first else np.ones(len(rows), np.bool_)
-        for axis, size in enumerate(known[self._first :]):
-            fits &= shapes[:, axis] <= size if axis in self._bounds else shapes[:, axis] == size
-        return fits
-
-    def _rounded_rows(self, rows: Sizes) -> Sizes:
-        most = self._rows[-1]
-        if not self._first or not (rows > most).any():
-            return next_of(self._rows, rows)
-        whole, rest = np.divmod(rows, most)
-        return whole * most + np.where((rest > 0) | (rows == 0), next_of(self._rows, rest), 0)
-
-    def _spare(self) -> float:
-        """How many boundaries are left, if each is met with all the rows that calls had so far."""
-        left = self._combinations - max(
-            [known.taken for known in self._groups.values()], default=len(self._rows)
-        )
-        rows = np.array([call[0] for call in self.known] if self._first else [], np.intp)
-        return left / max(1, len(np.unique(self._rounded_rows(rows))))
+    # ------------------------------------------------------------ learning
 
     def _used(self) -> dict[int, set[int]]:
         """Per axis that is rounded, the boundaries that some call was given."""
         given = [sizes for group in self._groups.values() for sizes in group.given - group.exact]
-        return {axis: {sizes[axis + self._first] for sizes in given} for axis in self._axes}
+        return {axis: {sizes[axis] for sizes in given} for axis in self._bounds}
 
-    def _prices(self, axis: int, sizes: Sizes, usual: Mapping[int, int]) -> Floats:
+    def _spare(self) -> float:
+        """How many boundaries are left, if each is met with all the rows that calls had so far."""
+        taken = max([group.taken for group in self._groups.values()], default=len(self._rows))
+        rows = (
+            [sizes[0] for group in self._groups.values() for sizes in group.given]
+            if self._rounds_rows
+            else []
+        )
+        used = np.unique(self._rounded_rows(np.array(rows, np.intp)))
+        return (self._combinations - taken) / max(1, len(used))
+
+    def _prices(self, axis: int, sizes: Integers, usual: Mapping[int, int]) -> Floats:
         """What a request costs at each size along an axis, in the best company that it can have; it never falls."""
         plain = np.maximum(sizes, 1).astype(np.float64)
         if self._seconds is None:
             return plain
-        fixed = dict(zip(self._fixed, next(reversed(self._groups), (1,) * len(self._fixed)), strict=True))
-        shapes = np.empty((len(sizes), len(self._axes) + len(self._fixed)), np.intp)
-        for other in range(shapes.shape[1]):
-            shapes[:, other] = {**usual, **fixed}[other]
-        shapes[:, axis] = sizes
-        per_row = [
-            self._seconds(np.full(len(sizes), rows, np.intp), shapes) / rows
-            for rows in [rows for rows in self._rows if rows <= self._profile.max_batch] or self._rows
-        ]
-        costs: Floats = np.min(per_row, axis=0)
+        name = next(reversed(self._groups), (1,) * len(self._fixed))
+        own = {0: 1, **usual, **dict(zip(self._fixed.tolist(), name, strict=True))}
+        calls = np.tile(
+            np.array([own[number] for number in range(len(self._rounded))], np.intp), (len(sizes), 1)
+        )
+        calls[:, axis] = sizes
+        costs = np.full(len(sizes), np.inf)
+        for rows in [rows for rows in self._rows if rows <= self._profile.max_batch] or self._rows:
+            if self._rounds_rows:
+                calls[:, 0] = rows
+            costs = np.minimum(costs, self._seconds(calls[:, 0], calls[:, 1:]) / rows)
         return np.maximum.accumulate(costs) if np.isfinite(costs).all() else plain
 
 
-def _by_first_size(seconds: Seconds) -> Seconds:
-    """The same of batches whose rows are the first size of their shapes."""
-    return lambda rows, shapes: seconds(shapes[:, 0], shapes[:, 1:])
-
-
-def _next(boundaries: Sequence[int], size: int) -> int:
-    return boundaries[bisect_left(boundaries, size)]
-
-
 def _bound(profile: ModelProfile, dimension: int) -> int:
-    bound: Sequence[int | None] = profile.bounds
-    most = bound[dimension] if dimension < len(bound) else None
+    most = profile.bounds[dimension] if dimension < len(profile.bounds) else None
     if most is None:
         name = profile.dimensions[dimension]
         raise ValueError(f"model {profile.name!r}: {name!r} has no upper bound to round up to")
     return max(1, most)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def row_sizes(most: int, count: int) -> Sizes:
+    """Return at most `count` numbers from 1 to `most`, each about the same factor larger than the one before."""
+    if count >= most:
+        return tuple(range(1, most + 1))
+    if count == 1:
+        return (most,)
+    return tuple(sorted({round(most ** (step / (count - 1))) for step in range(count)}))
+
+
+def choose_row_sizes(most: int, shapes: int, spreads: list[float]) -> Sizes:
+    """Return the numbers of rows that calls have, each of which can be combined with shapes / count others.
+
+    They are geometric from 1 row, so that a request alone is never filled up; a planner fills such calls as far as
+    requests go, and divides what is left. `spreads`: of each size that is rounded too, the largest / the smallest.
+    """
+    if not spreads:
+        return row_sizes(most, shapes)
+    counts = range(1, min(shapes, most) + 1)
+    losses = {count: _loss(row_sizes(most, count), shapes / count, spreads) for count in counts}
+    return row_sizes(most, min(losses, key=lambda count: (losses[count], count)))
+
+
+def _loss(rows: Sizes, others: float, spreads: Iterable[float]) -> float:
+    """Estimate what is computed / what was asked for: rows filled up or divided, times padding along the rest.
+
+    Rows by the prior of the cost model, where a call's fixed part weighs as much as one average request; padding for
+    sizes spread evenly, by their logarithm, over the middle half of what the bounds admit.
+    """
+    spreads = list(spreads)
+    padding = 1.0
+    for spread in spreads:
+        factor = spread ** (0.5 / max(1.0, others ** (1 / len(spreads))))
+        padding *= 1.0 if factor < 1.0001 else (factor - 1) / log(factor)
+    # The mean over the numbers of rows that a batch may have; small ones count more, as there are more of them.
+    most = min(rows[-1], _LARGEST_TRIED)
+    least, weights, losses = [0.0], 0.0, 0.0
+    for target in range(1, most + 1):
+        least.append(min([1 + size + least[max(0, target - size)] for size in rows]))
+        weights += 1 / target
+        losses += least[target] / (1 + target) / target
+    return padding * losses / weights

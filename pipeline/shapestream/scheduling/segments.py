@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.elements import elements_of_many
+from shapestream.scheduling.cost_grid import elements_of_many
 
 __all__ = ["PAIRS", "Limits", "SegmentCosts", "Window", "cut_window", "optimal_ends", "segment_seconds"]
 

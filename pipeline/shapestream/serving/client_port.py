@@ -20,9 +20,9 @@ from shapestream.serving.egress import Egress
 from shapestream.serving.inbox import DEAR, QUANTUM, Inbox
 from shapestream.serving.kept_replies import same_tensors
 from shapestream.serving.models import ServedModel, ServedModels
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.outgoing import GONE, Link
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
+from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget, RateLimit, debug_enabled
 from shapestream.wire.codec import BadEntry, Role, decode
 from shapestream.wire.messages import (
@@ -58,34 +58,34 @@ class ClientPort:
         egress: Egress,
         dispatcher: Dispatcher,
         models: ServedModels,
-        options: ServerOptions,
+        settings: ServerSettings,
         *,
         epoch: bytes,
         describe: Callable[[], dict[str, Any]],
     ) -> None:
         """`describe` gives the counters that `Statistics` carries."""
         self.outgoing = egress.outgoing
-        self.sessions = Sessions(options, egress.kept)
+        self.sessions = Sessions(settings, egress.kept)
         self._egress = egress
         self._socket = egress.outgoing.socket
         self._inbox = Inbox(
             self._socket,
             partial(decode, role=Role.SERVER_OF_CLIENTS),
-            window_entries=options.window_requests,
-            window_bytes=options.window_bytes,
+            window_entries=settings.window_requests,
+            window_bytes=settings.window_bytes,
         )
         self._dispatcher = dispatcher
         self._models = models
-        self._options = options
+        self._settings = settings
         self._statistics = egress.outgoing.statistics
         self._describe = describe
         self._welcome = Welcome(
             epoch=epoch,
-            window_requests=options.window_requests,
-            window_bytes=options.window_bytes,
-            heartbeat_ms=round(options.heartbeat_s * 1000),
+            window_requests=settings.window_requests,
+            window_bytes=settings.window_bytes,
+            heartbeat_ms=round(settings.heartbeat_s * 1000),
         )
-        self._window = Credit(window_requests=options.window_requests, window_bytes=options.window_bytes)
+        self._window = Credit(window_requests=settings.window_requests, window_bytes=settings.window_bytes)
         self._waiting: dict[str, dict[Session, None]] = {}
         """Sessions that asked for a model that the configuration promises and no executor has brought yet."""
         self._arrived: list[RequestRecord] = []
@@ -204,7 +204,7 @@ class ClientPort:
         except Unavailable as error:
             self._fail(session, sequence, error.code, error.message)
             return False
-        nbytes, most = shape.total_nbytes, self._options.window_bytes
+        nbytes, most = shape.total_nbytes, self._settings.window_bytes
         if nbytes > most:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
             self._fail(session, sequence, "too_large", text)
@@ -301,7 +301,7 @@ class ClientPort:
                 self._end(absent, "makes room for another", now)
             known = self.sessions.open(client, peer, hello.software, now)
             if known is None:
-                most = self._options.max_sessions
+                most = self._settings.max_clients
                 self._turn_away(peer, f"more than {most} sessions, or too many with its key", now)
                 return
             known_by = {} if key is None else {"key": key}
@@ -346,7 +346,7 @@ class ClientPort:
         self._egress.kept.expire(now)
         read_empty = self._inbox.read_empty
         for session in self.sessions:
-            if read_empty and now - session.heard_at > self._options.client_silence_s:
+            if read_empty and now - session.heard_at > self._settings.client_silence_s:
                 self._end(session, "silent", now)
             else:
                 self.outgoing.keep_alive(session)

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from shapestream_engine.calibration_cache import CostCache
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import LearnedCosts
 
 __all__ = ["CostKeeper"]
 

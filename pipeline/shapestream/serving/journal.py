@@ -91,8 +91,6 @@ class Journal:
     def ran(self, running: RunningBatch, report: BatchReport, expired: frozenset[int]) -> None:
         """Note a batch that has run."""
         action, slot = running.action, running.slot
-        slot.batches += 1
-        slot.busy_s += report.busy_s
         self.statistics.count_batch(
             action.model,
             report.calls or ((1, action.sizes),),

@@ -1,4 +1,4 @@
-"""A socket that listens where the options say, and asks for keys where it has to."""
+"""A socket that listens where the settings say, and asks for keys where it has to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import structlog
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
 from shapestream.errors import ConfigurationError
-from shapestream.serving.options import ServerOptions
-from shapestream.transport.curve import KeyRole, ProtectedRouter
+from shapestream.settings import ServerSettings
+from shapestream.transport.curve import KeyRole, ProtectedRouter, ServerSecurity
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import OutboxRoom, RouterSocket
 from shapestream.wire.codec import encode
@@ -28,7 +28,8 @@ SENT_AHEAD = 32
 
 def listen(
     addresses: Sequence[str],
-    options: ServerOptions,
+    settings: ServerSettings,
+    keys: ServerSecurity | None,
     port: str,
     roles: Sequence[KeyRole],
     room: OutboxRoom,
@@ -38,25 +39,25 @@ def listen(
 
     `room` is what the outboxes of all ports may hold together, and `limits` are those of messages at this port.
 
-    Raises AddressInUse; ConfigurationError for an address that other machines reach without `security`.
+    Raises AddressInUse; ConfigurationError for an address that other machines reach, without `keys` or `security: network`.
     """
     open_to_all = [address for address in addresses if is_beyond_loopback(address)]
-    if open_to_all and options.security is None and not options.network_is_safe:
+    if open_to_all and keys is None and not settings.network_is_safe:
         raise ConfigurationError(
             [f"{address}: other machines reach it (security is needed)" for address in open_to_all]
         )
-    if open_to_all and options.security is None:
+    if open_to_all and keys is None:
         log.warning("every peer that reaches these addresses is let in", port=port, listen=open_to_all)
     # CURVE asks for keys at tcp addresses only.
-    asks = options.security is not None and any(map(is_protectable, addresses))
+    asks = keys is not None and any(map(is_protectable, addresses))
     # The header frame, and one frame too many: by that the decoder knows a message that is refused.
     (farewell,) = encode([Goodbye()])
     asked = SocketOptions(
         high_water_mark=SENT_AHEAD, max_frames=limits.max_frames + 2, farewell=bytes(farewell)
     )
     socket = (
-        ProtectedRouter(options.security, roles, port=port, options=asked, room=room)
-        if asks and options.security
+        ProtectedRouter(keys, roles, port=port, options=asked, room=room)
+        if asks and keys
         else RouterSocket(options=asked, room=room)
     )
     with ExitStack() as unless_bound:

@@ -27,7 +27,7 @@ class Quarantine:
 
     __slots__ = ("_kept", "_kinds", "keep_s", "max_requests")
 
-    def __init__(self, max_requests: int = 1024, keep_s: float = 600.0) -> None:
+    def __init__(self, max_requests: int, keep_s: float) -> None:
         """With 0 requests, or 0 s, nothing is ever refused."""
         if max_requests < 0 or keep_s < 0.0:
             raise ValueError("a quarantine takes no less than 0 requests for 0 s")

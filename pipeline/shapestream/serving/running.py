@@ -77,6 +77,8 @@ class RunningBatch:
         """It has run, as is reported now; of one that had waited this tells when it began."""
         self.outputs = outputs
         self.run_us = round(report.run_s * 1e6)
+        self.slot.batches += 1
+        self.slot.busy_s += report.busy_s
         if self.action.behind is not None:
             # It began when the one before it was done, so before that was heard of; and long enough ago.
             began = now - report.busy_s

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -34,17 +35,18 @@ from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.listening import listen
 from shapestream.serving.models import ModelOptions, ServedModels
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
+from shapestream.settings import ServerSettings
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
-from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter
+from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.zeromq import OutboxRoom
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream_engine.batch import BatchReport
+from shapestream_engine.calibration_cache import CostCache
 
 __all__ = ["Server", "serve"]
 
@@ -65,12 +67,20 @@ MOST_SLOTS = 1024
 class Server:
     """A running server, as `serve` hands it to its caller. Made inside trio."""
 
-    def __init__(self, options: ServerOptions, clients: PeerSocket, workers: PeerSocket | None) -> None:
-        self._options = options
+    def __init__(
+        self,
+        settings: ServerSettings,
+        models: ServedModels,
+        clients: PeerSocket,
+        workers: PeerSocket | None,
+        *,
+        cost_cache: CostCache | None = None,
+    ) -> None:
+        self._settings = settings
         self._started = trio.current_time()
         self._drain_asked = trio.Event()
         self._ended = False
-        self._grace_s = options.grace_s
+        self._grace_s = settings.grace_s
         self._sockets = [clients] if workers is None else [clients, workers]
         self.addresses = clients.addresses
         """Where clients can connect."""
@@ -78,21 +88,21 @@ class Server:
         """Where workers can connect."""
         epoch = os.urandom(16)
         self._counters = ServerStatistics()
-        self._models = ServedModels(options.models, options.digests)
-        self._cost_keeper = None if options.cost_cache is None else CostKeeper(options.cost_cache)
+        self._models = models
+        self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
         self._scheduler = Scheduler(
-            max_queued_requests=options.max_queued_requests,
-            max_queued_bytes=options.max_queued_bytes,
-            max_queued_s=options.max_queued_s,
-            hangs=HangLimits(min_s=options.hang_min_s, grace_s=options.hang_grace_s),
+            max_queued_requests=settings.max_queued_requests,
+            max_queued_bytes=settings.max_queued_bytes,
+            max_queued_s=settings.max_queued_s,
+            hangs=HangLimits(min_s=settings.effective_hang_min_s, grace_s=settings.hang_grace_s),
             learned={} if self._cost_keeper is None else self._cost_keeper.read(),
         )
-        trace = None if options.record_trace is None else TraceRecorder(options.record_trace)
+        trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._journal = Journal(self._counters, trace)
         self._kept = KeptReplies(
-            max_bytes=options.kept_bytes,
-            max_age_s=options.kept_s,
-            max_replies=options.window_requests,
+            max_bytes=settings.kept_bytes,
+            max_age_s=settings.kept_s,
+            max_replies=settings.window_requests,
             now=self._started,
         )
         egress = Egress(Outgoing(clients, "clients", self._counters), self._kept)
@@ -102,11 +112,11 @@ class Server:
             self._journal,
             clock=trio.current_time,
             flush=self._flush,
-            prefetch=options.prefetch,
-            quarantine=Quarantine(options.quarantine_requests, options.quarantine_s),
+            prefetch=settings.prefetch,
+            quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
         )
         self._client_port = ClientPort(
-            egress, self._dispatcher, self._models, options, epoch=epoch, describe=self.statistics
+            egress, self._dispatcher, self._models, settings, epoch=epoch, describe=self.statistics
         )
         self._availability = Availability(self._models, self._dispatcher, self._client_port)
         self._worker_port: WorkerPort | None = None
@@ -117,7 +127,7 @@ class Server:
                 self._dispatcher,
                 self._models,
                 self._availability,
-                options,
+                settings,
                 epoch=epoch,
             )
             self._ports.append(self._worker_port)
@@ -127,7 +137,7 @@ class Server:
     def drain(self, *, grace_s: float | None = None) -> None:
         """Begin the end: new requests are refused, admitted ones get the grace to finish; then `serve` returns.
 
-        `grace_s` replaces that of the options, where waiting is of no use.
+        `grace_s` replaces that of the settings, where waiting is of no use.
         """
         if grace_s is not None:
             self._grace_s = grace_s
@@ -272,7 +282,7 @@ class Server:
 
     async def _beat(self) -> None:
         while True:
-            due = trio.current_time() + self._options.heartbeat_s
+            due = trio.current_time() + self._settings.heartbeat_s
             await trio.sleep_until(due)
             now = trio.current_time()  # once: it may stand still between two looks, too
             if now > due + STALL_S:
@@ -310,8 +320,13 @@ class Server:
 
 
 async def serve(
-    options: ServerOptions,
+    settings: ServerSettings,
     *,
+    models: Mapping[str, ModelOptions] | None = None,
+    digests: Mapping[str, str] | None = None,
+    keys: ServerSecurity | None = None,
+    cost_cache: CostCache | None = None,
+    own_workers: str | None = None,
     local: SlotSource | None = None,
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
@@ -319,23 +334,27 @@ async def serve(
 ) -> None:
     """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
 
-    The sockets are made from `options.listen` and `options.worker_listen` unless given; either way they are
-    closed at the end. Raises AddressInUse when another process listens there, ConfigurationError for an address that
-    other machines reach without `security`.
+    `models`: those that clients may ask for before a worker has brought them; `digests`: the sha256 of their files,
+    where known, else the first worker says it. `keys`: those of `settings.security`, read from its files.
+    `cost_cache`: where costs learned from traffic are kept for the next server. `own_workers`: a private address for
+    the workers that this server's process starts.
+
+    The sockets are made from the addresses of the settings unless given; either way they are closed at the end.
+    Raises AddressInUse when another process listens there, ConfigurationError for an address that other machines
+    reach, without `keys` or `security: network`.
     """
     client_socket, worker_socket = clients, workers
-    room = OutboxRoom(options.max_outbox_bytes)
+    room = OutboxRoom(settings.max_outbox_bytes)
     try:
         if client_socket is None:
-            client_socket = listen(
-                options.listen, options, "clients", (KeyRole.CLIENT, KeyRole.ADMIN), room, CLIENT_LIMITS
-            )
-        dial_in = [
-            address for address in (options.worker_listen, options.dial_in_listen) if address is not None
-        ]
+            roles = (KeyRole.CLIENT, KeyRole.ADMIN)
+            client_socket = listen(settings.listen, settings, keys, "clients", roles, room, CLIENT_LIMITS)
+        dial_in = [address for address in (own_workers, settings.worker_listen) if address is not None]
         if worker_socket is None and dial_in:
-            worker_socket = listen(dial_in, options, "workers", (KeyRole.WORKER,), room, WORKER_LIMITS)
-        server = Server(options, client_socket, worker_socket)
+            roles_of_workers = (KeyRole.WORKER,)
+            worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
+        served = ServedModels(models or {}, digests or {})
+        server = Server(settings, served, client_socket, worker_socket, cost_cache=cost_cache)
         await server._run(local, task_status)
     finally:
         for socket in (client_socket, worker_socket):

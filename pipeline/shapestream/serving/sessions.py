@@ -11,9 +11,9 @@ from itertools import count
 
 from shapestream.serving.kept_replies import Answered, ClientId, KeptReplies
 from shapestream.serving.models import ServedModel
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.outgoing import Link
 from shapestream.serving.peer_clock import PeerClock
+from shapestream.settings import ServerSettings
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import RequestShape
 
@@ -148,14 +148,14 @@ class Session(Link):
 class Sessions:
     """All sessions, by routing id and by client id, and the caps on what they hold."""
 
-    def __init__(self, options: ServerOptions, kept: KeptReplies) -> None:
+    def __init__(self, settings: ServerSettings, kept: KeptReplies) -> None:
         self._kept = kept
-        self._max_sessions = options.max_sessions
-        self._max_per_key = options.max_sessions - options.max_sessions // PLACES_PER_KEY
-        self._window_requests = options.window_requests
-        self._window_bytes = options.window_bytes
-        self._key_requests = options.windows_per_key * options.window_requests
-        self._key_bytes = options.windows_per_key * options.window_bytes
+        self._max_sessions = settings.max_clients
+        self._max_per_key = settings.max_clients - settings.max_clients // PLACES_PER_KEY
+        self._window_requests = settings.window_requests
+        self._window_bytes = settings.window_bytes
+        self._key_requests = settings.windows_per_key * settings.window_requests
+        self._key_bytes = settings.windows_per_key * settings.window_bytes
         self._keys: dict[str, KeyUse] = {}
         """Every key that was ever used here. The operator's lists of keys bound it."""
         self._numbers = count()

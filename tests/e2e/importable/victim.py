@@ -17,8 +17,8 @@ import trio
 
 import shapestream
 from shapestream.serving.local_executor import LocalSlots
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
+from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import configure
 from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair
@@ -59,16 +59,14 @@ async def run_server(folder: str, keys: dict[str, str] | None) -> None:
         peer = keys["peer_public"]
         ring = KeyRing(clients={peer: "peer"}, workers={peer: "peer"})
         security = ServerSecurity(key=pair(keys, "server"), ring=ring)
-    options = ServerOptions(
+    settings = ServerSettings(
         listen=("tcp://127.0.0.1:*", f"ipc://{folder}/c"),
-        worker_listen=f"ipc://{folder}/w",
-        dial_in_listen="tcp://127.0.0.1:*",
-        security=security,
+        worker_listen="tcp://127.0.0.1:*",
         client_silence_s=600.0,
         worker_silence_s=600.0,
     )
     async with trio.open_nursery() as nursery:
-        server = await nursery.start(partial(serve, options))
+        server = await nursery.start(partial(serve, settings, keys=security, own_workers=f"ipc://{folder}/w"))
         say(clients=server.addresses, workers=server.worker_addresses)
 
 

@@ -14,8 +14,8 @@ import trio
 import shapestream
 from shapestream import aio, blocking
 from shapestream.errors import ConfigurationError, Unavailable
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
+from shapestream.settings import ServerSettings
 from shapestream.transport.curve import KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import new_key_pair, write_key_pair
 
@@ -58,13 +58,13 @@ def test_every_face_proves_its_key(ask: Callable[..., Any], tmp_path: Path) -> N
     secret, _ = write_key_pair(tmp_path, "alice", ALICE)
     strange, _ = write_key_pair(tmp_path, "stranger", STRANGER)
     _, public = write_key_pair(tmp_path, "server", SERVER)
-    options = ServerOptions(listen=("tcp://127.0.0.1:*",), security=SECURITY)
+    settings = ServerSettings(listen=("tcp://127.0.0.1:*",))
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
 
             async def run(task_status: trio.TaskStatus[Server]) -> None:
-                await serve(options, task_status=task_status)
+                await serve(settings, keys=SECURITY, task_status=task_status)
 
             (address,) = (await nursery.start(run)).addresses
             with trio.fail_after(60):

@@ -17,8 +17,8 @@ from tests.pipeline.serving.batches import batch_of
 from shapestream.client.models import InputEncoder
 from shapestream.errors import InvalidRequest, ModelError
 from shapestream.serving.local_executor import LocalExecutor, LocalSlots
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
+from shapestream.settings import ServerSettings
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 
 ITEMS = [np.full((1 + index % 3, 1 + index % 5), index, np.float32) for index in range(300)]
@@ -58,7 +58,7 @@ def real_server(address: str) -> Iterator[None]:
             local = LocalSlots(models={"double": model}, slots=2)
 
             async def run(*, task_status: trio.TaskStatus[Any]) -> None:
-                await serve(ServerOptions(listen=(address,)), local=local, task_status=task_status)
+                await serve(ServerSettings(listen=(address,)), local=local, task_status=task_status)
 
             await nursery.start(run)
             started.set()

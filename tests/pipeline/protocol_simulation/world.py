@@ -32,8 +32,8 @@ from shapestream.client.session import Session, Turn
 from shapestream.scheduling.events import Action, Event
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.models import ModelOptions
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
+from shapestream.settings import ServerSettings
 from shapestream_workers.supervisor.events import ReplacementWanted, RestartRequested
 from shapestream_workers.supervisor.records import RestartPolicy
 from shapestream_workers.worker_session import WorkerSession
@@ -200,8 +200,8 @@ class World:
         self.nursery.start_soon(self._live, self.life)
 
     async def _live(self, life: _ServerLife) -> None:
-        options = ServerOptions(
-            models={COMMON.name: ModelOptions(), RARE.name: ModelOptions()},
+        models = {COMMON.name: ModelOptions(), RARE.name: ModelOptions()}
+        settings = ServerSettings(
             window_requests=self.plan.window_requests,
             max_queued_requests=self.plan.max_queued_requests,
             hang_min_s=HANG_MIN_S,
@@ -210,7 +210,9 @@ class World:
         clients, workers = life.ports
         with life.scope:
             async with trio.open_nursery() as nursery:
-                life.server = await nursery.start(partial(serve, options, clients=clients, workers=workers))
+                life.server = await nursery.start(
+                    partial(serve, settings, models=models, clients=clients, workers=workers)
+                )
                 life.server.own_processes(life.supervision)
                 life.supervision.server = life.server
                 self.nursery.start_soon(life.supervision.run)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.pipeline.scheduling.stage import Stage, table
 
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
@@ -22,8 +22,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.recovery import HangLimits
-from shapestream_engine.cost_table import CostPoint, CostTable
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import CostPoint, CostTable, LearnedCosts
 
 HUGE = 2**60
 MANY = ("batch", *[f"n{number}" for number in range(17)])

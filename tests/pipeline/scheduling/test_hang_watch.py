@@ -146,7 +146,7 @@ def test_a_calibration_has_met_what_is_new(watched):
 @pytest.mark.parametrize(("min_s", "expected"), [(1.0, 20.0), (10.0, 200.0), (60.0, 600.0), (1000.0, 1000.0)])
 def test_the_first_call_has_a_bound(min_s, expected):
     """However long the least is that could be called a hang."""
-    assert expected == HangLimits(min_s=min_s).first_call_s
+    assert expected == HangLimits(min_s=min_s, grace_s=5.0).first_call_s
 
 
 @pytest.mark.parametrize(("limit_s", "expected"), [(2.0, 2.0), (inf, None)])
@@ -308,4 +308,4 @@ def test_a_suspect_that_is_given_up_gives_the_rest_of_its_worker_back(watched):
 def test_limits_that_make_no_sense_are_refused():
     """A batch would hang before it has begun."""
     with pytest.raises(ValueError, match="more than 0 s"):
-        HangLimits(min_s=0.0)
+        HangLimits(min_s=0.0, grace_s=5.0)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream.scheduling.cost_line import Line
-from shapestream.scheduling.cost_model import CostModel
+from shapestream.scheduling.cost_grid import Line
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import (
     Arrival,
     FailRequest,
@@ -22,8 +22,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream_engine.cost_table import MAX_SECONDS, CostPoint, CostTable
-from shapestream_engine.learned_costs import LearnedCosts
+from shapestream_engine.cost_table import MAX_SECONDS, CostPoint, CostTable, LearnedCosts
 
 PROFILE = ModelProfile(
     name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=16
@@ -73,7 +72,7 @@ def ran(costs: CostModel, sizes: tuple[int, ...], factor: float, times: int, slo
 def predictions(costs: CostModel, *asked: tuple[int, ...]) -> list[float]:
     """Of these sizes, else of all `SIZES`, by all that was observed: what is held back until it is 5 % is published."""
     (kind,) = costs._models["m"].kinds.values()
-    kind.base._publish()
+    kind._publish()
     return [costs.surface("m").second(sizes[0], sizes[1:]) for sizes in asked or SIZES]
 
 

@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream.scheduling.boundaries import BoundaryChoices, Floats, SizeHistogram, Sizes, cost_of
-from shapestream.scheduling.boundary_learning import FIRST_LOOK, LOOK_EVERY
+from shapestream.scheduling.boundaries import (
+    FIRST_LOOK,
+    LOOK_EVERY,
+    BoundaryChoices,
+    Floats,
+    Integers,
+    SizeHistogram,
+    cost_of,
+    geometric_sizes,
+    grid_sizes,
+)
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.row_sizes import choose_row_sizes, row_sizes
+from shapestream.scheduling.rounding import ShapeRounding, choose_row_sizes, row_sizes
 
 
 def profile(
@@ -99,6 +107,24 @@ def test_a_histogram_keeps_all_weight_however_few_columns_it_shows(
     assert set(kept) <= set(sizes.tolist())
     assert max(seen) <= sizes[-1] <= max([5000 if max(seen) > 256 else max(seen), *kept])
     assert len(sizes) <= most + 1 + len(kept)
+
+
+@given(low=st.integers(0, 50), more=st.integers(0, 1000), count=st.integers(1, 20))
+def test_geometric_sizes_reach_the_bound(low: int, more: int, count: int) -> None:
+    """At most so many, ascending, the last of them the upper bound."""
+    sizes = geometric_sizes(low, low + more, count)
+    assert len(sizes) <= count
+    assert sorted(set(sizes)) == list(sizes)
+    assert low + more == sizes[-1]
+
+
+@given(budget=st.integers(1, 200))
+def test_a_grid_has_no_more_combinations_than_its_budget(budget: int) -> None:
+    """So that what is rounded to it takes no more shapes; the bounds themselves are in it, in equal factors."""
+    assert ((5, 23, 108, 512),) == grid_sizes([(1, 512)], 4)
+    grid = grid_sizes([(1, 64), (1, 512)], budget)
+    assert prod(map(len, grid)) <= budget
+    assert (64, 512) == tuple(axis[-1] for axis in grid)
 
 
 @given(most=st.integers(1, 3000), count=st.integers(1, 40))
@@ -326,7 +352,7 @@ def test_boundaries_stay_where_others_would_save_little() -> None:
 def test_seconds_decide_where_there_are_any() -> None:
     """Here nothing but the step at 100 costs anything, so one boundary below it is all that is gained."""
 
-    def seconds(rows: Sizes, shapes: Sizes) -> Floats:
+    def seconds(rows: Integers, shapes: Integers) -> Floats:
         return rows * (1.0 + 4.0 * (shapes[:, 0] > 100))
 
     rounding = ShapeRounding(profile(56), seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -13,8 +13,8 @@ from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.executor import SlotSource
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
+from shapestream.settings import ServerSettings
 from shapestream.transport.memory import MemoryServer, memory_server
 from shapestream.wire.codec import Role
 from shapestream.wire.messages import Execute, Result
@@ -99,13 +99,19 @@ class Owner:
         self.killed.append(worker)
 
 
+def serve_with(**options: Any) -> Callable[..., Awaitable[None]]:
+    """`serve` with these settings; those of `options` that are no settings are arguments of it."""
+    settings = {key: options.pop(key) for key in list(options) if key in ServerSettings.model_fields}
+    return partial(serve, ServerSettings(**settings), **options)
+
+
 @asynccontextmanager
 async def memory_serving(local: SlotSource | None = None, **options: Any) -> AsyncIterator[Running]:
     """A server over memory endpoints for the time of the block."""
     clients, workers = memory_server(), memory_server()
     async with trio.open_nursery() as nursery:
         server = await nursery.start(
-            partial(serve, ServerOptions(**options), local=local, clients=clients, workers=workers)
+            partial(serve_with(**options), local=local, clients=clients, workers=workers)
         )
         yield Running(server, clients, workers)
         nursery.cancel_scope.cancel()

@@ -18,8 +18,8 @@ import trio
 from shapestream.serving import client_port, outgoing, worker_port
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.local_executor import LocalSlots
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import Server, serve
+from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget, RateLimit, configure
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 
@@ -73,7 +73,7 @@ async def main(folder: str) -> None:
     """Serves until killed."""
 
     async def start(*, task_status: trio.TaskStatus[Server]) -> None:
-        options = ServerOptions(
+        settings = ServerSettings(
             listen=(f"ipc://{folder}/c", "tcp://127.0.0.1:*"),
             worker_listen=f"ipc://{folder}/w",
             window_requests=WINDOW_REQUESTS,
@@ -83,7 +83,7 @@ async def main(folder: str) -> None:
             client_silence_s=120.0,
             worker_silence_s=120.0,
         )
-        await serve(options, local=LocalSlots(models=models(), slots=1), task_status=task_status)
+        await serve(settings, local=LocalSlots(models=models(), slots=1), task_status=task_status)
 
     async with trio.open_nursery() as nursery:
         server = await nursery.start(start)

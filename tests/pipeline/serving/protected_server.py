@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
+from tests.pipeline.serving.harness import serve_with
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.options import ServerOptions
-from shapestream.serving.server import Server, serve
+from shapestream.serving.server import Server
 from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair, new_key_pair
 from shapestream.wire.codec import Role
@@ -54,16 +54,16 @@ class Place:
 @asynccontextmanager
 async def serving(slots: ScriptedSlots | None = None, **settings: Any) -> AsyncIterator[Place]:
     """A protected server for the time of the block, with scripted slots or a port for workers."""
-    options = ServerOptions(
+    start = serve_with(
         listen=("tcp://127.0.0.1:*",),
         worker_listen=None if slots is not None else "tcp://127.0.0.1:*",
-        security=SECURITY,
+        keys=SECURITY,
         **settings,
     )
     async with trio.open_nursery() as nursery:
 
         async def run(task_status: trio.TaskStatus[Server]) -> None:
-            await serve(options, local=slots, task_status=task_status)
+            await start(local=slots, task_status=task_status)
 
         place = Place(await nursery.start(run), nursery)
         with trio.fail_after(60):

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import trio
+from tests.pipeline.serving.harness import serve_with
 from tests.pipeline.serving.raw_peer import RawPeer
 
 from shapestream.serving.executor import SlotSource
-from shapestream.serving.options import ServerOptions
-from shapestream.serving.server import Server, serve
+from shapestream.serving.server import Server
 from shapestream.transport.dealer import DealerSocket
 from shapestream.wire.codec import Role
 
@@ -20,7 +20,7 @@ from shapestream.wire.codec import Role
 @asynccontextmanager
 async def socket_serving(address: str, local: SlotSource, **options: Any) -> AsyncIterator[Server]:
     """A server that listens there for the time of the block; it drains at the end."""
-    start = partial(serve, ServerOptions(listen=(address,), **options), local=local)
+    start = partial(serve_with(listen=(address,), **options), local=local)
     async with trio.open_nursery() as nursery:
         server: Server = await nursery.start(start)
         yield server

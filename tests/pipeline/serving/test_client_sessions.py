@@ -111,7 +111,7 @@ async def test_a_silent_client_is_given_up_and_an_audible_one_is_kept() -> None:
 @virtual_time
 async def test_too_many_sessions_are_turned_away() -> None:
     """The table of sessions is bounded; the newcomer hears Goodbye, the others stay."""
-    async with memory_serving(ScriptedSlots(), max_sessions=1) as running:
+    async with memory_serving(ScriptedSlots(), max_clients=1) as running:
         first, second = running.client(), running.client()
         await first.open_session(b"1" * 16)
         second.say(Hello(client=b"2" * 16, software="test"))
@@ -206,7 +206,7 @@ async def test_a_client_that_does_not_come_back_ends_as_silent() -> None:
 @virtual_time
 async def test_one_whose_connection_is_gone_makes_room_for_another() -> None:
     """Where there may be no more clients, those that are here come first."""
-    async with memory_serving(ScriptedSlots(), max_sessions=1, client_silence_s=60.0) as running:
+    async with memory_serving(ScriptedSlots(), max_clients=1, client_silence_s=60.0) as running:
         first = await running.greeted(CLIENT)
         first.connection.close()
         await trio.sleep(5.0)

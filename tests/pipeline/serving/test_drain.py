@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import RawPeer, ScriptedSlots, memory_serving, request, verdict
+from tests.pipeline.serving.harness import (
+    RawPeer,
+    ScriptedSlots,
+    memory_serving,
+    request,
+    serve_with,
+    verdict,
+)
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.models import ModelOptions
-from shapestream.serving.options import ServerOptions
-from shapestream.serving.server import FAREWELL_S, Server, serve
+from shapestream.serving.server import FAREWELL_S, Server
 from shapestream.transport.memory import memory_server
 from shapestream.wire.messages import Execute, Failure, Goodbye, Heartbeat
 
@@ -25,7 +31,7 @@ async def ends_by_itself(**options: Any) -> AsyncIterator[tuple[Server, RawPeer,
     """A server that at the end of the block has nothing left to wait for, and its one client."""
     slots, endpoint = ScriptedSlots(), memory_server()
     async with trio.open_nursery() as nursery:
-        server = await nursery.start(partial(serve, ServerOptions(**options), local=slots, clients=endpoint))
+        server = await nursery.start(partial(serve_with(**options), local=slots, clients=endpoint))
         client = RawPeer(endpoint.connect())
         await client.open_session()
         yield server, client, slots

@@ -9,8 +9,8 @@ from tests.pipeline.serving.harness import SIGNATURE, Owner, ScriptedSlots, echo
 from tests.pipeline.serving.protected_server import ADMIN, ALICE, BOB, BOX, OTHER_BOX, Place, serving
 
 from shapestream.errors import ConfigurationError
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.server import serve
+from shapestream.settings import ServerSettings
 from shapestream.wire.codec import Role
 from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, Result, WorkerHello
 
@@ -133,4 +133,4 @@ async def test_a_client_cannot_speak_as_a_worker() -> None:
 def test_no_address_beyond_loopback_without_keys(address: str) -> None:
     """Also where no YAML was read: the error comes before anything listens."""
     with pytest.raises(ConfigurationError, match="security is needed"):
-        trio.run(serve, ServerOptions(listen=(address,)))
+        trio.run(serve, ServerSettings(listen=(address,)))

@@ -10,8 +10,8 @@ from tests.pipeline.serving.protected_server import ALICE, BOB, Place, serving
 
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.models import ModelOptions, ServedModel
-from shapestream.serving.options import ServerOptions
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
+from shapestream.settings import ServerSettings
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, Result, Unknown
 from shapestream_engine.cost_table import CostPoint, CostTable
@@ -108,7 +108,7 @@ async def test_what_a_session_that_left_had_is_credit_again() -> None:
 @real_time
 async def test_one_key_cannot_take_every_place() -> None:
     """It has eight in nine; the ninth is another key's. Where somebody leaves it may come again."""
-    async with serving(ScriptedSlots(), max_sessions=9) as place:
+    async with serving(ScriptedSlots(), max_clients=9) as place:
         bob = await sessions(place, BOB, 8)
         late = await place.peer(BOB)
         late.say(Hello(client=client_id(BOB, 8), software="test"))
@@ -126,7 +126,7 @@ async def test_one_key_cannot_take_every_place() -> None:
 def table(**options: int) -> Sessions:
     """Of a server with these options."""
     kept = KeptReplies(max_bytes=1, max_age_s=1.0, max_replies=1, now=0.0)
-    return Sessions(ServerOptions(**options), kept)  # type: ignore[arg-type] # all of them are numbers
+    return Sessions(ServerSettings(**options), kept)
 
 
 def opened(sessions: Sessions, name: str, key: str | None, heard_at: float = 0.0) -> Session:
@@ -166,7 +166,7 @@ def test_the_caps_of_a_key_are_on_requests_and_on_bytes_of_all_its_sessions() ->
 
 def test_a_session_without_a_connection_gives_up_its_place() -> None:
     """At a key's cap the session is one of that key, where all places are taken one of any: the one last heard first."""
-    sessions = table(max_sessions=9)
+    sessions = table(max_clients=9)
     bob = [opened(sessions, name, "bob", heard_at=float(ord(name))) for name in "abcdefgh"]
     alice = opened(sessions, "i", "alice")
     assert sessions.session_to_end("bob") is None

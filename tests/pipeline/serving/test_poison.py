@@ -17,7 +17,7 @@ from tests.pipeline.serving.harness import (
 from shapestream.wire.messages import Execute, Failure, Result
 from shapestream_engine.layout import Tensors
 
-LONG_S = 1e6
+LONG_S = 86400.0
 
 
 def _poison() -> Tensors:

@@ -18,7 +18,7 @@ def _blob(data: bytes) -> Tensors:
 
 def test_what_is_kept_is_held_and_nothing_else() -> None:
     """The same bytes of another model, in another layout, or with one bit changed are another request."""
-    quarantine = Quarantine()
+    quarantine = Quarantine(max_requests=1024, keep_s=600.0)
     assert not quarantine
     poison = echo_tensors(2, 4, 3.0)
     quarantine.keep("m", poison, 0.0)
@@ -34,7 +34,7 @@ def test_what_is_kept_is_held_and_nothing_else() -> None:
 
 def test_a_difference_behind_the_beginning_counts() -> None:
     """The beginnings only spare digests."""
-    quarantine = Quarantine()
+    quarantine = Quarantine(max_requests=1024, keep_s=600.0)
     quarantine.keep("m", _blob(bytes(BEGINNING_BYTES) + b"a"), 0.0)
     assert quarantine.holds("m", _blob(bytes(BEGINNING_BYTES) + b"a"), 0.0)
     assert not quarantine.holds("m", _blob(bytes(BEGINNING_BYTES) + b"b"), 0.0)
@@ -42,14 +42,14 @@ def test_a_difference_behind_the_beginning_counts() -> None:
 
 def test_empty_tensors_can_be_poison_too() -> None:
     """A request without elements has a digest like any other."""
-    quarantine = Quarantine()
+    quarantine = Quarantine(max_requests=1024, keep_s=600.0)
     quarantine.keep("m", _blob(b""), 0.0)
     assert quarantine.holds("m", _blob(b""), 0.0)
 
 
 def test_time_ends_it() -> None:
     """After `keep_s` it may come again; when it kills again its time begins anew."""
-    quarantine = Quarantine(keep_s=10.0)
+    quarantine = Quarantine(max_requests=1024, keep_s=10.0)
     for number in range(3):
         quarantine.keep("m", _blob(b"%d" % number), float(number))
     quarantine.keep("m", _blob(b"0"), 5.0)
@@ -60,16 +60,16 @@ def test_time_ends_it() -> None:
 
 def test_the_oldest_makes_room() -> None:
     """No more than so many are kept."""
-    quarantine = Quarantine(max_requests=2)
+    quarantine = Quarantine(max_requests=2, keep_s=600.0)
     for number in range(3):
         quarantine.keep("m", _blob(b"%d" % number), 0.0)
     assert [False, True, True] == [quarantine.holds("m", _blob(b"%d" % number), 0.0) for number in range(3)]
 
 
-@pytest.mark.parametrize("limits", [{"max_requests": 0}, {"keep_s": 0.0}])
-def test_it_can_be_switched_off(limits: dict[str, float]) -> None:
+@pytest.mark.parametrize(("max_requests", "keep_s"), [(0, 600.0), (1024, 0.0)])
+def test_it_can_be_switched_off(max_requests: int, keep_s: float) -> None:
     """Nothing is kept, and nothing refused."""
-    quarantine = Quarantine(**limits)  # type: ignore[arg-type] # either of two numbers
+    quarantine = Quarantine(max_requests, keep_s)
     quarantine.keep("m", _blob(b"x"), 0.0)
     assert (0, False) == (len(quarantine), quarantine.holds("m", _blob(b"x"), 0.0))
 
@@ -77,7 +77,7 @@ def test_it_can_be_switched_off(limits: dict[str, float]) -> None:
 def test_limits_that_make_no_sense_are_refused() -> None:
     """A negative bound is a mistake."""
     with pytest.raises(ValueError, match="no less than 0"):
-        Quarantine(max_requests=-1)
+        Quarantine(max_requests=-1, keep_s=600.0)
 
 
 @given(
@@ -105,7 +105,7 @@ def test_it_agrees_with_a_plain_list(steps: list[tuple[bool, int, float]], room:
 def test_a_received_frame_is_its_bytes() -> None:
     """However a tensor came, inline, as a view or as a frame of its own, the request is the same."""
     data = bytes(range(200))
-    quarantine = Quarantine()
+    quarantine = Quarantine(max_requests=1024, keep_s=600.0)
     quarantine.keep("m", _blob(data), 0.0)
     for buffer in (zmq.Frame(data), memoryview(b"x" + data)[1:], bytearray(data)):
         assert quarantine.holds("m", Tensors(layout=_blob(data).layout, buffers=(buffer,)), 0.0)

@@ -19,7 +19,7 @@ def test_a_server_records_sizes_and_times_and_no_data(tmp_path: Path) -> None:
 
     async def main() -> None:
         slots = ScriptedSlots()
-        async with memory_serving(slots, record_trace=path) as running:
+        async with memory_serving(slots, record_trace=str(path)) as running:
             client = running.client()
             await client.open_session()
             client.say(request(41, echo_tensors(rows=2, n=5, value=1234.5)))

@@ -43,11 +43,16 @@ LEAST_ROUND_S, MOST_ROUND_S = 0.7, 10.0
 OVERRUN = 1.3
 """Factor by which a round takes longer than planned where the server is slower than in the warm-up."""
 PATIENCE, LEAST_PATIENCE_S = 6.0, 10.0
-"""A round that takes this many times its length, and at least so many seconds, is given up with its candidate."""
+"""A round or start that takes this many times as long as expected is given up with its candidate; a round has at least
+so many seconds."""
 SLOW = 2.0
 """Multiple of its length after which a round of a slow candidate sends no more; its rate is known by then."""
-MOST_OF_LEFT, LEAST_START_S = 0.5, 10.0
-"""Most of the time left that the start of one candidate may take, but at least so many seconds."""
+MOST_OF_LEFT = 0.5
+"""Most of the time left that the start of one candidate may take, unless the file as it is took as long."""
+LEAST_START_S = 10.0
+"""Time that a start in the final has at least: it has worked before."""
+BASELINE_START_S = 60.0
+"""Time for the start of the file as it is, whatever the budget: all others are compared with it."""
 MOST_OF_A_ROUND = 1_000_000
 
 
@@ -178,20 +183,28 @@ class Race:
         self._say = say
         self._maker = InputMaker(subject.settings, signature)
         self._started = 0
+        self._usual_start_s = LEAST_ROUND_S
+        """Start-up of the file as it is."""
         self._place = 0
         self._passed_s = 0.0
 
     async def heat(self, trial: Trial, *, until_left_s: float) -> None:
-        """Run a candidate alone; it starts only while the budget holds more than `until_left_s`."""
+        """Run a candidate alone, if the budget beyond `until_left_s` is enough for the usual start and both rounds."""
         left_s = self._budget.left() - until_left_s
-        if left_s <= LEAST_ROUND_S:
+        round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, HEAT_SHARE * self._budget.seconds))
+        if trial.candidate.is_baseline:
+            patience_s = max(MOST_OF_LEFT * left_s, BASELINE_START_S)
+        elif left_s < self._usual_start_s + 2 * round_s:
             trial.skipped = "not measured: no time left"
             return
-        round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, HEAT_SHARE * self._budget.seconds))
+        else:
+            patience_s = max(MOST_OF_LEFT * left_s, min(left_s, PATIENCE * self._usual_start_s))
         async with AsyncExitStack() as stack:
-            served = await self._start(stack, trial, max(MOST_OF_LEFT * left_s, min(left_s, LEAST_START_S)))
+            served = await self._start(stack, trial, patience_s)
             if served is None:
                 return
+            if trial.candidate.is_baseline:
+                self._usual_start_s = served.startup_s
             self._place, self._passed_s = 0, 0.0  # the same requests for all
             if await self._play(trial, served, self._slice(round_s), round_s) is not None:
                 trial.heat = await self._play(trial, served, self._slice(round_s), round_s)

@@ -331,11 +331,11 @@ def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models
     """Models as the server of this file knows them, with shapes, strategies and batching settings."""
     from shapestream.serving.models import ServedModel
     from shapestream_workers.models import read_signatures
-    from shapestream_workers.serve import server_options
+    from shapestream_workers.serve import model_options
 
     assert options.loaded is not None
     settings = options.loaded.settings
-    batching = server_options(settings, None).models
+    batching = model_options(settings)
     served = {
         signature.name: ServedModel(0, signature.name, signature, batching[signature.name])
         for signature in read_signatures(options.loaded).signatures

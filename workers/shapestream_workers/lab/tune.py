@@ -47,7 +47,7 @@ from shapestream_workers.lab.race import (
 from shapestream_workers.lab.workload import Workload, read_workload
 from shapestream_workers.memory import spell_bytes
 from shapestream_workers.models import available_cpus, read_signatures
-from shapestream_workers.serve import server_options
+from shapestream_workers.serve import model_options
 
 __all__ = ["Options", "Outcome", "TuningFailed", "run_tuning", "tune_file"]
 
@@ -181,8 +181,8 @@ async def _run(
                 trials.append(Trial(candidate=Candidate(placement=place, shapes=baseline.candidate.shapes)))
                 await race.heat(trials[-1], until_left_s=PLACEMENTS_UNTIL * budget.seconds)
         best = min(trials, key=lambda trial: rank(trial, objective)).candidate.placement
-        model_options = server_options(subject.loaded.settings, None).models[signature.name]
-        max_batch = ServedModel(0, signature.name, signature, model_options).profile.max_batch
+        of_model = model_options(subject.loaded.settings)[signature.name]
+        max_batch = ServedModel(0, signature.name, signature, of_model).profile.max_batch
         choices, left_out = propose(workload, signature, baseline.candidate.shapes, max_batch=max_batch)
         notes += [f"not tried: {what}" for what in left_out]
         for shapes in choices:

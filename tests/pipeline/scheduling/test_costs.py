@@ -1,0 +1,553 @@
+"""What batches are predicted to cost, by kind, worker and request, and how traffic corrects it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from math import inf, isfinite, prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapestream.scheduling.costs import CostModel, Surface
+from shapestream.scheduling.events import ModelProfile
+from shapestream_engine.batching.calls import RowCover
+from shapestream_engine.cost_table import CostPoint, CostTable
+
+Sizes = tuple[int, ...]
+
+
+def profile(dimensions: int = 1, **changes: object) -> ModelProfile:
+    """A model with a batch axis and so many others."""
+    values: dict[str, object] = {
+        "name": "m",
+        "dimensions": ("batch", *"xyz"[:dimensions]),
+        "has_batch": True,
+        "paddable": (False, *[True] * dimensions),
+        "max_batch": 64,
+        **changes,
+    }
+    return ModelProfile(**values)  # type: ignore[arg-type] # built above
+
+
+def costs_over(points: dict[Sizes, float], own: ModelProfile | None = None) -> CostModel:
+    """One worker with these points; none were measured if there are none."""
+    own = profile(len(next(iter(points), (1, 1))) - 1) if own is None else own
+    measured = tuple(CostPoint(sizes=sizes, seconds=seconds) for sizes, seconds in points.items())
+    table = CostTable(key="k", dimensions=own.dimensions, points=measured)
+    costs = CostModel()
+    costs.add_model(own)
+    costs.join(0, "w", {"m": table} if points else {}, ["m"])
+    return costs
+
+
+def surface(points: dict[Sizes, float], own: ModelProfile | None = None) -> Surface:
+    """The surface over these points."""
+    return costs_over(points, own).surface("m")
+
+
+def predicted(over: Surface, calls: list[tuple[int, Sizes]]) -> list[float]:
+    """The predictions for these batches, at once; the same as one by one, which is checked here."""
+    together = over.seconds(
+        np.array([rows for rows, _ in calls]),
+        np.array([list(shape) for _, shape in calls]).reshape(len(calls), -1),
+    ).tolist()
+    assert together == pytest.approx([over.second(rows, shape) for rows, shape in calls], rel=1e-9)
+    return together
+
+
+def linear(sizes: Sizes) -> float:
+    """A call of 2 ms and 1 us per element."""
+    return 2e-3 + 1e-6 * prod(sizes)
+
+
+AXIS = st.lists(st.integers(1, 300), min_size=1, max_size=4, unique=True).map(sorted)
+CALLS = st.lists(st.tuples(st.integers(1, 400), st.integers(0, 400)), min_size=1, max_size=20)
+
+
+@st.composite
+def rising_grids(draw: st.DrawFn) -> tuple[list[list[int]], np.ndarray]:
+    """Axes, and values over all of their nodes that never fall along an axis."""
+    axes = draw(st.lists(AXIS, min_size=1, max_size=3))
+    shape = tuple(map(len, axes))
+    steps = draw(st.lists(st.floats(1e-6, 1.0), min_size=prod(shape), max_size=prod(shape)))
+    values = np.array(steps).reshape(shape)
+    for axis in range(len(shape)):
+        values = np.cumsum(values, axis)
+    return axes, values
+
+
+def brute_force(axes: list[list[int]], values: np.ndarray, sizes: Sizes) -> float:
+    """Multilinear: interpolated along one axis after the other, by NumPy."""
+    for axis, size in zip(reversed(axes), reversed(sizes), strict=True):
+        lines = values.reshape(-1, len(axis))
+        values = np.array([np.interp(size, axis, line) for line in lines])
+    return float(values[0])
+
+
+@given(rising_grids(), st.data())
+def test_between_measured_points_it_is_multilinear(grid, data):
+    """On a full grid every prediction within it is what plain interpolation says, and exact at the points."""
+    axes, values = grid
+    points = {
+        tuple(axis[place] for axis, place in zip(axes, node, strict=True)): float(values[node])
+        for node in product(*[range(len(axis)) for axis in axes])
+    }
+    inside = [st.integers(axis[0], axis[-1]) for axis in axes]
+    asked = data.draw(st.lists(st.tuples(*inside), min_size=1, max_size=10))
+    asked += list(points)
+    found = predicted(surface(points), [(sizes[0], sizes[1:]) for sizes in asked])
+    assert [brute_force(axes, values, sizes) for sizes in asked] == pytest.approx(found, rel=1e-6)
+    assert list(points.values()) == pytest.approx(found[-len(points) :], rel=1e-6)
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(1, 99), st.integers(0, 999)), st.floats(0.0, 10.0), min_size=1, max_size=12
+    ),
+    CALLS,
+)
+def test_any_table_gives_sensible_predictions(points, calls):
+    """Whatever was measured, with whatever holes and noise: finite, never negative, never falling with size."""
+    over = surface(points)
+    found = predicted(over, [(rows, (size,)) for rows, size in calls])
+    assert all(isfinite(seconds) and seconds >= 0.0 for seconds in found)
+    for rows, size in calls:
+        least = over.second(rows, (size,))
+        assert least <= over.second(rows + 1, (size,)) * (1 + 1e-9)
+        assert least <= over.second(rows, (size + 1,)) * (1 + 1e-9)
+
+
+@given(
+    st.sets(st.tuples(st.sampled_from([1, 4, 16]), st.sampled_from([8, 64, 512])), min_size=1),
+    st.integers(1, 64),
+    st.integers(8, 2000),
+)
+def test_where_seconds_are_linear_in_elements_few_points_do(kept, rows, seq):
+    """The corner of the grid that a calibration has time for says all about calls of any size."""
+    corner = {(1, 8), (1, 64), (4, 8), (4, 64)}
+    points = {sizes: linear(sizes) for sizes in corner | kept}
+    assert linear((rows, seq)) == pytest.approx(predicted(surface(points), [(rows, (seq,))])[0], rel=1e-6)
+
+
+CALIBRATED = [
+    *[(1, seq) for seq in (1, 3, 64, 128, 256)],
+    *[(2, seq) for seq in (1, 3, 16, 32)],
+    *[(rows, seq) for rows in (4, 8, 16) for seq in (1, 3)],
+    *[(16, 8), (32, 1), (32, 8)],
+]
+"""What a calibration had time for, of a model whose calls of 1 or 4 rows are run by static models of their own."""
+
+
+@given(st.sampled_from(CALIBRATED), st.floats(0.6, 1.7), st.integers(1, 64), st.integers(1, 512))
+def test_one_point_that_is_off_leads_nowhere_far(point, factor, rows, seq):
+    """A machine's noise in two small calls must not make calls a hundred times as large look free."""
+    truth = {sizes: 2e-3 + 2e-4 * prod(sizes) for sizes in [*CALIBRATED, (rows, seq)]}
+    points = {sizes: truth[sizes] for sizes in CALIBRATED}
+    points[point] *= factor
+    found = surface(points).second(rows, (seq,))
+    assert 0.5 <= found / truth[rows, seq] <= 2.0
+
+
+def test_one_point_is_enough_to_compare():
+    """More elements take longer, in proportion; fewer are not free."""
+    over = surface({(2, 32): 1.0})
+    half, whole, double = predicted(over, [(1, (32,)), (2, (32,)), (4, (32,))])
+    assert 0.0 < half <= whole == 1.0
+    assert 2.0 == double
+
+
+def test_models_without_dynamic_sizes_have_surfaces_too():
+    """No batch axis, no dimension: one number."""
+    own = ModelProfile(name="m", dimensions=(), has_batch=False, paddable=(), max_batch=1)
+    over = surface({(): 0.25}, own)
+    assert 0.25 == over.second(1, ())
+    assert [0.25] == over.seconds(np.array([1]), np.zeros((1, 0), np.intp)).tolist()
+
+
+# ---------------------------------------------------------------- what batches become
+
+
+@pytest.mark.parametrize("whole_first", [True, False])
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (3, 5), (8,)])
+def test_covered_rows_cost_the_sum_of_their_calls(sizes, whole_first):
+    """Where only some numbers of rows are allowed, a batch costs its calls; more rows take more of the largest."""
+    cover = RowCover(sizes, divide=whole_first)
+    most = 2 * sizes[-1] + 1
+    own = profile(max_batch=most, row_calls=tuple(cover(rows) for rows in range(most + 1)))
+    points = {(rows, seq): linear((rows, seq)) for rows in sizes for seq in (8, 64)}
+    over = surface(points, own)
+    calls = [(rows, (seq,)) for rows in range(most + 1) for seq in (8, 20, 64)]
+    expected = [sum(linear((each, *shape)) for each in cover(rows)) for rows, shape in calls]
+    assert expected == pytest.approx(predicted(over, calls))
+    far = over.second(10 * most, (8,))
+    assert isfinite(far)
+    assert far > 5 * over.second(most, (8,))
+
+
+def test_what_cannot_be_run_costs_infinity():
+    """Beyond the model's bounds there is no price."""
+    own = profile(bounds=(8, 100))
+    over = surface({(1, 8): 0.1, (8, 100): 1.0}, own)
+    found = predicted(over, [(8, (100,)), (9, (100,)), (8, (101,))])
+    assert [False, True, True] == [seconds == inf for seconds in found]
+    alone = ModelProfile(name="m", dimensions=("x",), has_batch=False, paddable=(True,), max_batch=1)
+    assert inf == surface({(8,): 1.0}, alone).second(2, (8,))
+
+
+def test_static_shapes_cost_what_was_measured_for_them():
+    """Exactly their sizes, and no others; one that was not measured costs what its like do."""
+    points = {sizes: linear(sizes) for sizes in product((1, 8), (8, 64))}
+    own = profile(static_shapes=((4, 16), (4, 99), (5, 16), (2, 32)))
+    over = surface({**points, (4, 16): 1e-5, (4, 99): 2e-5, (5, 16): 3e-5}, own)
+    asked = [(4, (16,)), (4, (99,)), (5, (16,)), (2, (32,)), (5, (99,)), (4, (17,)), (600, (16,))]
+    found = predicted(over, asked)
+    assert [1e-5, 2e-5, 3e-5] == found[:3]
+    assert [linear((rows, *shape)) for rows, shape in asked[3:]] == pytest.approx(found[3:])
+
+
+def test_predictions_are_remembered_until_the_version_changes():
+    """The same question has the same answer while plans made with it are valid."""
+    costs = costs_over({(1, 8): 0.001, (8, 64): 0.01})
+    over = costs.surface("m")
+    before, version = over.second(4, (20,)), over.version
+    while over.version == version:
+        assert before == over.second(4, (20,))
+        learned(costs, 4, 20, 2 * before)
+    assert over.second(4, (20,)) > before
+
+
+# ---------------------------------------------------------------- learning
+
+
+def learned(costs: CostModel, rows: int, seq: int, busy_s: float, times: int = 1) -> None:
+    """Batches that took so long."""
+    for _ in range(times):
+        costs.observe(0, "m", (rows, seq), busy_s, requests=rows)
+
+
+def with_table() -> CostModel:
+    """Over the linear grid."""
+    return costs_over({sizes: linear(sizes) for sizes in product((1, 4, 16, 64), (8, 64, 512))})
+
+
+def without_table() -> CostModel:
+    """After 40 honest batches of many sizes."""
+    costs = costs_over({})
+    for turn in range(40):
+        rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
+        learned(costs, rows, seq, linear((rows, seq)))
+    return costs
+
+
+@pytest.mark.parametrize("start", [with_table, without_table])
+@pytest.mark.parametrize("factor", [100.0, 0.01])
+def test_an_outlier_hardly_counts(start, factor):
+    """A batch of 100 times its usual duration (the machine stood still) moves no prediction by 10 %."""
+    costs = start()
+    over = costs.surface("m")
+    asked = [(1, (8,)), (5, (40,)), (7, (16,)), (16, (64,))]
+    before = predicted(over, asked)
+    learned(costs, 5, 40, factor * linear((5, 40)))
+    learned(costs, 5, 40, linear((5, 40)))  # whatever was held back is published by now
+    assert all(0.9 < after / was < 1.1 for after, was in zip(predicted(over, asked), before, strict=True))
+
+
+@pytest.mark.parametrize("start", [with_table, without_table])
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_a_lasting_change_is_followed(start, factor):
+    """After 30 batches at another speed, that speed is what is expected."""
+    costs = start()
+    over = costs.surface("m")
+    for turn in range(30):
+        rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
+        learned(costs, rows, seq, factor * linear((rows, seq)))
+    found = over.second(4, (24,))
+    assert factor * linear((4, 24)) == pytest.approx(found, rel=0.15)
+
+
+def test_one_region_may_change_alone():
+    """Long calls turn out to take twice as long as measured: short ones are predicted as before."""
+    costs = with_table()
+    over = costs.surface("m")
+    for _ in range(60):
+        learned(costs, 16, 512, 2 * linear((16, 512)))
+        learned(costs, 4, 8, linear((4, 8)))
+    assert 2 * linear((16, 512)) == pytest.approx(over.second(16, (512,)), rel=0.1)
+    assert linear((4, 8)) == pytest.approx(over.second(4, (8,)), rel=0.1)
+
+
+def test_small_changes_leave_the_version_alone():
+    """Within 5 % plans stay valid, however many batches confirm it."""
+    costs = with_table()
+    over = costs.surface("m")
+    version = over.version
+    random = np.random.default_rng(1)
+    for _ in range(200):
+        learned(costs, 4, 64, float(linear((4, 64)) * random.uniform(0.98, 1.02)))
+    assert version == over.version
+
+
+def test_traffic_alone_finds_both_parts_of_a_call():
+    """Without a table: the fixed part and the part per element, from batches of different sizes."""
+    over = without_table().surface("m")
+    assert over.measured
+    for rows, seq in ((1, 8), (7, 40), (64, 512)):
+        assert linear((rows, seq)) == pytest.approx(over.second(rows, (seq,)), rel=0.02)
+
+
+def test_equal_batches_say_nothing_about_the_fixed_part():
+    """All of one size: their seconds are known; what one of their requests alone would take stays a guess, in between."""
+    costs = costs_over({})
+    over = costs.surface("m")
+    learned(costs, 8, 16, 0.09, times=500)
+    assert 0.09 == pytest.approx(over.second(8, (16,)))
+    assert 0.09 / 8 < over.second(1, (16,)) < 0.09
+    assert 0.02 == pytest.approx(over.second(1, (16,)), rel=0.05)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 64), st.integers(1, 512), st.floats(1e-6, 10.0)), min_size=1, max_size=30
+    )
+)
+@settings(max_examples=50)
+def test_whatever_is_observed_predictions_stay_sensible(batches):
+    """Neither part of a learned line is negative; nothing observed makes a prediction useless."""
+    for costs in (with_table(), without_table()):
+        over = costs.surface("m")
+        for rows, seq, busy_s in batches:
+            learned(costs, rows, seq, busy_s)
+        found = predicted(over, [(rows, (seq,)) for rows in (1, 9, 64, 100) for seq in (1, 50, 1000)])
+        assert all(isfinite(seconds) and seconds >= 0.0 for seconds in found)
+
+
+def test_before_anything_ran_calls_can_be_compared():
+    """The prior: sharing a call pays, padding costs, and a longer row is dearer."""
+    over = surface({})
+    assert not over.measured
+    one, two, longer, apart = predicted(over, [(1, (16,)), (2, (16,)), (2, (17,)), (1, (17,))])
+    assert one < two < 2 * one
+    assert two < longer < one + apart
+
+
+def test_a_static_shape_learns_by_itself():
+    """What its own model shows is not what the dynamic one does."""
+    points = {sizes: linear(sizes) for sizes in product((1, 8), (8, 64))}
+    own = profile(static_shapes=((4, 16),))
+    costs = costs_over(points, own)
+    over = costs.surface("m")
+    before = over.second(4, (17,))
+    for _ in range(100):
+        learned(costs, 4, 16, 1e-4)
+        learned(costs, 4, 17, before)
+    assert 1e-4 == pytest.approx(over.second(4, (16,)), rel=0.06)
+    assert before == pytest.approx(over.second(4, (17,)), rel=0.15)
+
+
+# ---------------------------------------------------------------- kinds, workers and requests
+
+PROFILE = ModelProfile(
+    name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=16
+)
+
+
+def table(key: str = "k", *, scale: float = 1.0) -> CostTable:
+    """A call costs 1 ms and 10 us per element."""
+    return CostTable(
+        key=key,
+        dimensions=("batch", "seq"),
+        points=tuple(
+            CostPoint(
+                sizes=(rows, seq),
+                seconds=scale * (0.001 + 1e-5 * rows * seq),
+                first_seconds=scale * (0.001 + 1e-5 * rows * seq) + 0.05,
+            )
+            for rows in (1, 4, 16)
+            for seq in (8, 64, 512)
+        ),
+    )
+
+
+def costs_with(*workers: tuple[str, CostTable | None], profile: ModelProfile = PROFILE) -> CostModel:
+    """A cost model with a slot per worker, numbered from 0."""
+    costs = CostModel()
+    costs.add_model(profile)
+    for slot, (worker, own) in enumerate(workers):
+        costs.join(slot, worker, {} if own is None else {"m": own}, ["m"])
+    return costs
+
+
+def test_nothing_is_known_before_the_first_batch():
+    """Without a table no seconds are invented, though calls can be compared."""
+    costs = costs_with(("a", None))
+    assert not costs.measured("m")
+    assert (None, None) == (costs.batch_s("m", (4, 16)), costs.company_s("m", (16,)))
+    assert (None, None, 0) == (costs.request_s("m"), costs.call_s("m"), costs.shapes("m"))
+    surface = costs.surface("m")
+    assert surface.second(4, (16,)) < surface.second(4, (32,))
+    assert 2 * surface.second(1, (16,)) > surface.second(2, (16,))
+
+
+def test_the_first_batch_is_the_first_estimate():
+    """One measurement is an estimate, also per request."""
+    costs = costs_with(("a", None))
+    costs.observe(0, "m", (4, 16), 2.0, requests=4)
+    assert costs.measured("m")
+    assert pytest.approx(2.0) == costs.batch_s("m", (4, 16))
+    assert (2.0, 0.5) == (costs.call_s("m"), costs.request_s("m"))
+
+
+@pytest.mark.parametrize("busy_s", [-1.0, math.nan, math.inf])
+def test_impossible_times_are_ignored(busy_s):
+    """A worker's nonsense does not poison the estimates."""
+    costs = costs_with(("a", None))
+    costs.observe(0, "m", (1, 1), busy_s)
+    assert not costs.measured("m")
+
+
+def test_a_batch_of_an_unknown_model_is_ignored():
+    """Only what was added can be learned about."""
+    costs = costs_with(("a", None))
+    costs.observe(0, "other", (1, 1), 1.0)
+    assert costs.call_s("other") is None
+
+
+def test_a_table_is_believed_from_the_start():
+    """What a worker measured is what is predicted."""
+    costs = costs_with(("a", table()))
+    assert costs.measured("m")
+    assert pytest.approx(0.001 + 1e-5 * 4 * 64) == costs.batch_s("m", (4, 64))
+
+
+def test_slots_that_join_before_their_model_count():
+    """A worker may be there before its model is added."""
+    costs = CostModel()
+    costs.join(0, "a", {"m": table()}, ["m"])
+    costs.add_model(PROFILE)
+    assert pytest.approx(0.00108) == costs.batch_s("m", (1, 8), 0)
+
+
+def test_equal_keys_share_a_surface_and_others_do_not():
+    """What one worker shows is known of all that are alike, and of no other."""
+    costs = costs_with(("a", table("k")), ("b", table("k")), ("c", table("other")))
+    before = costs.batch_s("m", (4, 64), 2)
+    for _ in range(200):
+        costs.observe(0, "m", (4, 64), 0.01)
+        costs.observe(1, "m", (4, 64), 0.01)
+    assert pytest.approx(0.01, rel=0.06) == costs.surface("m", 1).second(4, (64,))
+    assert before == costs.batch_s("m", (4, 64), 2)
+
+
+def test_workers_of_one_kind_have_speeds_of_their_own():
+    """Of two alike on paper one is twice as fast: predictions for each are its own, and a new one is in between."""
+    costs = costs_with(("slow", table()), ("fast", table()))
+    for _ in range(100):
+        costs.observe(0, "m", (4, 64), 0.004)
+        costs.observe(1, "m", (4, 64), 0.002)
+    assert pytest.approx(2.0, rel=0.05) == costs.speed("m", 0) / costs.speed("m", 1)
+    assert pytest.approx(0.004, rel=0.08) == costs.batch_s("m", (4, 64), 0)
+    assert pytest.approx(0.002, rel=0.08) == costs.batch_s("m", (4, 64), 1)
+    costs.join(2, "new", {"m": table()}, ["m"])
+    assert pytest.approx(1.0) == costs.speed("m", 2)
+
+
+def test_slots_of_one_worker_share_its_speed():
+    """A slow process is slow on all of its slots."""
+    costs = costs_with(("a", table()), ("a", table()), ("b", table()))
+    for _ in range(50):
+        costs.observe(0, "m", (4, 64), 0.008)
+        costs.observe(2, "m", (4, 64), 0.004)
+    assert costs.speed("m", 0) == costs.speed("m", 1) > 1.3
+
+
+def test_what_is_known_survives_the_last_worker():
+    """A worker that is replaced finds what its predecessor has shown."""
+    costs = costs_with(("a", table()))
+    for _ in range(100):
+        costs.observe(0, "m", (4, 64), 0.01)
+    costs.leave(0)
+    costs.join(1, "b", {"m": table()}, ["m"])
+    assert pytest.approx(0.01, rel=0.02) == costs.batch_s("m", (4, 64), 1)
+    # But not what its predecessor's devices had prepared.
+    assert costs.surface("m").preparation_s(4, (64,)) > 0.0
+
+
+def test_a_table_for_other_dimensions_is_no_table():
+    """What does not fit the model is left aside, not misread."""
+    wrong = replace(table(), dimensions=("batch", "width"))
+    costs = costs_with(("a", wrong))
+    assert not costs.measured("m")
+
+
+def test_requests_cost_what_they_cost_in_good_company():
+    """A short request alone pays for a call; with 15 others of its length it pays a sixteenth."""
+    costs = costs_with(("a", table()))
+
+    def own_s(shape: Sizes, rows: int = 1) -> float:
+        company = costs.company_s("m", shape, rows)
+        assert company is not None
+        return company[0]
+
+    assert pytest.approx((0.001 + 1e-5 * 16 * 8) / 16) == own_s((8,))
+    assert pytest.approx((0.001 + 1e-5 * 16 * 8) / 2) == own_s((8,), rows=8)
+    smallest_s = costs.batch_s("m", (1, 1))
+    assert [smallest_s] * 3 == [own_s((length,), 0) for length in (1, 64, 2**60)], (
+        "without elements: the least"
+    )
+    assert smallest_s == costs.batch_s("m", (0, 2**60)) == costs.batch_s("m", (2**60, 0))
+    alone = replace(PROFILE, dimensions=("seq",), has_batch=False, paddable=(False,))
+    assert (0.5, 0.5) == costs_over({(8,): 0.5}, alone).company_s("m", (8,))
+
+
+def test_prices_asked_for_together_are_those_asked_for_one_by_one():
+    """A turn of arrivals is priced in one prediction: known and unknown sizes and models, empty and huge ones."""
+    asked = [("m", (rows, seq)) for rows in (0, 1, 5, 16, 17, 2**60) for seq in (0, 1, 8, 300, 2**60)]
+    together, apart = costs_with(("a", table())), costs_with(("a", table()))
+    together.expect([("other", (1,)), *asked, *asked])
+    for model, (rows, seq) in asked:
+        assert apart.company_s(model, (seq,), rows) == pytest.approx(together.company_s(model, (seq,), rows))
+        assert apart.batch_s(model, (rows, seq)) == pytest.approx(together.batch_s(model, (rows, seq)))
+
+
+def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
+    """The first call of a shape is dear; that it is says nothing about the second."""
+    costs = costs_with(("a", table()))
+    surface = costs.surface("m")
+    assert pytest.approx(0.05, rel=0.1) == surface.preparation_s(4, (64,))
+    before = surface.second(4, (64,))
+    for seq in range(1, 60):
+        costs.observe(0, "m", (4, seq), 0.2, preparations=1)
+    assert before == surface.second(4, (64,))
+    assert pytest.approx(0.2, rel=0.1) == surface.preparation_s(4, (64,))
+    assert 0.0 == surface.preparation_s(4, (59,))
+
+
+def test_shapes_are_known_per_worker():
+    """What one device has prepared, another has not."""
+    costs = costs_with(("a", table()), ("b", table()))
+    costs.observe(0, "m", (4, 64), 0.004)
+    assert 0.0 == costs.surface("m", 0).preparation_s(4, (64,))
+    assert 0.0 < costs.surface("m", 1).preparation_s(4, (64,))
+
+
+def test_known_shapes_are_bounded():
+    """However many shapes come, so many are remembered, the newest among them."""
+    costs = costs_with(("a", table()))
+    for size in range(5000):
+        costs.observe(0, "m", (1, size), 0.001)
+    assert 4096 == costs.shapes("m")
+    surface = costs.surface("m")
+    assert 0.0 == surface.preparation_s(1, (4999,)) < surface.preparation_s(1, (1,))
+
+
+def test_the_most_common_kind_speaks_for_the_model():
+    """Without a slot, predictions are those of most slots."""
+    costs = costs_with(
+        ("a", table("few", scale=10.0)), ("b", table("many")), ("c", table("many")), ("d", table("many"))
+    )
+    assert pytest.approx(0.00108) == costs.batch_s("m", (1, 8))
+    assert pytest.approx(0.0108) == costs.batch_s("m", (1, 8), 0)
