@@ -53,7 +53,8 @@ class Answered:
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
-        self.replies: dict[int, _KeptReply] = {}
+        # Ordered, since the oldest are dropped: a plain dict walks over all that were dropped before to find the next one.
+        self.replies: OrderedDict[int, _KeptReply] = OrderedDict()
         self.below = 0
         """Every smaller number without a kept reply counts as answered: the kept ones have passed it."""
         self.nbytes = 0
@@ -161,11 +162,10 @@ class KeptReplies:
 
     def _drop_oldest(self, answered: Answered) -> None:
         """Drop a reply and keep no more than that its number was answered."""
-        sequence = next(iter(answered.replies))
-        nbytes = answered.replies.pop(sequence).nbytes
+        sequence, kept = answered.replies.popitem(last=False)
         answered.pass_by(sequence)
-        answered.nbytes -= nbytes
-        self.nbytes -= nbytes
+        answered.nbytes -= kept.nbytes
+        self.nbytes -= kept.nbytes
         if not answered.replies:
             del self._holders[answered]
 

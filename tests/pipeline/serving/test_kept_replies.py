@@ -38,6 +38,8 @@ def tensors(*buffers: bytes) -> Tensors:
 
 
 QUESTION = tensors(b"abc")
+EMPTY = tensors()
+GONE = Failure(sequence=0, code="model_error", message="no", retryable=False, retry_after_ms=None)
 
 
 def result(sequence: int, nbytes: int = 0) -> Result:
@@ -122,6 +124,18 @@ def test_what_is_dropped_on_purpose_or_beyond_all_room_counts_as_answered() -> N
     kept.drop(answered)
     kept.check_invariants()
     assert (0, True) == (len(kept), answered.knows(1))
+
+
+def test_to_drop_a_reply_takes_as_long_however_many_were_dropped_before() -> None:
+    """With the largest window. Otherwise this test takes half a minute, for which a server would answer nobody."""
+    most = 65_536
+    kept = kept_replies(max_bytes=most * OVERHEAD_NBYTES, max_replies=most)
+    answered = kept.of(A)
+    for sequence in range(most):
+        kept.keep(answered, sequence, 0, EMPTY, GONE)
+    kept.expire(60.0)
+    kept.check_invariants()
+    assert (0, most) == (len(kept), answered.below)
 
 
 def test_clients_that_left_are_remembered_up_to_a_number_and_those_without_answers_not_at_all() -> None:
