@@ -56,7 +56,7 @@ from shapestream.scheduling.recovery import (
 )
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.state import RERUN, RUNNING, Batch, BatchState, Request, Slot, SlotTable, Trial
-from shapestream.scheduling.statistics import Statistics, Story, take_stock
+from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
@@ -522,7 +522,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """Counters and present state."""
-        return take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching.budget)
+        return _take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching.budget)
 
     def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
         """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
@@ -629,3 +629,51 @@ class Scheduler:
             elif batch.state is BatchState.BEHIND:
                 actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
         self._ledger.unwanted.clear()
+
+
+def _take_stock(
+    ledger: Ledger,
+    queues: Mapping[str, ModelQueue],
+    slots: SlotTable,
+    costs: CostModel,
+    budget: PlanningBudget,
+) -> Statistics:
+    """The statistics of a scheduler that consists of these."""
+    counters = ledger.counters
+    admission = ledger.admission
+    return Statistics(
+        queued=admission.room.requests,
+        queued_bytes=admission.room.nbytes,
+        running=ledger.running,
+        batches=len(slots.batches),
+        slots=len(slots.slots),
+        free_slots=slots.free_count,
+        closing_slots=sum(slot.closing for slot in slots.slots.values()),
+        slots_aside=len(slots.resting),
+        slots_kept=sum(slot.idle and not slot.free for slot in slots.slots.values()),
+        suspects=sum(queue.suspect_count for queue in queues.values()),
+        draining=admission.draining,
+        admitted=counters.admitted,
+        delivered=counters.delivered,
+        failed=dict(counters.failed),
+        forgotten=counters.forgotten,
+        batches_started=counters.batches_started,
+        batches_ahead=counters.batches_ahead,
+        batches_recalled=counters.batches_recalled,
+        planning_cuts=budget.cuts,
+        planning_s=budget.spent_s,
+        rows_started=counters.rows_started,
+        padding_ratio=counters.padding_ratio,
+        models=tuple(
+            ModelStatistics(
+                name=name,
+                queued=queue.waiting,
+                queued_s=queue.cost_s,
+                slots=queue.slot_count,
+                free_slots=len(queue.free),
+                call_s=costs.call_s(name),
+                shapes_seen=costs.shapes(name),
+            )
+            for name, queue in queues.items()
+        ),
+    )
