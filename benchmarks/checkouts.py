@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("engine", "pipeline", "workers")
+FOLDERS = ("engine", "pipeline", "workers", "")
+"""What its processes import from; the benchmarks' own models stand in the root."""
 MOST_S = 3600.0
 """Seconds that one command may take."""
 
@@ -32,7 +33,7 @@ class Checkout:
 
         Raises RuntimeError with the end of its log when it fails.
         """
-        path = os.pathsep.join([str(self.root / package) for package in PACKAGES])
+        path = os.pathsep.join([str(self.root / folder) for folder in FOLDERS])
         environment = dict(self.environment)
         path = os.pathsep.join([part for part in (environment.pop("PYTHONPATH", ""), path) if part])
         ended = subprocess.run(

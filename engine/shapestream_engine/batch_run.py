@@ -6,7 +6,6 @@ outputs' rules.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 
@@ -42,7 +41,8 @@ class BatchRun:
         """Parallel to the members: the results of those that are done."""
         self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
         """Of members that are divided over calls: the results so far, and the rows of each."""
-        self._calls: Counter[tuple[int, ...]] = Counter()
+        self._calls: dict[tuple[int, ...], int] = {}
+        """Calls so far, by their sizes."""
         self._run_s = 0.0
         self._reallocations = self._preparations = 0
 
@@ -53,10 +53,11 @@ class BatchRun:
         """
         batch = self._batch
         began = perf_counter()
-        places: Sequence[int] = self._in_time(range(len(batch.members)))
-        for place in places:
+        for place in self._in_time(
+            [place for place, shape in enumerate(batch.shapes) if shape.answer is not None]
+        ):
             self._outputs[place] = batch.shapes[place].answer
-        while places := self._in_time([place for place in places if self._outputs[place] is None]):
+        while places := self._in_time(self._unfinished()):
             self._run_calls(places)
         calls = tuple((count, sizes) for sizes, count in self._calls.items())
         return BatchReport(
@@ -69,6 +70,9 @@ class BatchRun:
             calls=() if calls == ((1, batch.sizes),) else calls,
         )
 
+    def _unfinished(self) -> list[int]:
+        return [place for place, output in enumerate(self._outputs) if output is None]
+
     def _in_time(self, places: Sequence[int]) -> Sequence[int]:
         """The places whose members may still start; the same object where none is late."""
         start_before = self._batch.start_before
@@ -80,15 +84,15 @@ class BatchRun:
 
     def _run_calls(self, places: Sequence[int]) -> None:
         """The calls for what is left of these members; returns early when one of them must not start any more."""
-        shapes = self._batch.shapes
-        done = [sum(self._parts[place][1]) if place in self._parts else 0 for place in places]
-        left = [shapes[place].rows - rows for place, rows in zip(places, done, strict=True)]
+        members, shapes = self._batch.members, self._batch.shapes
+        left = [shapes[place].rows for place in places]
+        done = [0] * len(left)
+        if self._parts:
+            done = [self._rows_done(place) for place in places]
+            left = [rows - ran for rows, ran in zip(left, done, strict=True)]
         calls = self._plan(places, left)
         if len(calls) == 1 and not self._parts:
-            members = [self._batch.members[place] for place in places]
-            results = self._run_call(calls[0], places, members, [shapes[place] for place in places])
-            for place, result in zip(places, results or (), strict=results is not None):
-                self._outputs[place] = result
+            self._run_whole(calls[0], places)
             return
         cut = self._pool.cutter.cut
         for call, pieces in zip(calls, divide(calls, left), strict=True):
@@ -96,7 +100,7 @@ class BatchRun:
                 Piece(places[piece.member], done[piece.member] + piece.start, done[piece.member] + piece.stop)
                 for piece in pieces
             ]
-            cuts = [cut(piece, self._batch.members, shapes) for piece in own]
+            cuts = [cut(piece, members, shapes) for piece in own]
             results = self._run_call(
                 call,
                 [piece.member for piece in own],
@@ -107,6 +111,19 @@ class BatchRun:
                 return
             for piece, result in zip(own, results, strict=True):
                 self._keep(piece, result)
+
+    def _run_whole(self, call: PlannedCall, places: Sequence[int]) -> None:
+        """One call with all rows of these members."""
+        members, shapes = self._batch.members, self._batch.shapes
+        if len(places) == len(members):
+            if (results := self._run_call(call, places, members, shapes)) is not None:
+                self._outputs = list(results)
+            return
+        results = self._run_call(
+            call, places, [members[place] for place in places], [shapes[place] for place in places]
+        )
+        for place, result in zip(places, results or (), strict=results is not None):
+            self._outputs[place] = result
 
     def _plan(self, places: Sequence[int], left: Sequence[int]) -> Sequence[PlannedCall]:
         """The calls for so many rows of these members.
@@ -134,9 +151,10 @@ class BatchRun:
         places: Sequence[int],
         members: Sequence[Tensors],
         shapes: Sequence[RequestShape],
-    ) -> list[Tensors] | None:
+    ) -> Sequence[Tensors] | None:
         """The results of these members' rows, in order; None if it did not run, as the time of one to start had passed."""
-        prepared, sizes = self._pool.prepared, self._pool.planner.prepared_sizes(call.sizes)
+        prepared = self._pool.prepared
+        sizes = None if prepared is None else self._pool.planner.prepared_sizes(call.sizes)
         if prepared is None or sizes is None:
             assert (
                 self._request is not None
@@ -174,8 +192,11 @@ class BatchRun:
             return None
         started, ended = self._infer(request)
         self._run_s += ended - started
-        self._calls[call.sizes] += 1
+        self._calls[call.sizes] = self._calls.get(call.sizes, 0) + 1
         return assembly.split(call.sizes, shapes, request.outputs())
+
+    def _rows_done(self, place: int) -> int:
+        return sum(self._parts[place][1]) if place in self._parts else 0
 
     def _keep(self, piece: Piece, result: Tensors) -> None:
         """The results of a piece, which may be all of its member, or complete it."""

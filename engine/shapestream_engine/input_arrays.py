@@ -88,8 +88,12 @@ def plain_array(value: Any) -> np.ndarray[Any, Any]:
     if array.dtype == np.float64 and isinstance(value, list | tuple):
         large = np.abs(array) >= 2.0**53
         if large.any():
-            given = np.array(value, object)[large]
-            pairs = zip(given.tolist(), array[large].tolist(), strict=True)
+            numbers = np.array(value, object)
+            if all(map(_is_integer, numbers.flat)) and numbers.min() >= 0 and numbers.max() < 1 << 64:
+                # NumPy makes floats of integers where one needs u64 and another does not; a narrower float type would
+                # then round them without a word.
+                return numbers.astype(np.uint64)
+            pairs = zip(numbers[large].tolist(), array[large].tolist(), strict=True)
             if any(_is_integer(number) and int(number) != other for number, other in pairs):
                 raise ElementTypeError(
                     "integers beside floats are too large to be the same numbers as floats"

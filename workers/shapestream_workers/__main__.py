@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from shapestream_workers.interruption import interrupted, obey
-from shapestream_workers.standard_streams import open_standard_streams
+from shapestream_workers.process import open_standard_streams
 
 __all__ = ["main"]
 

@@ -20,7 +20,7 @@ from shapestream.telemetry.logging import configure
 from shapestream_workers.exit_status import reported
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.commands import simulate, tune
-from shapestream_workers.standard_streams import open_standard_streams
+from shapestream_workers.process import open_standard_streams
 from shapestream_workers.target import address_of
 
 __all__ = ["app", "main"]
@@ -121,7 +121,7 @@ def worker(
     _allow(any_function)
     channel = None
     if supervised:
-        from shapestream_workers.parent_watch import end_with_parent
+        from shapestream_workers.process import end_with_parent
         from shapestream_workers.worker_process import claim_stdout
 
         end_with_parent()
@@ -292,7 +292,7 @@ def schema() -> None:
 @app.command()
 def version(as_json: Json = False) -> None:
     """Print the versions of shapestream and of what it runs on."""
-    from shapestream_workers.versions import versions
+    from shapestream_workers.process import versions
 
     found = versions()
     typer.echo(

@@ -1,8 +1,4 @@
-"""How a command ends: errors become messages on stderr and an exit status, as the command line promises.
-
-0 ok, 1 something went wrong while running, 2 wrong usage (typer's own), 3 the configuration cannot be used,
-4 a worker has read other bytes of a model's files than those that its server serves.
-"""
+"""How a command ends: errors become messages on stderr and an exit status, as the command line promises."""
 
 from __future__ import annotations
 
@@ -17,10 +13,9 @@ import typer
 
 from shapestream.errors import ConfigurationError, ShapestreamError
 from shapestream_workers.interruption import interrupted
+from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_RUNTIME
 
-__all__ = ["EXIT_CONFIGURATION", "EXIT_OTHER_FILES", "EXIT_RUNTIME", "reported"]
-
-EXIT_RUNTIME, EXIT_CONFIGURATION, EXIT_OTHER_FILES = 1, 3, 4
+__all__ = ["reported"]
 
 
 @contextmanager

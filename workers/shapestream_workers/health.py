@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import msgpack
 import zmq
 
+from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
+
 if TYPE_CHECKING:
     from shapestream.transport.curve import CallerKeys
 
 __all__ = ["goodbye", "greeting", "main"]
 
-EXIT_OK, EXIT_RUNTIME, EXIT_CONFIGURATION = 0, 1, 3
 DEFAULT_TIMEOUT_S = 5.0
 # The wire protocol's version, and its kinds of entries.
 _VERSION, _GOODBYE, _HELLO = 1, 1, 10

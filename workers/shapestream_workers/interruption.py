@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME
+
 __all__ = ["handed_over", "interrupted", "obey"]
 
 # Between the signal and an end that nothing holds back.
 TIDY_UP_S = 1.0
-EXIT_OK, EXIT_RUNTIME = 0, 1
 STATUSES = {"serve": EXIT_OK, "worker": EXIT_OK, "check": EXIT_RUNTIME, "models": EXIT_RUNTIME}
 """The commands that compile models, and their status when a signal ends them before they serve."""
 

@@ -36,7 +36,7 @@ from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import available_cpus, compile_models
-from shapestream_workers.parent_watch import exit_after
+from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, exit_after
 from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 from shapestream_workers.supervisor.records import RestartPolicy
@@ -49,7 +49,6 @@ log = structlog.get_logger()
 STOP_GRACE_S = 5.0
 # After the second signal, or when nothing can serve any more: just enough to tell the clients.
 LAST_WORDS_S = 1.0
-EXIT_OK, EXIT_RUNTIME, EXIT_CONFIGURATION = 0, 1, 3
 
 
 def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]]:

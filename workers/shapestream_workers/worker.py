@@ -20,7 +20,6 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError, RequestError
-from shapestream.serving.alarm import next_beat
 from shapestream.serving.executor import SlotSource
 from shapestream.telemetry.logging import debug_enabled
 from shapestream.transport.interface import Connection
@@ -46,6 +45,8 @@ MIN_HEARTBEAT_S = 0.01
 # milliseconds is no reason to take a busy machine for a dead server.
 MISSED_HEARTBEATS = 3
 MIN_SILENCE_S = 3.0
+# A beat that comes later than this after its time says that this process itself stood still.
+STALL_S = 0.5
 # For what is still to be said once a session is over; a server that is gone takes none of it.
 FAREWELL_S = 0.5
 # What holds a slot for so long after nobody waits for it any more will hold it for ever.
@@ -241,7 +242,12 @@ class Worker:
             welcome = session.welcome
             asked_s = DEFAULT_HEARTBEAT_S if welcome is None else welcome.heartbeat_ms / 1000
             interval_s = max(MIN_HEARTBEAT_S, asked_s)
-            now, _ = await next_beat(interval_s)
+            due = trio.current_time() + interval_s
+            await trio.sleep_until(due)
+            now = trio.current_time()  # once: it may stand still between two looks, too
+            if now > due + STALL_S:
+                await trio.sleep(STALL_S)  # what came meanwhile is to be read before anybody is called silent
+                now += STALL_S
             if session.greeting_waits:
                 self._heard_at = now  # nothing was said that could be answered
             silence_s = now - self._heard_at

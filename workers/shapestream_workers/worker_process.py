@@ -26,11 +26,16 @@ from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
 from shapestream_engine.resources import divide_cpus
 from shapestream_workers.costs import tables
-from shapestream_workers.exit_status import EXIT_OTHER_FILES
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import resident_bytes, spell_bytes, watch_memory
 from shapestream_workers.models import available_cpus, compile_models
-from shapestream_workers.parent_watch import exit_after
+from shapestream_workers.process import (
+    EXIT_CONFIGURATION,
+    EXIT_OK,
+    EXIT_OTHER_FILES,
+    EXIT_RUNTIME,
+    exit_after,
+)
 from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE, registered_name
 from shapestream_workers.worker import Worker
 
@@ -40,7 +45,6 @@ log = structlog.get_logger()
 
 # Between the second signal and an end that no thread of an engine can hold back.
 LAST_WORDS_S = 0.5
-EXIT_OK, EXIT_RUNTIME, EXIT_CONFIGURATION = 0, 1, 3
 
 
 def claim_stdout() -> int:

@@ -11,6 +11,7 @@ from itertools import islice, product
 from math import gcd, prod
 
 from shapestream_engine.errors import ShapeError
+from shapestream_engine.memo import Memo
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Sizes
 
@@ -37,12 +38,17 @@ class CallPlanner:
         self._static = frozenset(signature.static_sizes)
         rows = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
         self._cover = None if rows is None else RowCover(rows, divide=signature.strategy.partitioned)
+        self._single = Memo(self._planned)
 
     def plan(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
         """The calls for a batch of these sizes: every row in exactly one of them, in order; the largest call comes first.
 
-        Raises `ShapeError` for a size beyond the largest that is allowed.
+        Raises `ShapeError` for a size beyond the largest that is allowed. Plans of many calls are not remembered: a client
+        chooses how many its rows take.
         """
+        return self._single(sizes) if self._cover is None else self._planned(sizes)
+
+    def _planned(self, sizes: Sizes) -> tuple[PlannedCall, ...]:
         rounded = self._signature.round_up(sizes)
         if not self._signature.has_batch:
             return (PlannedCall(rounded, 0, 1),)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from shapestream.errors import InternalError, RequestError
+from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
 from shapestream.wire.messages import Result
 from shapestream_engine.layout import Tensors
 
@@ -39,10 +40,6 @@ __all__ = [
     "outcome_of",
 ]
 
-MAX_PRIORITY = 2**31 - 1
-"""The protocol's bound (docs/protocol.md, `Request`)."""
-MAX_NAME_CHARACTERS = 512
-"""The protocol's bound (docs/protocol.md, Limits)."""
 NEVER_S = 1e9
 """Thirty years: a deadline so far away is none."""
 

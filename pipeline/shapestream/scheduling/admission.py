@@ -4,9 +4,8 @@ The queue is bounded over all models, and divided between clients (`fairness.Que
 refused as `overloaded`, with an estimate of when the queue will have drained. Requests that are to be run again were
 admitted before, and are never refused.
 
-Deadlines need predictions, so they work only where costs are measured. Two thresholds differ on purpose. A *hopeless*
-request is refused and never runs: that takes an optimistic prediction. An *urgent* one only moves within its client's
-own requests: that takes a cautious one.
+Deadlines need predictions, so they work only where costs are measured. A *hopeless* request is
+refused and never runs: that takes an optimistic prediction.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
-from shapestream.scheduling.queueing import LazyHeap, ModelQueue
-from shapestream.scheduling.state import QUEUED, RUNNING, Request, Slot
+from shapestream.scheduling.queueing import LazyHeap, ModelQueue, Queues
+from shapestream.scheduling.state import RUNNING, Request, Slot
 
 FIRST_CAUTION = 1.1
 """Before anything is known of how good estimates are: the first rush fills the queue before any late end can teach it."""
@@ -73,9 +72,6 @@ class Caution:
 
 OPTIMISM: Final = 0.5
 """Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
-
-CAUTION: Final = 1.5
-"""Times the predicted seconds: a request that should have started that long before its deadline is urgent."""
 
 PROBE_EVERY: Final = 16
 """Of the requests that seem hopeless though a slot is free, every so many are tried all the same: a prediction that
@@ -147,65 +143,22 @@ def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowd
     return max(turn_s, sum(before_s))
 
 
-def take_turn(anchor: Request, urgent: LazyHeap | None, clients: int, now: float) -> Request:
-    """Who goes in the turn of `anchor`: itself, or a request of the same client whose deadline cannot wait for its
-    own turn.
-
-    The two exchange their turns, so a client cannot buy precedence with short deadlines: it has as many turns as
-    without, and only their use changes. Only a request of the same model and priority that is the first of its
-    bucket may do that, so nobody overtakes an equal; and each request is passed in this way once.
-    """
-    if urgent is None or anchor.turn != anchor.rank:
-        return anchor
-    first = urgent.first()
-    if first is None:
-        return anchor
-    latest, _, request = first
-    queue = anchor.queue
-    if request is anchor or request.queue is not queue or request.priority != anchor.priority:
-        return anchor
-    if now + (request.turn - anchor.turn) * clients <= latest:
-        return anchor
-    head = request.bucket.first()
-    if head is anchor or head.client != anchor.client or head.priority != anchor.priority:
-        return anchor
-    waiting = queue.oldest.first()
-    if waiting is None or waiting[2] is not anchor:
-        return anchor
-    queue.oldest.postpone(head.turn)
-    anchor.turn, head.turn = head.turn, anchor.turn
-    anchor.tag, head.tag = head.tag, anchor.tag
-    return head
-
-
 class Expiry:
     """The live requests that have a deadline."""
 
-    __slots__ = ("_first", "urgent")
+    __slots__ = ("_first",)
 
     def __init__(self) -> None:
         self._first = LazyHeap(RUNNING)
-        """By when not even an optimist would start them any more, while they wait; by their deadline otherwise."""
-        self.urgent: dict[int, LazyHeap] = {}
-        """By client: what waits, by when a cautious mind would have started it."""
+        """By when not even an optimistic prediction would start them any more, while they wait; by their deadline
+        otherwise."""
 
     def __len__(self) -> int:
         return len(self._first)
 
-    def watch(self, request: Request, deadline: float, alone_s: float | None, owned: int) -> None:
-        """Remembers a deadline, of one of the `owned` requests of its client.
-
-        `alone_s`: the seconds that it takes on the fastest slot, where that is known.
-        """
-        if alone_s is None:
-            self._first.push(deadline, request)
-            return
-        self._first.push(deadline - OPTIMISM * alone_s, request)
-        urgent = self.urgent.get(request.client)
-        if urgent is None:
-            urgent = self.urgent[request.client] = LazyHeap(QUEUED)
-        urgent.push(deadline - CAUTION * alone_s, request)
-        urgent.shrink(owned)
+    def watch(self, request: Request, deadline: float, alone_s: float | None) -> None:
+        """Remember a deadline. `alone_s`: the seconds that the request takes on the fastest slot, where that is known."""
+        self._first.push(deadline if alone_s is None else deadline - OPTIMISM * alone_s, request)
 
     def due(self, now: float) -> Request | None:
         """A request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
@@ -222,10 +175,6 @@ class Expiry:
         """When to look again."""
         first = self._first.first()
         return None if first is None else first[0]
-
-    def forget_client(self, client: int) -> None:
-        """It has no requests left."""
-        self.urgent.pop(client, None)
 
     def shrink(self, living: int) -> None:
         """Throws out what has ended, if it outnumbers the `living` requests."""
@@ -279,7 +228,7 @@ class Estimates:
 class Admission:
     """What may come into the queue, and what it costs.
 
-    `room` is how much the queue holds and may hold, `waiting` are the models with waiting requests, and `costs` what they
+    `room` is how much the queue holds and may hold, `queues` are what waits in it, and `costs` what models
     cost.
     """
 
@@ -290,18 +239,18 @@ class Admission:
         "_terms",
         "costs",
         "draining",
+        "queues",
         "room",
-        "waiting",
     )
 
     def __init__(
         self,
         room: QueueRoom,
-        waiting: Mapping[str, ModelQueue],
+        queues: Queues,
         costs: CostModel,
     ) -> None:
         self.room = room
-        self.waiting = waiting
+        self.queues = queues
         self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
@@ -515,12 +464,12 @@ class Admission:
 
         Models are taken to share their slots, so their times add up: the estimate errs upwards.
         """
-        return sum([queue.cost_s / max(1, queue.slot_count) for queue in self.waiting.values()])
+        return sum([queue.cost_s / max(1, queue.slot_count) for queue in self.queues.waiting()])
 
     def drain_s(self) -> float | None:
         """Seconds until what waits will have been started, as estimated; None while nothing is measured."""
         total: float | None = None
-        for queue in self.waiting.values():
+        for queue in self.queues.waiting():
             if not queue.waiting:
                 continue
             cost_s = queue.cost_s

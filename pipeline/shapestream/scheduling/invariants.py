@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.queueing import EMPTY, Lane, ModelQueue
+from shapestream.scheduling.queueing import EMPTY, Lane, ModelQueue, Queues
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.state import (
     DONE,
@@ -29,8 +29,7 @@ from shapestream.scheduling.state import (
 
 def check(
     ledger: Ledger,
-    queues: Mapping[str, ModelQueue],
-    waiting: Mapping[str, ModelQueue],
+    queues: Queues,
     isolation: Isolation,
     slots: SlotTable,
     now: float,
@@ -42,12 +41,12 @@ def check(
     for name, queue in queues.items():
         own = [request for request in requests if request.queue is queue]
         _check_queue(queue, own)
-        assert name in waiting or not queue.waiting, f"{name} waits, but is not looked at"
+        assert queue in queues.waiting() or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
         free = {slot.id for slot in serving if slot.free}
         assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"
         assert queue.slot_count == len(serving)
-        _check_agendas(queue, serving, slots)
+        _check_agendas(queue, serving)
     _check_slots(slots, now)
     _check_shares(queues.values(), slots)
     _check_isolation(queues.values(), isolation, slots, now)
@@ -106,7 +105,6 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
     assert {batch.id for batch in held} == set(batches), (
         "a batch without a slot, or a slot with a batch that is over"
     )
-    assert slots.ahead_count == sum(slot.behind is not None for slot in slots.slots.values())
     assert all(slot.batch is not None for slot in slots.slots.values() if slot.behind is not None), (
         "a batch waits behind nothing"
     )
@@ -130,7 +128,7 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
             assert request in request.batch.members
 
 
-def _check_agendas(queue: ModelQueue, serving: list[Slot], slots: SlotTable) -> None:
+def _check_agendas(queue: ModelQueue, serving: list[Slot]) -> None:
     busy = [(slot.batch.ends_at, slot.id) for slot in serving if slot.batch is not None]
     assert [(at, slot.id) for at, _, slot in queue.ends] == sorted(busy)
     commits = [
@@ -139,16 +137,6 @@ def _check_agendas(queue: ModelQueue, serving: list[Slot], slots: SlotTable) -> 
         if slot.batch is not None and slot.batch.commit_at is not None and slot.behind is None
     ]
     assert [(at, slot.id) for at, _, slot in queue.commits] == sorted(commits)
-    behind = [slot for slot in slots.slots.values() if slot.behind is not None and slot.behind.queue is queue]
-    ahead = [
-        (slot.batch.ends_at, slot.id)
-        for slot in behind
-        if slot.batch is not None and slot.behind is not None and slot.behind.state is BatchState.BEHIND
-    ]
-    assert [(at, slot.id) for at, _, slot in queue.ahead] == sorted(ahead)
-    assert queue.recalling == sum(
-        slot.behind.state is BatchState.RECALLED for slot in behind if slot.behind is not None
-    )
     assert queue.fastest == min([slot.paces.get(queue.profile.name, 1.0) for slot in serving], default=1.0)
 
 

@@ -22,7 +22,7 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue
-from shapestream.scheduling.state import QUEUED, RERUN, RUNNING, Batch, Request, SlotTable
+from shapestream.scheduling.state import QUEUED, RERUN, RUNNING, Batch, Request
 from shapestream.scheduling.statistics import Behind, Counters, Seconds, Story
 
 
@@ -37,14 +37,12 @@ class Ledger:
         "next_order",
         "requests",
         "running",
-        "slots",
         "story",
         "unwanted",
     )
 
-    def __init__(self, admission: Admission, slots: SlotTable, story: Story) -> None:
+    def __init__(self, admission: Admission, story: Story) -> None:
         self.admission = admission
-        self.slots = slots
         self.story = story
         self.counters = Counters()
         self.requests: dict[int, Request] = {}
@@ -95,7 +93,7 @@ class Ledger:
         self.next_order += 1
         self.requests[request.id] = request
         if request.deadline is not None:
-            self.deadlines.watch(request, request.deadline, alone_s, owned)
+            self.deadlines.watch(request, request.deadline, alone_s)
         self.admission.room.admit(request)
         return request
 
@@ -147,7 +145,7 @@ class Ledger:
 
     def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
         """Ask for a batch that is queued behind another."""
-        self.slots.recall(batch.slot, batch)
+        batch.recall()
         self.counters.batches_recalled += 1
         self.story.note(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
         return RecallBatch(batch=batch.id, slot=batch.slot.id)
@@ -177,7 +175,7 @@ class Ledger:
             if clients[client] > 1:
                 clients[client] -= 1
             else:
-                self._forget_client(client)
+                del self.clients[client]
         self.running -= len(ids)
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
@@ -243,10 +241,5 @@ class Ledger:
         if self.clients[request.client] > 1:
             self.clients[request.client] -= 1
         else:
-            self._forget_client(request.client)
+            del self.clients[request.client]
         self.deadlines.shrink(len(self.requests))
-
-    def _forget_client(self, client: int) -> None:
-        """It has no requests left."""
-        del self.clients[client]
-        self.deadlines.forget_client(client)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
 from math import prod
@@ -62,10 +62,6 @@ class Agenda:
     def first(self) -> tuple[float, Slot] | None:
         """The earliest."""
         return (self._entries[0][0], self._entries[0][2]) if self._entries else None
-
-    def last(self) -> tuple[float, Slot] | None:
-        """The latest."""
-        return (self._entries[-1][0], self._entries[-1][2]) if self._entries else None
 
     def sampled(self, count: int) -> Iterator[tuple[float, Slot, int]]:
         """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
@@ -356,7 +352,6 @@ class ModelQueue:
     __slots__ = (
         "_fastest",
         "_paces",
-        "ahead",
         "buckets",
         "commits",
         "cost_s",
@@ -371,7 +366,6 @@ class ModelQueue:
         "oldest",
         "padded",
         "profile",
-        "recalling",
         "rerun_count",
         "reruns",
         "rounding",
@@ -419,11 +413,6 @@ class ModelQueue:
         """The busy slots that serve this model, by when they are predicted to become free."""
         self.commits = Agenda()
         """Those of them that take a batch ahead and have none, by when it should be sent."""
-        self.ahead = Agenda()
-        """The slots where a batch of this model waits behind another, by when it is predicted to start; not the
-        recalled ones."""
-        self.recalling = 0
-        """Batches of this model that were recalled, of which nothing was heard yet."""
         self.seen: dict[tuple[int, ...], None] = {}
         """The sizes of recent batches."""
 
@@ -600,3 +589,24 @@ class ModelQueue:
         request.end()
         self.suspect_count -= 1
         self.next_suspect()
+
+
+class Queues(dict[str, ModelQueue]):
+    """The queue of each model by name, and those in which requests wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: dict[str, ModelQueue] = {}
+
+    def wait(self, queue: ModelQueue) -> None:
+        """Note that a request waits in this queue."""
+        self._waiting[queue.profile.name] = queue
+
+    def waiting(self) -> Collection[ModelQueue]:
+        """The queues in which requests wait; and those that have run empty since `forget_empty`."""
+        return self._waiting.values()
+
+    def forget_empty(self) -> None:
+        """Look no more at queues that have run empty, until a request waits there again."""
+        for name in [name for name, queue in self._waiting.items() if not queue.waiting]:
+            del self._waiting[name]

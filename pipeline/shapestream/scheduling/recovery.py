@@ -41,7 +41,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.state import (
     RUNNING,
     Batch,
@@ -403,7 +403,7 @@ def _starves(worker: Worker, kept: Sequence[Worker]) -> bool:
 def _first_turn(queue: ModelQueue) -> tuple[float, int]:
     first = queue.next_suspect()
     assert first is not None
-    return first.turn, first.order
+    return first.rank, first.order
 
 
 def _usable(worker: Worker) -> list[Slot]:
@@ -430,14 +430,14 @@ def _empty_in_s(worker: Worker, now: float) -> float:
 
 
 class Recovery:
-    """Runs again what may be run again. `waiting` is told of the models to look at."""
+    """Runs again what may be run again."""
 
-    __slots__ = ("apart", "isolation", "ledger", "max_attempts", "waiting")
+    __slots__ = ("apart", "isolation", "ledger", "max_attempts", "queues")
 
     def __init__(
         self,
         ledger: Ledger,
-        waiting: dict[str, ModelQueue],
+        queues: Queues,
         max_attempts: int,
         isolation: Isolation,
         apart: Apart,
@@ -445,7 +445,7 @@ class Recovery:
         if max_attempts < 1:
             raise ValueError("a request must be attempted at least once")
         self.ledger = ledger
-        self.waiting = waiting
+        self.queues = queues
         self.max_attempts = max_attempts
         self.isolation = isolation
         self.apart = apart
@@ -549,13 +549,13 @@ class Recovery:
     def _suspect(self, request: Request, *, accused: bool) -> None:
         self.ledger.put_back([request])
         self.isolation.suspect(request, accused=accused)
-        self.waiting[request.queue.profile.name] = request.queue
+        self.queues.wait(request.queue)
 
     def _run_again(self, group: list[Request]) -> None:
         self.ledger.put_back(group)
         queue = group[0].queue
         queue.put_rerun(group)
-        self.waiting[queue.profile.name] = queue
+        self.queues.wait(queue)
 
 
 def _ran_in_vain(batch: Batch) -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 from math import inf
 from typing import assert_never
 
-from shapestream.scheduling.admission import Admission, Refusal, take_turn
+from shapestream.scheduling.admission import Admission, Refusal
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel, Surface
 from shapestream.scheduling.events import (
     Action,
@@ -44,7 +44,7 @@ from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import Cut, PlanningBudget, plan_batch, portion, together, unplanned
-from shapestream.scheduling.queueing import ModelQueue
+from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import (
     Apart,
     HangLimits,
@@ -56,7 +56,7 @@ from shapestream.scheduling.recovery import (
 )
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.state import RERUN, RUNNING, Batch, BatchState, Request, Slot, SlotTable, Trial
-from shapestream.scheduling.statistics import Statistics, Story, take_stock
+from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
 from shapestream_engine.cost_table import LearnedCosts
 
 LOOK = 8
@@ -85,7 +85,7 @@ def next_up(
         again = queue.rerun_count > 0
         request = queue.next_rerun()[0] if again else next_anchor(queue, now, full)
         if request is not None:
-            key = (not again, request.turn, request.order)
+            key = (not again, request.rank, request.order)
             if best is None or key < best_key:
                 best, best_key = request, key
     return best
@@ -149,7 +149,6 @@ class Dispatching:
         "_watch",
         "budget",
         "isolation",
-        "waiting",
     )
 
     def __init__(
@@ -157,8 +156,7 @@ class Dispatching:
         ledger: Ledger,
         slots: SlotTable,
         costs: CostModel,
-        queues: dict[str, ModelQueue],
-        waiting: dict[str, ModelQueue],
+        queues: Queues,
         watch: HangWatch,
         apart: Apart,
     ) -> None:
@@ -168,31 +166,26 @@ class Dispatching:
         self._slots = slots
         self._costs = costs
         self._queues = queues
-        self.waiting = waiting
-        """Models with waiting requests; one that no longer has any is dropped at a later look."""
         self.budget = PlanningBudget()
         self.isolation = Isolation(ledger, slots, self._start_alone)
         self._next_batch = 1
 
     def run(self, now: float, actions: list[Action]) -> None:
         """Starts batches until no slot is free or nothing may start: the scheduler is work-conserving."""
-        waiting = self.waiting
+        waiting = self._queues.waiting()
         slots = self._slots
         isolation = self.isolation
         if isolation.suspected or isolation.isolated:
             isolation.run(now, actions)
         while waiting and slots.free_count:
-            request = next_up(waiting.values(), now, _has_free, self._fills)
+            request = next_up(waiting, now, _has_free, self._fills)
             if request is None:
                 break
             slot = faster_first(request.queue)
             actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
         if waiting:
             self._send_ahead(now, actions)
-            for name in [name for name, queue in waiting.items() if not queue.waiting]:
-                del waiting[name]
-        if slots.ahead_count and slots.free_count:
-            self._recall_for_free(now, actions)
+            self._queues.forget_empty()
 
     def idles(self, now: float) -> bool:
         """Whether a free slot idles although a request may start; never after `run`."""
@@ -202,9 +195,10 @@ class Dispatching:
         """When something may be done for which no event will come."""
         times: list[float] = []
         slots = self._slots
-        if self.waiting and slots.resting and (back := slots.next_wake()) is not None:
+        waiting = self._queues.waiting()
+        if waiting and slots.resting and (back := slots.next_wake()) is not None:
             times.append(back)
-        for queue in self.waiting.values():
+        for queue in waiting:
             if not queue.startable:
                 continue
             due = queue.due.first() if queue.delay_s and not queue.rerun_count else None
@@ -213,12 +207,6 @@ class Dispatching:
                     times.append(due[0])
             elif queue.profile.idempotent and (commit := queue.commits.first()) is not None:
                 times.append(commit[0] if due is None else max(commit[0], due[0]))
-        if slots.ahead_count and slots.free_count:
-            for queue in self._queues.values():
-                if queue.startable or len(queue.free) <= queue.recalling:
-                    continue
-                if (first := queue.ahead.first()) is not None:
-                    times.append(first[0] + (first[1].prefetch_s or 0.0))
         return min(times, default=None)
 
     # ------------------------------------------------------------ starting
@@ -264,10 +252,8 @@ class Dispatching:
             group = queue.take_rerun()
             plan, predicted_s = self._cut(lambda: together(group, surface), group, surface, speed, actions)
         else:
-            anchor = take_turn(request, ledger.deadlines.urgent.get(request.client), clients, now)
+            anchor = request
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
-            turn = anchor
-            anchor = turn.bucket.first()  # one whose turn was exchanged may still stand before it
 
             def planned() -> Cut:
                 most_s, max_rows = portion(queue, slot, anchor, surface, speed, now)
@@ -280,7 +266,7 @@ class Dispatching:
 
             plan, predicted_s = self._cut(planned, [anchor], surface, speed, actions)
             members_s = sum([member.share_s for member in plan.members])
-            queue.shares.dispatched(turn.tag, turn.turn, members_s, clients)
+            queue.shares.dispatched(anchor.tag, anchor.rank, members_s, clients)
             queue.take(plan.members)
         return self._start(queue, slot, plan, request, predicted_s, now)
 
@@ -367,33 +353,11 @@ class Dispatching:
 
     def _send_ahead(self, now: float, actions: list[Action]) -> None:
         """Sends batches to busy slots that will soon be free, of models that have no free slot."""
-        while (request := next_up(self.waiting.values(), now, _wants_ahead, self._fills)) is not None:
+        while (request := next_up(self._queues.waiting(), now, _wants_ahead, self._fills)) is not None:
             first = request.queue.commits.first()
             assert first is not None
             slot = first[1]
             actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
-
-    def _recall_for_free(self, now: float, actions: list[Action]) -> None:
-        """Where a slot is free and nothing waits for it, calls back what waits elsewhere behind another batch.
-
-        Not what will start before it could be sent anew: about as long as sending takes, before and after the time
-        for which its start is predicted.
-        """
-        for queue in self._queues.values():
-            while len(queue.free) > queue.recalling and not queue.startable:
-                last = queue.ahead.last()
-                if last is None:
-                    break
-                starts_at, slot = last
-                if now >= starts_at - (slot.prefetch_s or 0.0):
-                    first = queue.ahead.first()
-                    assert first is not None
-                    starts_at, slot = first
-                    if now < starts_at + (slot.prefetch_s or 0.0):
-                        break
-                assert slot.behind is not None
-                reason = f"slot {next(iter(queue.free))} is free"
-                actions.append(self._ledger.recall(slot.behind, now, reason))
 
 
 def _apart(apart: ModelApart, anchor: Request, plan: Cut, surface: Surface) -> Cut:
@@ -453,19 +417,18 @@ class Scheduler:
         learned: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
     ) -> None:
         """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
-        self._queues: dict[str, ModelQueue] = {}
+        self._queues = Queues()
         self._watch = HangWatch(hangs)
         self._slots = SlotTable()
         self._costs = CostModel(learned)
-        waiting: dict[str, ModelQueue] = {}
         room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
-        self._admission = Admission(room, waiting, self._costs)
-        self._ledger = Ledger(self._admission, self._slots, Story(story_length))
+        self._admission = Admission(room, self._queues, self._costs)
+        self._ledger = Ledger(self._admission, Story(story_length))
         apart = Apart()
         self._dispatching = Dispatching(
-            self._ledger, self._slots, self._costs, self._queues, waiting, self._watch, apart
+            self._ledger, self._slots, self._costs, self._queues, self._watch, apart
         )
-        recovery = Recovery(self._ledger, waiting, max_attempts, self._dispatching.isolation, apart)
+        recovery = Recovery(self._ledger, self._queues, max_attempts, self._dispatching.isolation, apart)
         self._reports = Reports(self._ledger, self._slots, self._costs, recovery, apart, self._watch)
         self._now = float("-inf")
 
@@ -550,7 +513,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
         dispatching = self._dispatching
-        check(self._ledger, self._queues, dispatching.waiting, dispatching.isolation, self._slots, self._now)
+        check(self._ledger, self._queues, dispatching.isolation, self._slots, self._now)
         assert not dispatching.idles(self._now), "a free slot idles while a request may start"
 
     def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
@@ -559,7 +522,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """Counters and present state."""
-        return take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching.budget)
+        return _take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching.budget)
 
     def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
         """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
@@ -632,7 +595,7 @@ class Scheduler:
                 continue
             request = ledger.admit(arrival, queue, terms, now)
             admitted.append(request.id)
-            self._dispatching.waiting[arrival.model] = queue
+            queues.wait(queue)
             if queue.delay_s:
                 queue.due.push(due, request)
         if admitted:
@@ -666,3 +629,51 @@ class Scheduler:
             elif batch.state is BatchState.BEHIND:
                 actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
         self._ledger.unwanted.clear()
+
+
+def _take_stock(
+    ledger: Ledger,
+    queues: Mapping[str, ModelQueue],
+    slots: SlotTable,
+    costs: CostModel,
+    budget: PlanningBudget,
+) -> Statistics:
+    """The statistics of a scheduler that consists of these."""
+    counters = ledger.counters
+    admission = ledger.admission
+    return Statistics(
+        queued=admission.room.requests,
+        queued_bytes=admission.room.nbytes,
+        running=ledger.running,
+        batches=len(slots.batches),
+        slots=len(slots.slots),
+        free_slots=slots.free_count,
+        closing_slots=sum(slot.closing for slot in slots.slots.values()),
+        slots_aside=len(slots.resting),
+        slots_kept=sum(slot.idle and not slot.free for slot in slots.slots.values()),
+        suspects=sum(queue.suspect_count for queue in queues.values()),
+        draining=admission.draining,
+        admitted=counters.admitted,
+        delivered=counters.delivered,
+        failed=dict(counters.failed),
+        forgotten=counters.forgotten,
+        batches_started=counters.batches_started,
+        batches_ahead=counters.batches_ahead,
+        batches_recalled=counters.batches_recalled,
+        planning_cuts=budget.cuts,
+        planning_s=budget.spent_s,
+        rows_started=counters.rows_started,
+        padding_ratio=counters.padding_ratio,
+        models=tuple(
+            ModelStatistics(
+                name=name,
+                queued=queue.waiting,
+                queued_s=queue.cost_s,
+                slots=queue.slot_count,
+                free_slots=len(queue.free),
+                call_s=costs.call_s(name),
+                shapes_seen=costs.shapes(name),
+            )
+            for name, queue in queues.items()
+        ),
+    )

@@ -199,7 +199,6 @@ class Request:
         "share_s",
         "state",
         "tag",
-        "turn",
     )
 
     batch: Batch | None
@@ -234,8 +233,6 @@ class Request:
         self.arrived = arrived
         self.rank = rank
         """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
-        self.turn = rank
-        """When it is its turn, on the scale of the ranks: its rank, unless an urgent request of its client took that."""
         self.order = order
         self.tag = tag
         """Its start tag: the rank without the priority."""
@@ -353,6 +350,10 @@ class Batch:
     def hung(self) -> bool:
         """Whether it has run so long that steps are taken against it."""
         return self.state in _HUNG
+
+    def recall(self) -> None:
+        """Ask its slot to give it back, before or just as it begins."""
+        self.state = BATCH_TABLE["recall"][self.state]
 
     def cancel(self) -> bool:
         """Ask its slot to stop it, because no member is wanted any more; whether that is new."""
@@ -527,7 +528,7 @@ def rest_s(refusals: int, call_s: float | None) -> float:
 class SlotTable:
     """The slots: they come, run batches, rest, are reserved for suspects, and go."""
 
-    __slots__ = ("ahead_count", "batches", "free_count", "resting", "slots", "workers")
+    __slots__ = ("batches", "free_count", "resting", "slots", "workers")
 
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
@@ -535,8 +536,6 @@ class SlotTable:
         self.slots: dict[int, Slot] = {}
         self.workers: dict[str, Worker] = {}
         self.free_count = 0
-        self.ahead_count = 0
-        """Batches that are queued behind another one."""
         self.resting: dict[int, Slot] = {}
 
     # ------------------------------------------------------------ the one place where slots and workers change state
@@ -623,7 +622,7 @@ class SlotTable:
             self.spare(worker)  # a process that has gone as a whole has closed all its slots before
         behind = slot.behind
         if behind is not None:
-            self._unqueue(slot, behind)
+            self._unqueue(slot)
             del self.batches[behind.id]
         if slot.batch is not None:
             del self.batches[slot.batch.id]
@@ -663,18 +662,7 @@ class SlotTable:
         self._move(slot, "queue")
         batch.state = BATCH_TABLE["queue"][batch.state]
         slot.behind = batch
-        self.ahead_count += 1
         slot.forget_commit(running)
-        batch.queue.ahead.add(running.ends_at, slot)
-
-    def recall(self, slot: Slot, batch: Batch) -> None:
-        """Ask the slot to give back the batch that is queued there."""
-        running = slot.batch
-        assert running is not None
-        assert batch.behind
-        batch.state = BATCH_TABLE["recall"][batch.state]
-        batch.queue.ahead.remove(running.ends_at, slot)
-        batch.queue.recalling += 1
 
     def refuse(self, slot: Slot) -> Batch | None:
         """Let a slot that was unavailable get nothing behind what it runs now. That batch, if it is asked back: the slot
@@ -686,7 +674,7 @@ class SlotTable:
         running.commit_at = None
         if running.state is not BatchState.RUNNING:
             return None
-        running.state = BATCH_TABLE["recall"][running.state]
+        running.recall()
         return running
 
     def owe_rest(self, slot: Slot) -> None:
@@ -704,14 +692,14 @@ class SlotTable:
         if worker.suspect is batch:
             worker.suspect = None
         if slot.behind is batch:
-            self._unqueue(slot, batch)
+            self._unqueue(slot)
             if slot.batch is not None:
                 slot.commit_again(slot.batch)
             return None
         slot.forget(batch)
         behind = slot.behind
         if behind is not None:
-            self._unqueue(slot, behind)
+            self._unqueue(slot)
             self._begin(slot, behind, now)
         else:
             slot.batch = None
@@ -731,17 +719,10 @@ class SlotTable:
             batch.commit_at = max(now, batch.ends_at - slot.prefetch_s - EARLY * batch.predicted_s)
         slot.expect(batch)
 
-    def _unqueue(self, slot: Slot, behind: Batch) -> None:
-        """Take a batch from behind the one that runs, or ran until now."""
-        running = slot.batch
-        assert running is not None
-        self.ahead_count -= 1
+    def _unqueue(self, slot: Slot) -> None:
+        """Take the batch from behind the one that the slot runs, or ran until now."""
         slot.behind = None
         self._move(slot, "unqueue")
-        if behind.state is BatchState.RECALLED:
-            behind.queue.recalling -= 1
-        else:
-            behind.queue.ahead.remove(running.ends_at, slot)
 
     # ------------------------------------------------------------ speed
 

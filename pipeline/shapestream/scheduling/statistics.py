@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from shapestream.scheduling.costs import CostModel
-    from shapestream.scheduling.ledger import Ledger
-    from shapestream.scheduling.planner import PlanningBudget
-    from shapestream.scheduling.queueing import ModelQueue
-    from shapestream.scheduling.state import SlotTable
+from typing import NamedTuple
 
 
 class Seconds(NamedTuple):
@@ -155,51 +148,3 @@ class Counters:
     def padding_ratio(self) -> float:
         """Elements computed only as padding / elements computed."""
         return self.elements_padding / self.elements_computed if self.elements_computed else 0.0
-
-
-def take_stock(
-    ledger: Ledger,
-    queues: Mapping[str, ModelQueue],
-    slots: SlotTable,
-    costs: CostModel,
-    budget: PlanningBudget,
-) -> Statistics:
-    """The statistics of a scheduler that consists of these."""
-    counters = ledger.counters
-    admission = ledger.admission
-    return Statistics(
-        queued=admission.room.requests,
-        queued_bytes=admission.room.nbytes,
-        running=ledger.running,
-        batches=len(slots.batches),
-        slots=len(slots.slots),
-        free_slots=slots.free_count,
-        closing_slots=sum(slot.closing for slot in slots.slots.values()),
-        slots_aside=len(slots.resting),
-        slots_kept=sum(slot.idle and not slot.free for slot in slots.slots.values()),
-        suspects=sum(queue.suspect_count for queue in queues.values()),
-        draining=admission.draining,
-        admitted=counters.admitted,
-        delivered=counters.delivered,
-        failed=dict(counters.failed),
-        forgotten=counters.forgotten,
-        batches_started=counters.batches_started,
-        batches_ahead=counters.batches_ahead,
-        batches_recalled=counters.batches_recalled,
-        planning_cuts=budget.cuts,
-        planning_s=budget.spent_s,
-        rows_started=counters.rows_started,
-        padding_ratio=counters.padding_ratio,
-        models=tuple(
-            ModelStatistics(
-                name=name,
-                queued=queue.waiting,
-                queued_s=queue.cost_s,
-                slots=queue.slot_count,
-                free_slots=len(queue.free),
-                call_s=costs.call_s(name),
-                shapes_seen=costs.shapes(name),
-            )
-            for name, queue in queues.items()
-        ),
-    )

@@ -1,7 +1,4 @@
-"""Timers of an event loop: an alarm for the earliest time that the scheduler waits for, and the heartbeat's pause.
-
-Server and workers beat alike: a process that stood still reads its unread messages before it calls a peer silent.
-"""
+"""The one timer of the server: it rings at the earliest time that the scheduler waits for."""
 
 from __future__ import annotations
 
@@ -10,10 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-__all__ = ["Alarm", "next_beat"]
-
-# A beat that comes later than this after its time says that this process itself stood still: it was stopped, or busy.
-STALL_S = 0.5
+__all__ = ["Alarm"]
 
 
 class Alarm:
@@ -44,17 +38,3 @@ class Alarm:
             due = self._next_wakeup()
             if due is not None and due <= trio.current_time():
                 self._ring()
-
-
-async def next_beat(interval_s: float) -> tuple[float, float]:
-    """Sleep for an interval. Returns the time, and the seconds for which this process stood still beyond it.
-
-    After a standstill it sleeps for `STALL_S` more, in which the unread messages are read.
-    """
-    due = trio.current_time() + interval_s
-    await trio.sleep_until(due)
-    now = trio.current_time()  # once: the process may stand still between two looks, too
-    if now <= due + STALL_S:
-        return now, 0.0
-    await trio.sleep(STALL_S)
-    return now + STALL_S, now - due

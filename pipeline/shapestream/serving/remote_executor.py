@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shapestream.serving.batch_entries import entry_of_batch, read_report
 from shapestream.serving.outgoing import Link, Outgoing
@@ -13,11 +13,25 @@ from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["RemoteExecutor"]
+__all__ = ["Offer", "RemoteExecutor"]
 
 # As LOCAL_PREFETCH_S, for encoding, the socket, the worker's event loop and its slot's thread: the way to a worker
 # and back took 1.1 to 1.8 ms over ipc on two busy cores, up to 200 KB of tensors making no difference.
 REMOTE_PREFETCH_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A worker's greeting, as it was read and checked."""
+
+    name: str
+    pid: int
+    slots: int
+    models: Mapping[str, ModelSignature]
+    costs: Mapping[str, CostTable] = field(default_factory=dict)
+    """Measured costs of calls, of some of the models."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The sha256 of the files that models were read from, of some of them."""
 
 
 @dataclass(slots=True)
@@ -57,26 +71,21 @@ class RemoteExecutor(Link):
     def __init__(
         self,
         peer: bytes,
-        name: str,
-        pid: int,
-        slots: int,
-        models: Mapping[str, ModelSignature],
+        offer: Offer,
         outgoing: Outgoing,
         now: float,
-        costs: Mapping[str, CostTable] | None = None,
-        digests: Mapping[str, str] | None = None,
         *,
         clock: Callable[[], float],
     ) -> None:
         super().__init__(peer, now)
-        self.name = name
+        self.name = offer.name
+        self.pid = offer.pid
+        self.slots = offer.slots
+        self.models = offer.models
+        self.costs = offer.costs
+        self.digests = offer.digests
         self._clock = clock
-        self.costs: Mapping[str, CostTable] = costs or {}
-        self.digests: Mapping[str, str] = digests or {}
-        self.pid = pid
-        self.slots = slots
-        self.models = models
-        self._checks = {key: ReportCheck(signature) for key, signature in models.items()}
+        self._checks = {key: ReportCheck(signature) for key, signature in offer.models.items()}
         self._outgoing = outgoing
         self.running: dict[int, _Sent] = {}
         """Batches that it has not reported yet: those that run, and one that is queued behind each."""

@@ -24,7 +24,6 @@ import trio
 
 from shapestream.scheduling.recovery import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.serving.alarm import next_beat
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
 from shapestream.serving.availability import Availability
 from shapestream.serving.client_port import ClientPort
@@ -56,6 +55,9 @@ log = structlog.get_logger()
 # Between the last word and the end of the connections. A worker's libzmq (ZMQ_IMMEDIATE) drops with a connection what was
 # not read by then; a worker that missed the goodbye waits for 3 s before it calls the server gone.
 FAREWELL_S = 0.05
+
+# A beat that comes later than this after its time says that this process itself stood still: it was stopped, or busy.
+STALL_S = 0.5
 
 
 # Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys.
@@ -280,9 +282,13 @@ class Server:
 
     async def _beat(self) -> None:
         while True:
-            now, stood_still_s = await next_beat(self._settings.heartbeat_s)
-            if stood_still_s:
-                log.warning("the server stood still", seconds=round(stood_still_s, 1))
+            due = trio.current_time() + self._settings.heartbeat_s
+            await trio.sleep_until(due)
+            now = trio.current_time()  # once: it may stand still between two looks, too
+            if now > due + STALL_S:
+                log.warning("the server stood still", seconds=round(now - due, 1))
+                await trio.sleep(STALL_S)  # unread messages come before the verdict that a peer is silent
+                now += STALL_S
             for port in self._ports:
                 port.beat(now)
             self._dispatcher.end_turn()

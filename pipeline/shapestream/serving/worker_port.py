@@ -21,7 +21,7 @@ from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import DEAR, Inbox, Item
 from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import GONE, Link, Outgoing
-from shapestream.serving.remote_executor import RemoteExecutor
+from shapestream.serving.remote_executor import Offer, RemoteExecutor
 from shapestream.serving.report_check import ReportRefused
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget
@@ -45,7 +45,7 @@ from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["GreetingRefused", "LastState", "Offer", "ProcessOwner", "WorkerPort", "check_form", "read_offer"]
+__all__ = ["GreetingRefused", "LastState", "ProcessOwner", "WorkerPort", "check_form", "read_offer"]
 
 log = structlog.get_logger()
 
@@ -233,18 +233,7 @@ class WorkerPort:
         for other in list(self.workers.values()):
             if other.name == hello.worker:
                 self._leave(other, "came back on another connection", now)
-        worker = RemoteExecutor(
-            peer,
-            hello.worker,
-            hello.pid,
-            hello.slots,
-            offer.models,
-            self.outgoing,
-            now,
-            offer.costs,
-            offer.digests,
-            clock=trio.current_time,
-        )
+        worker = RemoteExecutor(peer, offer, self.outgoing, now, clock=trio.current_time)
         self.workers[peer] = worker
         self.outgoing.say(worker, self._welcome)
         self.outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
@@ -479,17 +468,6 @@ class GreetingRefused(Exception):
     """A worker cannot be welcomed; the text says why, about "it"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What a worker can do."""
-
-    models: Mapping[str, ModelSignature]
-    costs: Mapping[str, CostTable]
-    """What it has measured of its models' calls; of some of them."""
-    digests: Mapping[str, str]
-    """Of the files that it has read its models from; of some of them."""
-
-
 def check_form(hello: WorkerHello) -> None:
     """Raises GreetingRefused for a name that cannot be shown, and for a number of slots that cannot be."""
     if len(hello.worker) > MAX_NAME or not hello.worker.isprintable():
@@ -511,4 +489,11 @@ def read_offer(hello: WorkerHello) -> Offer:
     for name, digest in hello.digests.items():
         if name not in models or not _DIGEST.fullmatch(digest):
             raise GreetingRefused(f"its digest of {name!r} is not that of a model that it serves")
-    return Offer(models=models, costs=costs, digests=hello.digests)
+    return Offer(
+        name=hello.worker,
+        pid=hello.pid,
+        slots=hello.slots,
+        models=models,
+        costs=costs,
+        digests=hello.digests,
+    )

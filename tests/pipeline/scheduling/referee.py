@@ -42,7 +42,7 @@ from shapestream.scheduling.events import (
     RequestsArrived,
     StartBatch,
 )
-from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.recovery import STALL_S, HangLimits
 
 
 class Referee(RuleBasedStateMachine):
@@ -200,6 +200,11 @@ class Referee(RuleBasedStateMachine):
         for running in self._active():
             if running.killed_at is None or running.given_up or self.now < running.killed_at + HANG_GRACE_S:
                 continue
+            if self.now > running.killed_at + HANG_GRACE_S + STALL_S:
+                running.killed_at = (
+                    self.now
+                )  # a look that comes so late proves nothing: the grace begins anew
+                continue
             running.given_up = True
             self.closing.add(running.start.slot)
             self._reprieve(self.processes[running.start.slot])
@@ -214,12 +219,10 @@ class Referee(RuleBasedStateMachine):
             assert isinstance(event, BatchFailed), "a batch was recalled that had started"
             assert event.code == "unavailable"
             return
-        free = self._free_slots(for_certain=False)
-        elsewhere = any(running.start.model in self.slots[slot] for slot in free)
         kept = any(known.suspect for known in self._queued()) or any(r.alone for r in self._active())
         ahead = self.batches[running.behind]
         assert (
-            elsewhere or kept or ahead.hung or not running.wanted or action.slot in self.closing
+            kept or ahead.hung or not running.wanted or action.slot in self.closing
             or self._ran_s(ahead) >= HANG_MIN_S
         ), "recalled without a reason"  # fmt: skip
 

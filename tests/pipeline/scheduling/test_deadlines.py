@@ -1,4 +1,4 @@
-"""Deadlines that cannot be met, and those that are urgent. A row of 4 takes 0.1 s."""
+"""Deadlines that cannot be met. A row of 4 takes 0.1 s."""
 
 from __future__ import annotations
 
@@ -152,18 +152,7 @@ def test_now_and_then_a_hopeless_request_is_tried_on_an_idle_slot(stage):
     assert [(PROBE_EVERY,)] == [start.requests for start in stage.started]
 
 
-def test_an_urgent_request_takes_its_own_clients_turn(alone):
-    """It goes first where its own turn would come too late."""
-    alone.arrive((1, 8), (1, 8), (1, 8), client=1)
-    alone.arrive((1, 4), client=1, deadline=0.6)
-    for client in (2, 3):
-        alone.arrive((1, 9), (1, 9), client=client)
-    order = _order(alone, 6)
-    assert 5 == next(id_ for id_ in order if id_ in range(2, 6))
-    assert 3 in order, "the request whose turn it took has the other turn"
-
-
-def test_an_urgent_request_of_an_equal_shape_waits_its_turn(alone):
+def test_a_short_deadline_takes_no_turn(alone):
     """First come, first served among equals, whatever their deadlines."""
     alone.arrive((1, 4), (1, 4), (1, 4), client=1)
     alone.arrive((1, 4), client=1, deadline=0.6)
@@ -179,15 +168,6 @@ def test_short_deadlines_buy_no_turns_from_others(alone):
     alone.arrive((1, 4), (1, 5), (1, 6), client=2, deadline=1.0)
     turns = [1 if id_ <= 4 else 2 for id_ in _order(alone, 7)[1:]]
     assert 3 == turns.count(1)
-
-
-def test_a_request_is_passed_once(alone):
-    """However many urgent ones follow: at the client's next turn it goes."""
-    alone.arrive((1, 8), client=1)
-    alone.arrive((1, 16), (1, 4), (1, 5), (1, 6), client=1, deadline=0.9)
-    for _ in range(2):
-        alone.finish(alone.started[-1], at=alone.now + 0.1)
-    assert (2,) in [start.requests for start in alone.started]
 
 
 def test_a_batch_is_cut_where_it_would_make_a_member_late(stage):

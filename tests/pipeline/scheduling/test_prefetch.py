@@ -107,70 +107,35 @@ def test_what_fails_makes_room_for_what_waits_behind(busy):
     assert 1 == busy.scheduler.statistics().free_slots
 
 
-def test_a_slot_that_becomes_free_calls_back_what_waits_elsewhere(stage):
-    """Nothing else waits, so the other slot's waiting batch is recalled, and runs where there is room."""
+def test_what_is_queued_behind_another_batch_stays_there_though_a_slot_is_free(stage):
+    """A free slot takes what waits in the queue; what was sent runs where it was sent to."""
     stage.model(max_batch=4)
     stage.measured_slots(0, 1, prefetch_s=0.02)
     stage.arrive(*[(1, 4)] * 8, (1, 4))
     stage.wait(stage.scheduler.next_wakeup())
     assert [None, None, 1] == [start.behind for start in stage.started]
-    stage.finish(stage.started[1], at=0.14)
-    assert RecallBatch(batch=3, slot=0) == stage.last[-1]
-    stage.fail(stage.started[2], "recalled", "as asked")
-    assert [(9,)] == stage.starts()
-    assert 1 == stage.started[-1].slot
-    stage.finish(stage.started[0])
-    stage.finish(stage.started[-1])
-    assert dict.fromkeys(range(1, 10), "delivered") == stage.ends
-    statistics = stage.scheduler.statistics()
-    assert (4, 1, 1) == (statistics.batches_started, statistics.batches_ahead, statistics.batches_recalled)
-
-
-def test_a_recall_that_comes_too_late_changes_nothing(stage):
-    """The batch had started: it finishes like any other, once."""
-    stage.model(max_batch=4)
-    stage.measured_slots(0, 1, prefetch_s=0.02)
-    stage.arrive(*[(1, 4)] * 8, (1, 4))
-    stage.wait(stage.scheduler.next_wakeup())
-    stage.finish(stage.started[1], at=0.14)
-    assert RecallBatch(batch=3, slot=0) == stage.last[-1]
-    stage.finish(stage.started[0], at=0.14)
-    stage.finish(stage.started[2], at=0.2)
-    assert dict.fromkeys(range(1, 10), "delivered") == stage.ends
-    assert [] == stage.fail(stage.started[2], "recalled", "as asked")
-
-
-def test_no_recall_for_a_batch_that_is_about_to_start(stage):
-    """Sending it anew would take longer; if its slot is late, it is called back after all."""
-    stage.model(max_batch=4)
-    stage.measured_slots(0, 1, prefetch_s=0.02)
-    stage.arrive(*[(1, 4)] * 8)
-    stage.arrive((1, 4))
-    assert pytest.approx(0.112 - 0.02 - EARLY * 0.112) == stage.scheduler.next_wakeup()
-    stage.wait(stage.scheduler.next_wakeup())
-    assert [(9,)] == stage.starts()
-    stage.finish(stage.started[1], at=0.1)
+    stage.finish(stage.started[1], at=0.09)
     assert [DeliverResults] == [type(action) for action in stage.last]
-    assert pytest.approx(0.112 + 0.02) == stage.scheduler.next_wakeup()
-    stage.wait(stage.scheduler.next_wakeup())
-    assert [RecallBatch(batch=3, slot=0)] == stage.last
+    assert stage.scheduler.next_wakeup() is None
+    stage.arrive((1, 4))
+    assert [(10,)] == stage.starts()
+    assert (1, None) == (stage.started[-1].slot, stage.started[-1].behind)
+    stage.finish(stage.started[0])
+    stage.finish(stage.started[2])
+    stage.finish(stage.started[3])
+    assert dict.fromkeys(range(1, 11), "delivered") == stage.ends
+    statistics = stage.scheduler.statistics()
+    assert (4, 1, 0) == (statistics.batches_started, statistics.batches_ahead, statistics.batches_recalled)
 
 
-def test_requests_that_wait_go_before_a_recall(stage):
-    """A free slot takes what waits; only when nothing does, it calls for more."""
-    stage.model(max_batch=4)
-    stage.measured_slots(0, 1, prefetch_s=0.02)
-    stage.arrive(*[(1, 4)] * 8, (1, 4))
-    stage.wait(stage.scheduler.next_wakeup())
-    assert 1 == stage.started[-1].behind
-    stage.arrive((1, 4))
-    assert 2 == stage.started[-1].behind
-    stage.arrive((1, 4))
-    assert [] == stage.starts()
-    stage.measured_slots(2, prefetch_s=0.02)
-    assert [(11,)] == stage.starts()
-    stage.measured_slots(3, prefetch_s=0.02)
-    assert [RecallBatch] == [type(action) for action in stage.last]
+def test_a_recall_that_comes_too_late_changes_nothing(busy):
+    """The batch had started: it finishes like any other, once."""
+    behind = _ahead(busy)
+    assert [RecallBatch(batch=2, slot=0)] == busy.play(SlotClosing(slot=0))
+    busy.finish(busy.started[0], at=0.1)
+    busy.finish(behind, at=0.2)
+    assert {1: "delivered", 2: "delivered"} == busy.ends
+    assert [] == busy.fail(behind, "recalled", "as asked")
 
 
 def test_a_batch_that_nobody_waits_for_is_taken_back(busy):

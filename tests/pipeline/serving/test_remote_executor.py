@@ -9,7 +9,7 @@ from tests.pipeline.serving.batches import batch_of
 from tests.pipeline.serving.harness import SIGNATURE, echo_tensors
 
 from shapestream.serving.outgoing import Link
-from shapestream.serving.remote_executor import RemoteExecutor
+from shapestream.serving.remote_executor import Offer, RemoteExecutor
 from shapestream.wire.messages import Clock, Entry, Execute
 
 
@@ -29,11 +29,9 @@ def test_a_deadline_is_the_same_however_long_this_process_stands_still_between_t
 ):
     """By the clock that the worker is shown, both members may start as long as was decided, and no longer."""
     looks, said = count(), Said()
-    models = {"echo": SIGNATURE}
+    offer = Offer(name="w-1", pid=42, slots=1, models={"echo": SIGNATURE})
     outgoing: Any = said
-    executor = RemoteExecutor(
-        b"peer", "w-1", 42, 1, models, outgoing, 0.0, clock=lambda: 10.0 + 0.4 * next(looks)
-    )
+    executor = RemoteExecutor(b"peer", offer, outgoing, 0.0, clock=lambda: 10.0 + 0.4 * next(looks))
     executor.start_nowait(
         batch_of(SIGNATURE, echo_tensors(), echo_tensors(), sizes=(2, 4), start_before=(10.5, None))
     )

@@ -11,7 +11,7 @@ from shapestream.scheduling.events import StartBatch
 from shapestream.serving.dispatcher import SlotBook
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.models import ModelOptions, ServedModel
-from shapestream.serving.remote_executor import RemoteExecutor
+from shapestream.serving.remote_executor import Offer, RemoteExecutor
 from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream_engine.batch import BatchReport
@@ -23,7 +23,13 @@ OUTPUT = echoed(echo_tensors())
 def executor(slots: int = 1) -> RemoteExecutor:
     """A worker that nothing is said to."""
     nobody: Any = None
-    return RemoteExecutor(b"peer", "w", 42, slots, {"echo": SIGNATURE}, nobody, 0.0, clock=lambda: 0.0)
+    return RemoteExecutor(
+        b"peer",
+        Offer(name="w", pid=42, slots=slots, models={"echo": SIGNATURE}),
+        nobody,
+        0.0,
+        clock=lambda: 0.0,
+    )
 
 
 def records(*deadlines: float | None) -> list[RequestRecord]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from shapestream_workers.cli import app
-from shapestream_workers.parent_watch import end_with_parent
+from shapestream_workers.process import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()

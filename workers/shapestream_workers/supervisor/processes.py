@@ -1,7 +1,7 @@
 """Carries out the supervisor's decisions on real processes.
 
 A worker lives only as long as its parent: it holds the reading end of a pipe, its stdin, and ends when the other
-end is gone, however that came to be (`parent_watch.py`). It gets a session of its own, so that Ctrl-C reaches
+end is gone, however that came to be (`process.py`). It gets a session of its own, so that Ctrl-C reaches
 the server alone, which then stops its workers in order. Its stderr is ours; its stdout tells, a line each, when it is
 ready, and when it wants to be replaced.
 """

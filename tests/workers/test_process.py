@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import os, sys
-from shapestream_workers.standard_streams import open_standard_streams
+from shapestream_workers.process import open_standard_streams
 open_standard_streams()
 assert os.open(os.devnull, os.O_RDONLY) > 2
 print("a line", file=sys.stdout, flush=True)

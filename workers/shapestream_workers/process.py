@@ -1,0 +1,102 @@
+"""This process: its exit statuses, its standard streams, its versions, and ends that nothing can hold back.
+
+`shapestream health` imports this module, so what takes long to import is imported by the functions that need it.
+
+No worker outlives its server, even one that ends by SIGKILL. The parent holds the writing end of the worker's stdin and
+never writes. When the parent dies the kernel closes that end, and a read returns. A thread waits for it, so that neither
+a busy event loop nor a long compilation delays the end; where the thread cannot run, the kernel ends the process.
+Linux' PR_SET_PDEATHSIG would not do: it fires when the parent's *thread* ends, and trio starts processes from threads
+that come and go.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+
+__all__ = [
+    "EXIT_CONFIGURATION",
+    "EXIT_OK",
+    "EXIT_ORPHANED",
+    "EXIT_OTHER_FILES",
+    "EXIT_RUNTIME",
+    "end_with_parent",
+    "exit_after",
+    "open_standard_streams",
+    "versions",
+]
+
+EXIT_OK = 0
+EXIT_RUNTIME = 1
+"""An error while running. Wrong usage is 2, typer's own."""
+EXIT_CONFIGURATION = 3
+"""The configuration cannot be used."""
+EXIT_OTHER_FILES = 4
+"""A worker has read other bytes of a model's files than those that its server serves."""
+EXIT_ORPHANED = EXIT_RUNTIME
+
+_LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "torch", "torch_xla")
+
+
+def open_standard_streams() -> None:
+    """Open those of stdin, stdout and stderr on nothing that the parent has closed, as some daemons do.
+
+    Else the next socket would get their number, and engines write into it; and Python, which then has None for a
+    stream, could not log a line.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w")
+
+
+def end_with_parent(stdin: int = 0) -> None:
+    """Start to watch the parent's end of `stdin`. What `stdin` delivers is thrown away."""
+    from shapestream_engine.parent_pipe import die_with_writer
+
+    die_with_writer(stdin)
+    threading.Thread(target=_watch, args=(stdin,), name="parent-watch", daemon=True).start()
+
+
+def _watch(stdin: int) -> None:
+    try:
+        while os.read(stdin, 4096):
+            pass
+    except OSError:
+        pass
+    # Not sys.exit: nothing that this process still holds is of use.
+    os._exit(EXIT_ORPHANED)
+
+
+def exit_after(seconds: float, status: int = EXIT_RUNTIME) -> None:
+    """End the process by then if it has not ended by itself; a thread inside an engine cannot hold it back."""
+    timer = threading.Timer(seconds, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
+
+
+def versions() -> dict[str, str]:
+    """The versions, by name, of this program and of the libraries that decide how it behaves.
+
+    An optional library that is absent is `not installed`.
+    """
+    found = {"shapestream": _version("shapestream"), "protocol": "1", "python": platform.python_version()}
+    return found | {name: _version(name) for name in _LIBRARIES}
+
+
+def _version(name: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
