@@ -39,6 +39,8 @@ class Ledger:
         self._waiting: OrderedDict[int, RequestTicket] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
         self._with_deadline = 0
+        self.highest_sent = 0
+        """The highest sequence number that this server was sent; it may count lower ones that are new to it as answered."""
         self._last_sequence = 0
         self._last_other_id = 0
         self._finished: list[AnyTicket] = []
@@ -167,6 +169,8 @@ class Ledger:
         """The requests that fit into the window now; `one_way_s` is the way to the server, taken off their deadlines.
 
         A request that fits into no window that the server grants ends here, as does one that would be late on arrival.
+        A request that other models' requests have passed gets a new number, unless a server may have run it: numbers that
+        are new to a server come to it in ascending order.
         """
         sendable: list[Request] = []
         for ticket in self._in_line():
@@ -185,6 +189,10 @@ class Ledger:
             if remaining_ms == 0:
                 self.end(ticket, DeadlineExceeded(NEVER_SENT))
                 continue
+            if ticket.id < self.highest_sent and not ticket.may_have_run:
+                self.remove(ticket.id)
+                self.add(ticket)
+            self.highest_sent = max(self.highest_sent, ticket.id)
             del self._waiting[ticket.id]
             self.outstanding_requests += 1
             self.outstanding_bytes += ticket.nbytes

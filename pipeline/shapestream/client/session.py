@@ -273,6 +273,7 @@ class Session:
         self._trouble = ""
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
+            self._ledger.highest_sent = 0
             self._epoch = entry.epoch
         if anew:
             self._link.guess_one_way(now)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
-from tests.pipeline.serving.harness import Running, ScriptedSlots, memory_serving
+from tests.pipeline.serving.harness import SIGNATURE, Running, ScriptedSlots, memory_serving
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import shapestream
@@ -130,3 +131,50 @@ def test_a_lost_reply_of_what_may_not_run_twice_is_given_again_or_not_at_all(
     outcome, counters = lose_one_reply(models=ONCE, kept_bytes=kept_bytes)
     assert isinstance(outcome, expected)
     assert 1 == counters["batches"]
+
+
+def test_a_request_that_others_passed_is_not_taken_for_one_that_was_answered() -> None:
+    """Its model comes later to the next server than another one, whose replies are not kept there. It runs, once."""
+    servers: list[Running] = []
+    ended: list[str] = []
+
+    async def ask(client: shapestream.Client, model: str) -> None:
+        await client.infer(model, INPUTS)
+        ended.append(model)
+
+    async def main() -> None:
+        other = replace(SIGNATURE, name="other")
+        async with trio.open_nursery() as nursery:
+            async with memory_serving(ScriptedSlots(other), models=ONCE) as first:
+                servers.append(first)
+                await first.joined()
+                client = await nursery.start(keep_open)
+                for model in ("echo", "other"):
+                    await client.signature(model)
+                first.server.drain()
+                await wait_all_tasks_blocked()
+            slots = ScriptedSlots(other)
+            async with memory_serving(slots, models=ONCE, kept_bytes=100) as second:
+                servers.append(second)
+                nursery.start_soon(ask, client, "echo")
+                await wait_all_tasks_blocked()
+                nursery.start_soon(ask, client, "other")
+                slots.finish(await slots.next_batch())
+                await wait_all_tasks_blocked()
+                assert ["other"] == ended
+                worker = await second.joined()
+                await worker.run_next()
+                await wait_all_tasks_blocked()
+                assert ["other", "echo"] == ended
+                nursery.cancel_scope.cancel()
+
+    async def keep_open(*, task_status: trio.TaskStatus[shapestream.Client]) -> None:
+        async with shapestream.connect(lambda: servers[-1].clients.connect()) as client:
+            task_status.started(client)
+            await trio.sleep_forever()
+
+    async def in_time() -> None:
+        with trio.fail_after(600):  # of the jumping clock
+            await main()
+
+    trio.run(in_time, clock=MockClock(autojump_threshold=0))
