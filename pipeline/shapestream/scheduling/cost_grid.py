@@ -37,6 +37,8 @@ MOST_AXES = 6
 the last ones is one axis. The 64 points of a calibration could tell no more axes apart."""
 NOTABLE = 0.01
 """Logarithm by which traffic must have moved a node for its correction to be kept."""
+_REMEMBERED = 4096
+"""Calls whose places are remembered; when so many are known, all are forgotten."""
 _MOST_SIZE = 1 << 62
 """Largest size on an axis."""
 _MOST_ELEMENTS = 1 << 400
@@ -97,6 +99,8 @@ class Grid:
         first = elements_of([int(axis[at]) for axis, at in zip(self._axes, before, strict=True)])
         self._elements = last - first if self._slope_from < len(self._values) - 1 else last
         """Elements between these two; of one node alone, all that it has."""
+        self._around: dict[Sizes, tuple[NDArray[np.intp], Seconds, float]] = {}
+        """`_corner_weights` of calls that ran."""
         self._starts = np.array([axis[:1] for axis in self._axes])
         self._ends = np.array([axis[-1:] for axis in self._axes])
 
@@ -108,10 +112,6 @@ class Grid:
     def seconds(self, columns: _Columns) -> Seconds:
         """Return the published seconds of many calls."""
         return self._blended(self._values, columns)
-
-    def expected(self, columns: _Columns) -> Seconds:
-        """Return the seconds of many calls by all that was observed."""
-        return self._blended(self._live * np.exp(self._learned), columns)
 
     def _places(self, columns: _Columns) -> tuple[NDArray[np.intp], Seconds]:
         """Find the corners of each call's cell (corners, n), and per axis the share of the way through it (axes, n)."""
@@ -138,25 +138,46 @@ class Grid:
             corners += low
         seconds: Seconds = corners[0]
         if (columns > self._ends).any():
-            # One slope for everywhere beyond the grid, so that nothing falls there. One node alone shows that from nothing.
-            start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else 0.0
-            slope = max(0.0, values[-1] - start_s) / max(1.0, self._elements)
             inside = np.minimum(columns, self._ends)
-            seconds += slope * (elements_of_many(columns) - elements_of_many(inside))
+            seconds += self._slope(values) * (elements_of_many(columns) - elements_of_many(inside))
         return seconds
 
-    def correct(self, columns: _Columns, difference: float) -> Seconds:
-        """Move the nodes around these calls by a part of `difference`, the logarithm of observed / expected seconds.
+    def _slope(self, values: Seconds) -> float:
+        """Seconds per element beyond the grid: one slope for all, so that nothing falls. One node shows it from nothing."""
+        start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else 0.0
+        return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
+
+    def _corner_weights(self, sizes: Sizes) -> tuple[NDArray[np.intp], Seconds, float]:
+        """Find the nodes around one call, their weights, and how many elements beyond the grid's edge it is."""
+        known = self._around.get(sizes)
+        if known is None:
+            columns = _folded(np.array([sizes], np.float64).T)
+            nodes, shares = self._places(columns)
+            weights = np.ones((1, 1))
+            for share in shares[::-1]:
+                weights = np.concatenate((weights * (1.0 - share), weights * share))
+            near = weights[:, 0] > 0.0
+            beyond = elements_of_many(columns) - elements_of_many(np.minimum(columns, self._ends))
+            if len(self._around) >= _REMEMBERED:
+                self._around.clear()
+            known = self._around[sizes] = nodes[near, 0], weights[near, 0], float(beyond[0])
+        return known
+
+    def expected(self, sizes: Sizes) -> float:
+        """Return the seconds of one call by all that was observed."""
+        nodes, weights, beyond = self._corner_weights(sizes)
+        seconds = float(weights @ (self._live[nodes] * np.exp(self._learned[nodes])))
+        return seconds + beyond * self._slope(self._live * np.exp(self._learned)) if beyond else seconds
+
+    def correct(self, sizes: Sizes, difference: float) -> Seconds:
+        """Move the nodes around a call by a part of `difference`, the logarithm of observed / expected seconds.
 
         Returns the logarithms by which these nodes are now off the published ones.
         """
-        nodes, shares = self._places(_folded(columns))
-        weights = np.ones((1, nodes.shape[1]))
-        for share in shares[::-1]:
-            weights = np.concatenate((weights * (1.0 - share), weights * share))
+        nodes, weights, _ = self._corner_weights(sizes)
         step = (STEP if len(self._varied) else LONE_STEP) * difference
-        np.add.at(self._learned, nodes, step * weights / (weights * weights).sum(axis=0))
-        moved: Seconds = self._learned[nodes]
+        moved: Seconds = self._learned[nodes] + weights * (step / float(weights @ weights))
+        self._learned[nodes] = moved
         return moved
 
     def publish(self, shift: float) -> None:

@@ -85,6 +85,8 @@ class Kind:
         """Seconds of requests while nothing was measured, preparation included: see `CostModel.rough_s`."""
         self.surfaces: dict[str, Surface] = {}
         """By worker. That of the last worker stays when it leaves, until another one joins."""
+        self._workers = 0
+        """Workers present."""
         self._speeds_sum = 0.0
         """Sum of `Surface.speed_log` over the workers present; their mean is what the grid itself is off."""
         self._ran_s = 0.0
@@ -126,6 +128,7 @@ class Kind:
                 surface = self.surfaces[worker] = Surface(self._profile, self, worker)
             surface.speed_log = self._speeds_sum / len(here) if here else 0.0
             self._speeds_sum += surface.speed_log
+            self._workers += 1
         surface.slots += 1
         return surface
 
@@ -134,17 +137,12 @@ class Kind:
         surface.slots -= 1
         if surface.slots:
             return
-        if self.slots == 0:
-            surface.slots = 1
+        if self._workers == 1:
             self._publish()
-            surface.slots = 0
+        self._workers -= 1
         self._speeds_sum -= surface.speed_log
         if len(self.surfaces) > 1:
             del self.surfaces[surface.worker]
-
-    @property
-    def _workers(self) -> int:
-        return sum([surface.slots > 0 for surface in self.surfaces.values()])
 
     @property
     def mean_speed_log(self) -> float:
@@ -230,9 +228,12 @@ class Kind:
 
     def _expected_s(self, sizes: Sizes) -> float:
         """Seconds of one call by all that was observed."""
-        column = np.array([[max(1, size) if 0 in sizes else size] for size in sizes], np.float64)
+        if 0 in sizes:
+            sizes = (1,) * len(sizes)
         grid = self._static.get(sizes) or self._grid
-        return float((self.seconds(column) if grid is None else grid.expected(column))[0])
+        return (
+            float(self.seconds(np.array([sizes], np.float64).T)[0]) if grid is None else grid.expected(sizes)
+        )
 
     def _correct(self, calls: Calls, difference: float) -> bool:
         """Move what these calls are expected to take; whether one is now off what is published by more than 5 %."""
@@ -244,8 +245,9 @@ class Kind:
                 moved = True
             grid = self._static.get(sizes) or self._grid
             if grid is not None:
-                off = grid.correct(np.array([sizes], np.float64).T, difference)
-                moved = moved or bool((np.abs(off + shift) > MOVED).any())
+                off = grid.correct(sizes, difference)
+                own = shift if grid is self._grid else 0.0
+                moved = moved or bool((np.abs(off + own) > MOVED).any())
         return moved
 
     def _publish(self) -> None:
@@ -256,7 +258,8 @@ class Kind:
         self._speeds_sum -= shift * self._workers
         for grid in (self._grid, *self._static.values()):
             if grid is not None:
-                grid.publish(shift)
+                # The only node of a static shape has followed what its calls took, on whichever worker.
+                grid.publish(shift if grid is self._grid else 0.0)
         self.version = next(self._versions)
 
     def learned(self, saved_at: float) -> LearnedCosts | None:

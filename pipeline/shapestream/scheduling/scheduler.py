@@ -572,7 +572,7 @@ class Scheduler:
         admission = self._admission
         admission.new_turn()
         if len(arrivals) > 1:
-            self._costs.expect((arrival.model, arrival.sizes) for arrival in arrivals)
+            self._costs.expect({(arrival.model, arrival.sizes) for arrival in arrivals})
         queues = self._queues
         admitted: list[int] = []
         for arrival in arrivals:
