@@ -95,7 +95,7 @@ class ServerSettings(Section):
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20
     """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
-    windows_per_key: int = Field(default=2, ge=1, le=65536)
+    windows_per_key: int = Field(default=8, ge=1, le=65536)
     """Where clients prove keys: how many clients' credits all clients with one key have together."""
     max_outbox_bytes: Bytes = 512 << 20
     """Bytes that wait for all clients and workers that read too slowly; beyond it the one with most is cut off."""

@@ -83,7 +83,7 @@ async def test_two_keys_get_half_each_whatever_their_connections(n: int) -> None
 async def test_more_connections_are_not_more_credit() -> None:
     """Three sessions that heed nothing have two windows together; another key has its own; what ends makes room."""
     slots = ScriptedSlots()
-    async with serving(slots, window_requests=4, models=ONE_BY_ONE) as place:
+    async with serving(slots, window_requests=4, windows_per_key=2, models=ONE_BY_ONE) as place:
         bob = await sessions(place, BOB, 3)
         assert [0, 0, 4] == [await refused(peer, 4) for peer in bob]
         (alice,) = await sessions(place, ALICE, 1)
@@ -148,7 +148,7 @@ def begin(session: Session, sequence: int) -> RequestRecord:
 
 def test_the_caps_of_a_key_are_on_requests_and_on_bytes_of_all_its_sessions() -> None:
     """One session alone cannot reach them. What ends makes room, and another key has caps of its own."""
-    sessions = table(window_requests=4, window_bytes=100)
+    sessions = table(window_requests=4, window_bytes=100, windows_per_key=2)
     first, second, third = [opened(sessions, name, "bob") for name in "abc"]
     other = opened(sessions, "d", "alice")
     records = [begin(session, number) for session in (first, second) for number in range(4)]
