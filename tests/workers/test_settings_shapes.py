@@ -122,7 +122,11 @@ def test_allowed_sizes_are_among_the_effective_values(tmp_path: Path) -> None:
         ("{strategy: bucketed, seq: []}", ".seq: there is no size (write [32, 64])"),
         (
             "{strategy: bucketed, seq: [32, 0]}",
-            ".seq: expected sizes, which are integers from 1, got 0",
+            ".seq: expected sizes, integers from 1 to 2147483647, got 0",
+        ),
+        (
+            "{strategy: bucketed, seq: 2147483648}",
+            ".seq: expected sizes, integers from 1 to 2147483647, got 2147483648",
         ),
         (
             '{strategy: bucketed, seq: "32"}',

@@ -103,6 +103,8 @@ def wrong(message: str) -> PydanticCustomError:
 MIN_MEMORY_LIMIT = 64 << 20
 MAX_BYTES = 1 << 53
 """8 PiB: more than any machine has, and exact in every format that tells a client of it."""
+MAX_ALLOWED_SIZE = (1 << 31) - 1
+"""Largest size that a strategy may name: `shapestream_engine.strategy` takes no larger one."""
 
 _UNITS = {
     "": 1,
@@ -201,8 +203,8 @@ def read_sizes(value: Any) -> tuple[int, ...]:
     if not sizes:
         raise wrong("there is no size (write [32, 64])")
     for size in sizes:
-        if type(size) is not int or not 1 <= size < 1 << 31:
-            raise wrong(f"expected sizes, which are integers from 1, got {describe(size)}")
+        if type(size) is not int or not 1 <= size <= MAX_ALLOWED_SIZE:
+            raise wrong(f"expected sizes, integers from 1 to {MAX_ALLOWED_SIZE}, got {describe(size)}")
     for before, after in pairwise(sizes):
         if before == after:
             raise wrong(f"{before} is listed twice (list each once)")
