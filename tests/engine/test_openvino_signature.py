@@ -83,6 +83,15 @@ def test_the_layout_tells_the_batch_axis() -> None:
     assert Rows() == signature.outputs[0].rule
 
 
+def test_the_layout_tells_the_batch_axis_of_an_input_of_any_rank() -> None:
+    """Its place is counted in the rank that the configuration states, from the end where the layout does so."""
+    for layout, expected in (("CN", "x: f32 [?, batch]"), ("...N", "x: f32 [?, batch]")):
+        x = op.parameter(ov.PartialShape.dynamic(), np.float32, name="x")
+        x.set_layout(ov.Layout(layout))
+        spec = spec_of([op.relu(x)], [x]).reshape({"x": "?, ?"})
+        assert expected == str(compile_model(spec).signature.inputs[0])
+
+
 def test_the_spec_overrules_the_layout() -> None:
     """Where the configuration calls another axis batch, the layout is not asked."""
     x = parameter("x", [-1, -1, 3])

@@ -49,7 +49,7 @@ class FilePort:
     aliases: frozenset[str] = frozenset()
     """Further names that a spec may use. Its position, `input0`, is always one."""
     batch_axis: int | None = None
-    """The axis that the file marks as the batch, without a symbol."""
+    """The axis that the file marks as the batch, without a symbol; negative: counted from the last axis."""
 
     def __str__(self) -> str:
         return "[...]" if self.dimensions is None else f"[{','.join(map(str, self.dimensions))}]"
@@ -294,8 +294,10 @@ def _contradiction(name: str, axis: int, own: Dimension, wanted: Dimension) -> s
 
 def _with_batch_of_file(port: FilePort, shape: NamedShape) -> NamedShape:
     """The axis that the file marks is `batch`, where the configuration names no such axis and gives it no name."""
-    axis = port.batch_axis
-    if axis is None or BATCH in shape.names or axis >= len(shape):
+    if port.batch_axis is None or BATCH in shape.names:
+        return shape
+    axis = port.batch_axis % max(1, len(shape))
+    if axis >= len(shape):
         return shape
     if shape.names[axis] is not None or shape.dimensions[axis].is_static:
         return shape

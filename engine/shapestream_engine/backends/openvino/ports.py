@@ -83,17 +83,15 @@ def _ports(
                 symbols=named,
                 dimensions=dimensions,
                 aliases=frozenset({*own, str(port.node.friendly_name)}),
-                batch_axis=_batch_axis(port.node, rank) if kind == "input" else None,
+                batch_axis=_batch_axis(port.node) if kind == "input" else None,
             )
         )
     return found
 
 
-def _batch_axis(node: Any, rank: int) -> int | None:
-    """The axis that an input's layout calls N."""
-    if not layout_helpers.has_batch(node.layout):
-        return None
-    return int(layout_helpers.batch_idx(node.layout)) % max(1, rank)
+def _batch_axis(node: Any) -> int | None:
+    """The axis that an input's layout calls N; negative where the layout counts from the last axis."""
+    return int(layout_helpers.batch_idx(node.layout)) if layout_helpers.has_batch(node.layout) else None
 
 
 def reshape_inputs(model: ov.Model, inputs: Sequence[InputPort]) -> None:
