@@ -159,12 +159,14 @@ def _max_batch(signature: ModelSignature, options: ModelOptions) -> int:
     """Rows in one call: as configured, or as the model takes, and never more than fit a message to a worker."""
     if not options.idempotent or signature.strategy.alone:
         return 1  # a request with more rows runs all the same, alone
-    max_batch = options.max_batch
-    if max_batch is None and signature.has_batch:
-        # More rows than the largest call that is allowed would run one call after the other, beside idle slots.
-        allowed = signature.strategy.sizes.get(signature.dimensions[0])
-        max_batch = allowed[-1] if allowed else signature.bounds[0].maximum
-    max_batch = DEFAULT_MAX_BATCH if max_batch is None else max_batch
+    allowed = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
+    bound = signature.bounds[0].maximum if signature.has_batch else None
+    # More rows than the largest call that is allowed would run one call after the other, beside idle slots.
+    by_default = DEFAULT_MAX_BATCH if bound is None else bound
+    max_batch = options.max_batch or (allowed[-1] if allowed else by_default)
+    if not allowed and bound is not None:
+        # Only a batch axis with allowed sizes is divided into calls.
+        max_batch = min(max_batch, bound)
     if signature.strategy.most_rows is not None:
         # As far as a worker has tried: it may have another configuration.
         max_batch = min(max_batch, signature.strategy.most_rows)

@@ -35,3 +35,10 @@ def test_allowed_rows_become_calls() -> None:
     profile = served(Strategy({"batch": (2, 4), "seq": (16, 32)}), max_batch=5).profile
     assert ((2,), (2,), (2,), (4,), (4,), (4, 2)) == profile.row_calls
     assert served(Strategy({"seq": (16, 32)})).profile.row_calls is None
+
+
+def test_no_batch_has_more_rows_than_the_bound_where_calls_are_not_divided() -> None:
+    """A call beyond the bound fails in the engine. Only a batch axis with allowed sizes is divided into calls."""
+    assert 8 == served(parse_strategy({"max_prepared": 64}), max_batch=20).profile.max_batch
+    assert 5 == served(parse_strategy({"max_prepared": 64}), max_batch=5).profile.max_batch
+    assert 20 == served(Strategy({"batch": (2, 4)}), max_batch=20).profile.max_batch
