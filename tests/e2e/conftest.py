@@ -25,6 +25,10 @@ IMPORTABLE = Path(__file__).parent / "importable"
 PYTHONPATH = os.pathsep.join(filter(None, [str(IMPORTABLE), os.environ.get("PYTHONPATH")]))
 COMMAND = [sys.executable, "-P", "-m", "shapestream_workers"]
 
+# Under `nohup` SIGHUP is ignored, here and in all children. A server rightly leaves it so until it serves; tests send it.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 
 def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Polls a real process; returns what `condition` does once it is true."""
