@@ -206,7 +206,7 @@ def _address_of(connection: socket.socket) -> str:
     if connection.family == socket.AF_UNIX:
         pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return f"localhost:{uid}:{gid}:{pid}"
-    return str(socket.getnameinfo(peer, socket.NI_NUMERICHOST)[0])
+    return str(socket.getnameinfo(peer, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0])
 
 
 def ready_to_send(frames: Sequence[Buffer]) -> Sequence[bytes | zmq.Frame]:
