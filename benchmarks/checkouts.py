@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("engine", "pipeline", "workers", "")
-"""What its processes import from; the benchmarks' own models stand in the root."""
+"""Folders that its processes import from; the benchmarks' own models stand in the root."""
 MOST_S = 3600.0
 """Seconds that one command may take."""
 

@@ -149,7 +149,7 @@ def _limit(figures: Any) -> Figures:
 
 
 def _simulated(plain: Any) -> Figures:
-    """Of `shapestream simulate`: rates and latencies; `in time` is a share of all requests."""
+    """Read rates and latencies from `shapestream simulate`; `in time` is a share of all requests."""
     run = plain["runs"][0]
     found = {name: run[name] for name in ("elements_per_s", "mean_s", "p99_s") if run[name]}
     return {**found, "in time": run["done"] / run["requests"]}

@@ -1,4 +1,4 @@
-"""What is turned off, and how: each mechanism is replaced in the modules of the baseline, by name.
+"""The mechanisms that the ablations turn off: each is replaced in the modules of the baseline, by name.
 
 Everything of the product is imported by name at run time: this file is checked beside one commit, and runs with another.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 Patch = Callable[["Patches"], None]
 Fired = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
-"""Whether a call with this result and these arguments, positional and named, is the mechanism at work."""
+"""A test of a call's result and its arguments, positional and named: True if the mechanism was at work."""
 
 
 def module(name: str) -> Any:
@@ -72,7 +72,7 @@ def without(names: Sequence[str]) -> Iterator[Patches]:
 
 
 def turn_off(names: Sequence[str]) -> None:
-    """The same for good: in a server's own process."""
+    """Turn the mechanism off in a server's own process until that ends."""
     for name in names:
         MECHANISMS[name].off(Patches())
 
@@ -127,7 +127,7 @@ dimension and 1.0 ms with two, not 0.31 and 0.55 ms."""
 
 
 def _is_early(slot: Any, batch: Any) -> bool:
-    """Whether the next batch may be sent earlier than the way takes."""
+    """Tell if the next batch may be sent earlier than the way to the slot takes."""
     return batch.commit_at is not None and batch.commit_at < batch.ends_at - slot.prefetch_s - 1e-9
 
 
@@ -189,7 +189,7 @@ def _no_prefetch(patches: Patches) -> None:
 
 
 def _no_recall(patches: Patches) -> None:
-    """What is queued behind a batch stays there; recalls for hangs and suspects remain."""
+    """Leave a prefetched batch where it is; recalls for hangs and suspects remain."""
     dispatching = module("dispatching").Dispatching
     wakeup = dispatching.next_wakeup
 
@@ -249,7 +249,7 @@ def replanned(window: int, *, per_turn: bool) -> Patch:
 
 
 def _members(segment: Any, bucket: Any, costs: Any, limits: Any) -> Any:
-    """Of each size as many requests as the segment counted, as far as they are there; the bucket's first."""
+    """Take as many requests of each size as the segment counted, from the bucket's first on."""
     buckets = bucket.first().queue.buckets
     found = bucket.prefix(limits.max_rows, segment.counts.get(bucket.shape, 1))
     rows = sum([request.rows for request in found])
@@ -541,4 +541,4 @@ MECHANISMS["all that went"] = Mechanism(
     off=_several(*_GONE), watched="recall", scenarios=(*LIMIT, *UNEQUAL, *LATE, *HOPELESS, *CAPPED, *CHEAP,
         "lognormal, 64, two workers", "bursts, 8 slots", "endless, padded", "endless, exact", "few lengths, 32 shapes"),
 )  # fmt: skip
-"""Those with a colon put something else in the place of what they turn off."""
+"""Ablations by name. A name with a colon puts something else in the place of the mechanism."""

@@ -40,7 +40,7 @@ class Stream:
     burst: int = 1
     """Requests that come together."""
     deadlines_s: tuple[float | None, ...] = (None,)
-    """Of each request one of these, at random."""
+    """Values of which each request gets one at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Scenario:
     streams: Sequence[Stream] = (Stream(),)
     in_flight: int | None = None
     speeds: Sequence[float] = (1.0, 1.0)
-    """Of the slots; each has a worker of its own, unless all are equally fast."""
+    """Speed of each slot; each has a worker of its own, unless all are equally fast."""
     way_s: float = 0.25e-3
     noise: float = 0.1
     belief: float = 1.0
