@@ -46,7 +46,6 @@ from shapestream_workers.lab.race import (
 from shapestream_workers.lab.replay import InputMaker, Workload, read_workload
 from shapestream_workers.memory import spell_bytes
 from shapestream_workers.models import available_cpus, read_signatures
-from shapestream_workers.serve import model_options
 
 __all__ = ["Outcome", "TuningFailed", "run_tuning", "tune_file"]
 
@@ -161,8 +160,7 @@ async def _run(
                 trials.append(Trial(candidate=Candidate(placement=place, shapes=baseline.candidate.shapes)))
                 await race.heat(trials[-1], kept_share=PLACEMENTS_UNTIL)
         best = min(trials, key=lambda trial: rank(trial, objective)).candidate.placement
-        of_model = model_options(subject.loaded.settings)[signature.name]
-        max_batch = ServedModel(0, signature.name, signature, of_model).profile.max_batch
+        max_batch = ServedModel(0, signature.name, signature, subject.settings).profile.max_batch
         choices, left_out = propose(workload, signature, baseline.candidate.shapes, max_batch=max_batch)
         notes += [f"not tried: {what}" for what in left_out]
         for shapes in choices:
