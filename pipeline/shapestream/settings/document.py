@@ -109,6 +109,11 @@ class Settings(Section):
             return ()
         return (WorkerGroupSettings(),) if self.workers is None else self.workers
 
+    @property
+    def models_by_name(self) -> dict[str, ModelSettings]:
+        """The models by name."""
+        return {model.name: model for model in self.models}
+
     def effective(self) -> Settings:
         """These settings with the derived values written out: engines, and the default worker."""
         models = tuple(model.model_copy(update={"engine": model.effective_engine}) for model in self.models)
