@@ -187,7 +187,7 @@ class ProtectedRouter(RouterSocket):
         return None if key == LOCAL else key
 
     def is_admin(self, peer: bytes) -> bool:
-        """Whether this peer may see the counters: over ipc, or with an admin's key."""
+        """True for a peer that may see the counters: over ipc, or with an admin's key."""
         key = self._keys.get(peer)
         return key == LOCAL or key in self._admins
 
