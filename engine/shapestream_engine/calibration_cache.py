@@ -35,7 +35,7 @@ LATELY_S = 3600.0
 MOST_LEARNED = 256
 """Tables whose corrections are kept; those written longest ago go first. Most take a few KB, none more than some 200."""
 _FORMAT = 2
-"""Of the entries, and of what is measured: raised when either changes, so that old tables are not taken for new ones."""
+"""Version of the entries and of the measurement. A change of either raises it, so that old tables are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,12 @@ class CostCache:
 
     @property
     def folder(self) -> Path | None:
-        """Where the tables are."""
+        """Folder of the tables; None: no cache."""
         return self._files.folder
 
     @classmethod
     def of_environment(cls) -> CostCache:
-        """Where the environment says."""
+        """The cache in the folder that the environment names."""
         return cls(KeptFiles.of_environment(ENVIRONMENT, "costs").folder)
 
     @contextmanager
@@ -108,11 +108,11 @@ class CostCache:
             yield CostEntry(path)
 
     def learned(self, table: CostTable) -> LearnedCosts | None:
-        """What traffic made of this table, as far as that was kept."""
+        """Read the corrections of this table by traffic; None where none were kept."""
         return None if self.folder is None else _read_learned(self._learned_path(self.folder, table.digest))
 
     def all_learned(self) -> dict[str, LearnedCosts]:
-        """The same of all tables, by their digests."""
+        """Read the corrections of all tables, by the tables' digests."""
         if self.folder is None:
             return {}
         found = (_read_learned(path) for path in self.folder.glob("*.learned.json"))

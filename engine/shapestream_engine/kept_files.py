@@ -27,7 +27,7 @@ class KeptFiles:
 
     @classmethod
     def of_environment(cls, variable: str, name: str) -> Self:
-        """Where `variable` says (`off`: nowhere), else `name` in the user's cache folder."""
+        """The folder that `variable` names (`off`: none), else `name` in the user's cache folder."""
         chosen = os.environ.get(variable, "")
         if chosen == "off":
             return cls(None)

@@ -1,4 +1,4 @@
-"""How the CPUs of a machine are divided among worker processes, and within one among its slots: `slots: auto`."""
+"""Division of a machine's CPUs among worker processes, and of a worker's among its slots: `slots: auto`."""
 
 from __future__ import annotations
 
