@@ -190,7 +190,7 @@ def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
 def _explain(detail: ErrorDetails) -> tuple[Location, str]:
     """The place of a pydantic error, and a sentence with the problem and its remedy.
 
-    The sentence is empty for what only follows from others: a list that is too short for want of sound items.
+    The sentence is empty for an error that follows from others: a list too short for want of valid items.
     """
     location: Location = detail["loc"]
     kind, given, context = detail["type"], detail.get("input"), detail.get("ctx", {})

@@ -128,7 +128,7 @@ def absolute_path(value: str, info: ValidationInfo) -> Path:
         raise wrong(f"{describe(value)} is no path (it holds a zero byte)")
     try:
         return (_base(info) / Path(value).expanduser()).absolute()
-    except RuntimeError as error:  # ~somebody who is not known here
+    except RuntimeError as error:  # ~NAME of a user that is not known here
         raise wrong(f"{describe(value)} is no path: {error}") from error
 
 

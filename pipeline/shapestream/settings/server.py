@@ -1,6 +1,6 @@
 """The section `server` of the YAML: addresses, keys, bounds and times of the server.
 
-`ServerSettings` is what the server takes: each default stands here and nowhere else.
+The server takes `ServerSettings` as they are: each default stands here and nowhere else.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class ServerSettings(Section):
     def too_short_for_hangs(self, limit_s: float | None) -> str | None:
         """The problem of a limit for hangs, in seconds; None for a limit that is long enough.
 
-        Where a network may break, a silent worker must count as lost before what it runs counts as hanging.
+        Where a network may break, a silent worker must count as lost before its batch counts as hanging.
         """
         least_s = self.worker_silence_s + self.heartbeat_s
         if self.worker_listen is None or limit_s is None or limit_s >= least_s:

@@ -1,7 +1,7 @@
 """Checks of single values of the configuration, and the words of their errors.
 
 Each `read_` or `check_` function takes a raw value of the YAML and returns the value to keep, or raises the error that
-`wrong` makes, whose text is "what is wrong (what to do)".
+`wrong` makes, whose text is a problem with its remedy in brackets.
 """
 
 from __future__ import annotations

@@ -69,11 +69,11 @@ class KeyRole(Enum):
     """Permission of a key's owner. Peers over ipc may do everything."""
 
     CLIENT = "client"
-    """Ask for models and send requests."""
+    """May open models and send requests."""
     ADMIN = "admin"
-    """Do what a client may, and see the server's counters, which concern other clients too."""
+    """May do what a client may, and see the server's counters, which concern other clients too."""
     WORKER = "worker"
-    """Serve models at the workers' port."""
+    """May serve models at the workers' port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class _MemorySocket(ABC, Generic[T]):
         self.close()
 
     def _put(self, message: T) -> None:
-        # One wake-up per message: whoever finds none left waits again, and nobody is forgotten.
+        # One wake-up per message: a task that finds none left waits again, and no task is forgotten.
         self._messages.append(message)
         self._receivers.unpark()
 

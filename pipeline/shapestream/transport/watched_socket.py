@@ -1,12 +1,12 @@
 """The common part of the ZeroMQ sockets: one watcher on ZMQ_FD, and whole messages in and out.
 
-libzmq announces that something happened on one file descriptor, ZMQ_FD, and announces it once. Whatever
-processes its internal commands - a send, a receive, a look at ZMQ_EVENTS - swallows the announcement for
-everybody. So:
+libzmq announces that something happened on one file descriptor, ZMQ_FD, and announces it once. Each call
+that processes its internal commands - a send, a receive, a look at ZMQ_EVENTS - swallows the announcement for all
+tasks. So:
 
-* Only `run()` waits for the descriptor. Others park, and are woken by it or by whoever finds a message.
+* Only `run()` waits for the descriptor. Others park, and are woken by it or by a task that finds a message.
 * `run()` looks at ZMQ_EVENTS, and goes to wait with no checkpoint in between.
-* After each send, if somebody is parked, ZMQ_EVENTS is looked at again: the send may have swallowed the news.
+* After each send, if a task is parked, ZMQ_EVENTS is looked at again: the send may have swallowed the announcement.
 * A receive goes on until EAGAIN, after which libzmq is known to announce the next message, or wakes the next
   receiver if it stops at its burst.
 
@@ -125,7 +125,7 @@ class HandshakeFailure(Enum):
 class HandshakeMonitor(WatchedSocket):
     """A monitor of one socket's failed handshakes, from its construction on. libzmq keeps up to 1000, and drops more.
 
-    `run` is needed only by those who wait in `receive`.
+    Only tasks that wait in `receive` need `run`.
     """
 
     def __init__(self, socket: zmq.Socket[Any], context: zmq.Context[Any]) -> None:
@@ -163,7 +163,7 @@ class HandshakeMonitor(WatchedSocket):
 def receive_frames(receive: Callable[..., Any]) -> Message:
     """The frames of a message of which at least one is there (libzmq hands over whole messages only).
 
-    No more than `MAX_FRAMES` of them: a longer message is nobody's, and is refused for those that it has.
+    At most `MAX_FRAMES` of them: no valid message is longer, and the frames taken are enough to refuse it.
     """
     frames, more = frames_from(receive(NOBLOCK, False), receive, MAX_FRAMES)
     while more:
@@ -172,7 +172,7 @@ def receive_frames(receive: Callable[..., Any]) -> Message:
 
 
 def frames_from(frame: zmq.Frame, receive: Callable[..., Any], most: int) -> tuple[Message, bool]:
-    """At most so many frames of a message whose first one has been taken already, and whether more of them follow."""
+    """At most `most` frames of a message whose first one has been taken, and whether more of them follow."""
     frames: Message = [frame.bytes if len(frame) < COPY_BELOW_BYTES else frame]
     while frame.more and len(frames) < most:
         frame = receive(NOBLOCK, False)
