@@ -6,7 +6,7 @@ Processes that want the same table at the same time wait for the first, which ho
 together they would slow each other down.
 
 Beside the tables lies what servers' traffic made of them, a file per table. Each is replaced as a whole, so of two servers
-the last one that writes is believed; nobody waits.
+the last writer wins, without a lock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CostEntry:
     def begin(self) -> bool:
         """Notes that measuring begins. False if it began `MOST_TRIES` times lately and never ended.
 
-        A model may crash on inputs that nobody sends. Its process is started anew, and must not do the same for ever.
+        A model may crash on inputs that no client sends. Its process is started anew, and must not do the same for ever.
         """
         if self.path is None:
             return True
@@ -103,7 +103,7 @@ class CostCache:
 
     @contextmanager
     def entry(self, key: str) -> Iterator[CostEntry]:
-        """The entry for this table, which nobody else has meanwhile."""
+        """The entry for this table, locked against other processes meanwhile."""
         with self._files.locked(key) as path:
             yield CostEntry(path)
 

@@ -52,7 +52,7 @@ def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]
     """Call shapes: static ones, a coarse grid, and what lies halfway between. Each ascends by elements; no shape twice.
 
     Where a strategy allows certain sizes only, these are the grid. Under a cap on shapes only a few are measured, since
-    each costs memory for good.
+    the memory of each is never freed.
     """
     static = [sizes for sizes in signature.static_sizes if prod(sizes) <= MAX_ELEMENTS]
     allowed = signature.allowed

@@ -134,7 +134,7 @@ class InferRequest(ABC):
     def set_output_tensor(self, port: int | str, tensor: Tensor) -> None:
         """Let later calls leave this output in `tensor`, and give it the output's shape, in place while it fits.
 
-        A tensor over somebody's array (`ArrayTensor`) cannot grow: it is refused, with `ShapeError`, unless the output's
+        A tensor over a caller's array (`ArrayTensor`) cannot grow: it is refused, with `ShapeError`, unless the output's
         upper bound fits. Any other grows where it must. OpenVINO writes into it without a copy: into the array, or else
         into memory of its own, of at least the same capacity, which the tensor takes up. Other engines copy.
         """

@@ -41,7 +41,7 @@ class KeptFiles:
 
     @contextmanager
     def locked(self, key: str) -> Iterator[Path | None]:
-        """The path of an entry that nobody else has meanwhile; None where nothing can be kept."""
+        """The path of an entry, locked against other processes meanwhile; None where nothing can be kept."""
         if self.folder is None:
             yield None
             return

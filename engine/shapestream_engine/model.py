@@ -161,7 +161,7 @@ class CompiledModel(ABC):
         self.prepared: PreparedModels | None = None
         """The models for single shapes, where the strategy asks for some and the engine makes them."""
         self.digest: str | None = None
-        """The sha256 of the files that it was read from, where whoever compiled it has looked; None for a function."""
+        """The sha256 of the files that it was read from, if its caller computed one; None for a function."""
 
     @property
     def inputs(self) -> tuple[InputPort, ...]:

@@ -151,7 +151,7 @@ def parse_rule(value: Mapping[str, Any]) -> Rule:
         takes = f"takes {', '.join(sorted(known))}" if known else "takes no argument"
         raise SignatureError(f"the rule {name} does not know {', '.join(unknown)}; it {takes}")
     for argument, given in arguments.items():
-        # A bool is an int to isinstance, and a column to nobody.
+        # A bool is an int to isinstance, and no number of a column.
         if type(given) is not _ARGUMENT_TYPES[argument]:
             raise SignatureError(
                 f"the rule {name}: {argument} is of type {_ARGUMENT_TYPES[argument].__name__}, not {given!r}"

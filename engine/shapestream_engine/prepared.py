@@ -36,7 +36,7 @@ class PreparedLimits:
 class _Entry:
     model: CompiledModel
     free: list[InferRequest] = field(default_factory=list)
-    """Requests that nobody uses; the one used last is lent next."""
+    """Requests that are not lent; the one used last is lent next."""
     leased: int = 0
 
 
@@ -52,7 +52,7 @@ class PreparedModels:
             raise ValueError(f"at least one prepared model is kept, not {limits.max_prepared}")
         self._prepare = prepare
         self._limits = limits
-        # Guards what follows, and tells those who wait for a model that another thread prepares.
+        # Guards what follows, and wakes the threads that wait for a model that another one prepares.
         self._changed = threading.Condition()
         self._entries: OrderedDict[PreparedSizes, _Entry] = OrderedDict()
         """Prepared models by sizes; those used last stand last."""
@@ -83,7 +83,7 @@ class PreparedModels:
         return request, new
 
     def give_back(self, sizes: PreparedSizes, request: InferRequest) -> None:
-        """The lease ends: nobody may use the request's tensors any more."""
+        """End the lease: the caller must not use the request's tensors any more."""
         entry = self._entries[sizes]  # what is lent is never dropped
         entry.free.append(request)
         self._return(entry)
@@ -132,7 +132,7 @@ class PreparedModels:
             self._make_room(self._limits.max_prepared)
 
     def _make_room(self, count: int) -> None:
-        """Drops the models used least recently that nobody uses now, until the limits hold or none is left to drop."""
+        """Drop the models used least recently that are not lent, until the limits hold or none is left to drop."""
         most = self._limits.max_prepared_bytes
         idle = [sizes for sizes, entry in self._entries.items() if not entry.leased]
         for sizes in idle:

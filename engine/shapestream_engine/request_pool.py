@@ -39,7 +39,7 @@ class RequestPool:
             return None
 
     def give_back(self, request: InferRequest) -> None:
-        """The lease ends: nobody may use the request's tensors any more. Raises `ValueError` if it was not lent."""
+        """End the lease: the caller must not use the request's tensors any more. Raises `ValueError` if it was not lent."""
         if request in self._free or request not in self._all:
             raise ValueError("this request was not lent by this pool")
         self._free.append(request)

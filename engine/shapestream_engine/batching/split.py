@@ -66,7 +66,7 @@ class Division:
     rows: list[int]
     """Rows of each request, along the batch axis."""
     batch: int
-    """Rows of the call; those after the requests' own, if there are any, belong to nobody."""
+    """Rows of the call; those after the requests' own, if there are any, belong to no request."""
     selections: dict[str, Selection] = field(default_factory=dict)
     """Selections of the outputs divided so far that others follow, by name."""
 
