@@ -1,180 +1,46 @@
-"""One simulation's question: traffic, models, slots and policy, read from the options of `shapestream simulate`.
-
-A scenario is plain values, so that a sweep is the same scenario with one value changed.
-"""
+"""From the options of `shapestream simulate` to a scenario: its traffic, models, slots and policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf, nan, prod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
 from pathlib import Path
 from typing import Literal, TypeAlias, assert_never
+
+import numpy as np
 
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.settings import LoadedSettings
-from shapestream.telemetry.trace import TraceReader, TraceRequest
-from shapestream_engine.cost_table import MAX_ELEMENTS, CostTable
+from shapestream.telemetry.trace import TraceReader
+from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_workers.lab.plain_server import PlainServer
-from shapestream_workers.lab.simulator import Policy, Simulated, SlotPlan, Truth, Workload, simulate
-from shapestream_workers.lab.summary import oracle_rate
+from shapestream_workers.lab.simulator import Policy, Scenario
 from shapestream_workers.lab.traffic import (
     Arrivals,
     BadText,
-    SizedModel,
+    Recorded,
     Traffic,
-    generate,
     parse_arrivals,
     parse_sizes,
-    replay,
 )
-from shapestream_workers.lab.true_cost import TrueCost, true_costs
+from shapestream_workers.lab.true_cost import true_costs
 
-__all__ = [
-    "ARRIVAL_ORDER",
-    "ONE_AT_A_TIME",
-    "PLANNED",
-    "POLICIES",
-    "Recorded",
-    "Scenario",
-    "ScenarioOptions",
-    "Swept",
-    "make_scenario",
-    "oracle_goodput",
-    "play",
-    "varied",
-]
+__all__ = ["PLANNED", "POLICIES", "ScenarioOptions", "Swept", "make_scenario", "policy_of", "varied"]
 
-PLANNED, ONE_AT_A_TIME, ARRIVAL_ORDER = "shapestream", "one at a time", "arrival order, 16"
-POLICIES = (PLANNED, ONE_AT_A_TIME, ARRIVAL_ORDER)
+PLANNED = "shapestream"
+_BATCHES = {"one at a time": 1, "arrival order, 16": 16}
+POLICIES = (PLANNED, *_BATCHES)
 Swept: TypeAlias = Literal["slots", "rate", "in_flight", "max_batch", "deadline_ms"]
-
-_UNBOUNDED_BYTES = 1 << 62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """Traffic of a trace file, at its own rate or at another."""
-
-    path: Path
-    rate: float | None = None
-    requests: int | None = None
-    deadline_s: float | None = None
-    """Deadline that replaces the trace's own; None keeps them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """Everything that a simulation depends on."""
-
-    profiles: tuple[ModelProfile, ...]
-    costs: Mapping[str, TrueCost]
-    traffic: Traffic | Recorded
-    slots: int = 1
-    slots_per_worker: int = 1
-    speeds: tuple[float, ...] = (1.0,)
-    """Factors on the true seconds, repeated over the slots."""
-    in_flight: int | None = None
-    """Requests in flight in a closed loop; None: requests arrive at their times."""
-    round_trip_s: float = 0.001
-    noise: float = 0.0
-    way_s: float = 0.0
-    calibrated: bool = True
-    """Whether the scheduler starts with a calibration, or learns costs from traffic."""
-    max_queued_requests: int = 8192
-    round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
-    """Rounding of a request's sizes by the model's strategy, by model; plain servers use it too."""
-    seed: int = 0
-
-    def plans(self) -> list[SlotPlan]:
-        """The slots."""
-        return [
-            SlotPlan(
-                worker=f"w{number // self.slots_per_worker}", speed=self.speeds[number % len(self.speeds)]
-            )
-            for number in range(self.slots)
-        ]
-
-    def requests(self) -> Iterable[TraceRequest]:
-        """The requests, from the beginning."""
-        if isinstance(self.traffic, Traffic):
-            return generate(self.traffic)
-        recorded = self.traffic
-        requests = replay(TraceReader(recorded.path), rate=recorded.rate, requests=recorded.requests)
-        if recorded.deadline_s is None:
-            return requests
-        return (request._replace(deadline_s=recorded.deadline_s) for request in requests)
-
-
-def play(scenario: Scenario, policy: str = PLANNED, *, check_every: int | None = None) -> Simulated:
-    """Play a scenario under one of `POLICIES`. Raises `ConfigurationError` for a trace that cannot be read."""
-    return simulate(
-        _policy(policy, scenario.max_queued_requests),
-        scenario.profiles,
-        scenario.plans(),
-        Truth(costs=scenario.costs, noise=scenario.noise, way_s=scenario.way_s, seed=scenario.seed),
-        Workload(
-            requests=scenario.requests(),
-            in_flight=scenario.in_flight,
-            round_trip_s=scenario.round_trip_s,
-        ),
-        calibration=_calibration(scenario) if scenario.calibrated else None,
-        round_up=scenario.round_up,
-        check_every=check_every,
-    )
-
-
-def oracle_goodput(scenario: Scenario) -> float:
-    """Requests per second if all were known beforehand; nan without requests."""
-    rate = oracle_rate(scenario.requests(), scenario.profiles, scenario.costs, scenario.plans())
-    return rate or nan
-
-
-def varied(scenario: Scenario, what: Swept, value: float) -> Scenario:
-    """The scenario with one value changed."""
-    match what:
-        case "slots":
-            return replace(scenario, slots=int(value))
-        case "rate":
-            return replace(scenario, in_flight=None, traffic=_at_rate(scenario.traffic, value))
-        case "in_flight":
-            return replace(scenario, in_flight=int(value))
-        case "max_batch":
-            profiles = tuple(replace(profile, max_batch=int(value)) for profile in scenario.profiles)
-            return replace(scenario, profiles=profiles)
-        case "deadline_ms":
-            return replace(scenario, traffic=replace(scenario.traffic, deadline_s=value / 1000))
-        case _:
-            assert_never(what)
-
-
-def _at_rate(traffic: Traffic | Recorded, rate: float) -> Traffic | Recorded:
-    if isinstance(traffic, Recorded):
-        return replace(traffic, rate=rate)
-    if traffic.arrivals.rate == inf:
-        raise BadText(["a closed loop has no rate of its own (leave out --in-flight)"])
-    return replace(traffic, arrivals=replace(traffic.arrivals, rate=rate))
-
-
-def _policy(name: str, max_queued_requests: int) -> Policy:
-    if name == PLANNED:
-        return Scheduler(max_queued_requests=max_queued_requests, max_queued_bytes=_UNBOUNDED_BYTES)
-    batch = 1 if name == ONE_AT_A_TIME else 16
-    return PlainServer(batch, max_queued_requests=max_queued_requests)
-
-
-def _calibration(scenario: Scenario) -> dict[str, CostTable]:
-    return {
-        profile.name: scenario.costs[profile.name].calibration(
-            f"simulated {profile.name}", profile.dimensions, profile.max_batch
-        )
-        for profile in scenario.profiles
-    }
-
-
 DEFAULT_REQUESTS = 20_000
+_UNBOUNDED_BYTES = 1 << 62
+_SAMPLE = 4096
+"""Requests whose largest sizes are a calibration's range."""
+
+Dimensions: TypeAlias = Mapping[str, tuple[str, ...]]
+RoundUp: TypeAlias = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +74,37 @@ class ScenarioOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Models:
-    profiles: tuple[ModelProfile, ...]
-    round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]]
+def policy_of(name: str, scenario: Scenario) -> Policy:
+    """A fresh policy of this name, one of `POLICIES`."""
+    bound = scenario.max_queued_requests
+    if name == PLANNED:
+        return Scheduler(max_queued_requests=bound, max_queued_bytes=_UNBOUNDED_BYTES)
+    return PlainServer(_BATCHES[name], max_queued_requests=bound)
+
+
+def varied(scenario: Scenario, what: Swept, value: float) -> Scenario:
+    """The scenario with one value changed."""
+    traffic = scenario.traffic
+    assert isinstance(traffic, Traffic | Recorded)  # as the options made it
+    match what:
+        case "slots":
+            return replace(scenario, slots=int(value))
+        case "rate":
+            if isinstance(traffic, Recorded):
+                return replace(scenario, in_flight=None, traffic=replace(traffic, rate=value))
+            if traffic.arrivals.rate == inf:
+                raise BadText(["a closed loop has no rate of its own (leave out --in-flight)"])
+            arrivals = replace(traffic.arrivals, rate=value)
+            return replace(scenario, in_flight=None, traffic=replace(traffic, arrivals=arrivals))
+        case "in_flight":
+            return replace(scenario, in_flight=int(value))
+        case "max_batch":
+            profiles = tuple(replace(profile, max_batch=int(value)) for profile in scenario.profiles)
+            return replace(scenario, profiles=profiles)
+        case "deadline_ms":
+            return replace(scenario, traffic=replace(traffic, deadline_s=value / 1000))
+        case _:
+            assert_never(what)
 
 
 def make_scenario(options: ScenarioOptions) -> Scenario:
@@ -222,13 +115,17 @@ def make_scenario(options: ScenarioOptions) -> Scenario:
             raise ConfigurationError(
                 [f"model {name!r}: requests of {list(sizes)} are more than anything computes"]
             )
-    models = _models_of_file(options, dimensions) if options.loaded else _models(options, dimensions)
-    costs = true_costs(options.cost, options.costs, options.loaded, models.profiles, largest)
+    if options.loaded is not None:
+        profiles, round_up = _models_of_file(options.loaded, dimensions)
+    else:
+        profiles, round_up = _models(options, dimensions), {}
+    costs = true_costs(options.cost, options.costs, options.loaded, profiles, largest)
     slots, slots_per_worker = _slots(options)
     return Scenario(
-        profiles=models.profiles,
+        profiles=profiles,
         costs=costs,
         traffic=traffic,
+        believed={} if options.uncalibrated else costs,
         slots=slots,
         slots_per_worker=slots_per_worker,
         speeds=_speeds(options.speeds),
@@ -236,16 +133,13 @@ def make_scenario(options: ScenarioOptions) -> Scenario:
         round_trip_s=options.round_trip_ms / 1000,
         noise=options.noise,
         way_s=options.way_ms / 1000,
-        calibrated=not options.uncalibrated,
         max_queued_requests=options.max_queued_requests,
-        round_up=models.round_up,
+        round_up=round_up,
         seed=options.seed,
     )
 
 
 # ------------------------------------------------------------ traffic
-
-Dimensions = Mapping[str, tuple[str, ...]]
 
 
 def _traffic(options: ScenarioOptions) -> tuple[Traffic | Recorded, Dimensions, dict[str, tuple[int, ...]]]:
@@ -282,7 +176,9 @@ def _traffic(options: ScenarioOptions) -> tuple[Traffic | Recorded, Dimensions, 
         deadline_s=deadline_s,
         seed=options.seed,
     )
-    return traffic, {model.name: model.dimensions for model in models}, _largest(models)
+    rng = np.random.default_rng(0)
+    sampled = {model.name: tuple(map(max, zip(*model.draw(rng, _SAMPLE), strict=True))) for model in models}
+    return traffic, {model.name: model.dimensions for model in models}, sampled
 
 
 def _arrivals(options: ScenarioOptions) -> Arrivals:
@@ -293,18 +189,10 @@ def _arrivals(options: ScenarioOptions) -> Arrivals:
     return parse_arrivals(options.arrivals, options.rate)
 
 
-def _largest(models: Sequence[SizedModel]) -> dict[str, tuple[int, ...]]:
-    """Largest sizes in a sample, by model: a calibration's range."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    return {model.name: tuple(map(max, zip(*model.draw(rng, 4096), strict=True))) for model in models}
-
-
 # ------------------------------------------------------------ models
 
 
-def _models(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
+def _models(options: ScenarioOptions, dimensions: Dimensions) -> tuple[ModelProfile, ...]:
     """Models without a file: every dimension but those named by --exact may be padded."""
     known = {name for names in dimensions.values() for name in names}
     for name in options.exact:
@@ -312,7 +200,7 @@ def _models(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
             raise ConfigurationError(
                 [f"--exact {name}: no such dimension (there are {', '.join(sorted(known))})"]
             )
-    profiles = tuple(
+    return tuple(
         ModelProfile(
             name=model,
             dimensions=names,
@@ -324,31 +212,29 @@ def _models(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
         )
         for model, names in dimensions.items()
     )
-    return _Models(profiles, {})
 
 
-def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models:
-    """Models as the server of this file knows them, with shapes, strategies and batching settings."""
+def _models_of_file(
+    loaded: LoadedSettings, dimensions: Dimensions
+) -> tuple[tuple[ModelProfile, ...], dict[str, RoundUp]]:
+    """Models as the server of this file knows them, and the rounding of their strategies."""
     from shapestream.serving.models import ServedModel
     from shapestream_workers.models import read_signatures
-    from shapestream_workers.serve import model_options
 
-    assert options.loaded is not None
-    settings = options.loaded.settings
-    batching = model_options(settings)
+    settings = loaded.settings.models_by_name
     served = {
-        signature.name: ServedModel(0, signature.name, signature, batching[signature.name])
-        for signature in read_signatures(options.loaded).signatures
+        signature.name: ServedModel(0, signature.name, signature, settings[signature.name])
+        for signature in read_signatures(loaded).signatures
     }
     profiles: list[ModelProfile] = []
-    round_up: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {}
+    round_up: dict[str, RoundUp] = {}
     only = next(iter(served)) if len(served) == 1 else None
     for name, names in dimensions.items():
         model = served.get(name) or (served[only] if only is not None and name == "model" else None)
         if model is None:
             there = ", ".join(served) or "no models"
             raise ConfigurationError(
-                [f"{options.loaded.path}: no model {name!r}, which the traffic is for (it has {there})"]
+                [f"{loaded.path}: no model {name!r}, which the traffic is for (it has {there})"]
             )
         if model.profile.dimensions != names:
             expected = ", ".join(model.profile.dimensions)
@@ -357,7 +243,7 @@ def _models_of_file(options: ScenarioOptions, dimensions: Dimensions) -> _Models
             )
         profiles.append(replace(model.profile, name=name))
         round_up[name] = model.signature.round_up
-    return _Models(tuple(profiles), round_up)
+    return tuple(profiles), round_up
 
 
 def _slots(options: ScenarioOptions) -> tuple[int, int]:

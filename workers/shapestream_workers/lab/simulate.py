@@ -21,15 +21,14 @@ from shapestream_engine.errors import EngineError
 from shapestream_workers.lab.scenario import (
     PLANNED,
     POLICIES,
-    Scenario,
     ScenarioOptions,
     Swept,
     make_scenario,
-    oracle_goodput,
-    play,
+    policy_of,
     varied,
 )
-from shapestream_workers.lab.summary import Summary, summarise
+from shapestream_workers.lab.simulator import Scenario, simulate
+from shapestream_workers.lab.summary import Summary, oracle_rate, summarise
 from shapestream_workers.lab.traffic import BadText
 
 __all__ = [
@@ -100,10 +99,11 @@ def run_all(
     policies = POLICIES if compare else (PLANNED,)
     for value in sweep.values if sweep is not None else (None,):
         changed = scenario if sweep is None or value is None else varied(scenario, sweep.what, value)
-        oracle = oracle_goodput(changed)
+        oracle = oracle_rate(changed)
         for policy in policies:
             progress(policy if sweep is None else f"{sweep.what} {value:g}: {policy}")
-            runs.append(Run(policy, value, summarise(play(changed, policy)), oracle))
+            played = simulate(policy_of(policy, changed), changed)
+            runs.append(Run(policy, value, summarise(played), oracle))
     return runs
 
 

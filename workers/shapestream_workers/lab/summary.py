@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from math import prod
+from math import nan, prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.events import ModelProfile
-from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.simulator import DONE, EXPIRED, FAILED, LATE, LEFT, REFUSED, Simulated, SlotPlan
+from shapestream_workers.lab.simulator import DONE, EXPIRED, FAILED, LATE, LEFT, REFUSED, Scenario, Simulated
 from shapestream_workers.lab.true_cost import TrueCost
 
 __all__ = ["Summary", "latencies_s", "oracle_rate", "summarise"]
@@ -124,20 +122,16 @@ SAMPLE = 8192
 _BUDGETS = 24
 
 
-def oracle_rate(
-    requests: Iterable[TraceRequest],
-    profiles: Sequence[ModelProfile],
-    costs: Mapping[str, TrueCost],
-    slots: Sequence[SlotPlan],
-) -> float:
+def oracle_rate(scenario: Scenario) -> float:
     """Requests per second if all were known beforehand: sorted by size, cut at the best budget of elements per call.
 
     No arrival is waited for and no slot ever idles, so that no server can be much faster; with several dynamic
-    dimensions, sorting them in order is a good way, not always the best. 0.0 for no requests.
+    dimensions, sorting them in order is a good way, not always the best. nan for no requests.
     """
+    profiles, costs = scenario.profiles, scenario.costs
     groups: dict[tuple[int, tuple[int, ...]], list[tuple[int, ...]]] = defaultdict(list)
     count = 0
-    for request in islice(requests, SAMPLE):
+    for request in islice(scenario.requests(), SAMPLE):
         count += 1
         profile = profiles[request.model]
         fixed = tuple(
@@ -147,8 +141,8 @@ def oracle_rate(
     total_s = 0.0
     for (model, _), shapes in groups.items():
         total_s += _group_s(shapes, profiles[model], costs[profiles[model].name])
-    speed = sum(1.0 / slot.speed for slot in slots)
-    return count / total_s * speed if total_s else 0.0
+    speed = sum(1.0 / scenario.speed_of(slot) for slot in range(scenario.slots))
+    return count / total_s * speed if total_s else nan
 
 
 def _group_s(shapes: list[tuple[int, ...]], profile: ModelProfile, cost: TrueCost) -> float:
