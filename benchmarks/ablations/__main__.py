@@ -90,7 +90,7 @@ def _simulate(
     )
     # This checkout's benchmarks, beside the packages of either.
     environment = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    by_task = {}
+    by_task: dict[tuple[str, tuple[str, ...], int], Any] = {}
     for root, own in (
         (baseline.root, [task for task in tasks if task[1] != (THIS,)]),
         (ROOT, [task for task in tasks if task[1] == (THIS,)]),
