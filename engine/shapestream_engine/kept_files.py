@@ -27,7 +27,7 @@ class KeptFiles:
 
     @classmethod
     def of_environment(cls, variable: str, name: str) -> Self:
-        """Where `variable` says (`off`: nowhere), else `name` in the user's cache folder."""
+        """The folder that `variable` names (`off`: none), else `name` in the user's cache folder."""
         chosen = os.environ.get(variable, "")
         if chosen == "off":
             return cls(None)
@@ -41,7 +41,7 @@ class KeptFiles:
 
     @contextmanager
     def locked(self, key: str) -> Iterator[Path | None]:
-        """The path of an entry that nobody else has meanwhile; None where nothing can be kept."""
+        """The path of an entry, locked against other processes meanwhile; None where nothing can be kept."""
         if self.folder is None:
             yield None
             return

@@ -1,4 +1,4 @@
-"""What results and their cost depend on beside the model: the processor, and the installed runtime of an engine."""
+"""The machine, on which results and costs depend beside the model: the processor and an engine's runtime."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ __all__ = ["ReadModel", "read_model"]
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """What a model takes and gives, as its file and its spec say together. Frozen: `reshape` gives another one."""
+    """The inputs and outputs of a model, by its file and its spec together. Frozen: `reshape` gives another one."""
 
     spec: ModelSpec
     signature: ModelSignature
@@ -39,7 +39,7 @@ class ReadModel:
 
     @property
     def outputs(self) -> tuple[OutputPort, ...]:
-        """All outputs, likewise."""
+        """All outputs, in the order of the model's ports."""
         return self.signature.outputs
 
     def input(self, port: int | str = 0) -> InputPort:

@@ -1,4 +1,4 @@
-"""How the CPUs of a machine are divided among worker processes, and within one among its slots: `slots: auto`."""
+"""Division of a machine's CPUs among worker processes, and of a worker's among its slots: `slots: auto`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CPUS_PER_SLOT = 2
 """With `auto`, one slot for so many CPUs.
 
 One would leave a CPU idle whenever its slot gathers or splits; with many, small calls spend their time on handing
-pieces to each other's threads. It is a starting point for anyone who measures: both counts can be set.
+pieces to each other's threads. It is a starting point for measurements: both counts can be set.
 """
 
 

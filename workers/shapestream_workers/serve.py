@@ -25,7 +25,6 @@ from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.local_executor import LocalSlots
-from shapestream.serving.models import ModelOptions
 from shapestream.serving.server import Server, serve
 from shapestream.settings import LoadedSettings, Settings, load_settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
@@ -41,7 +40,7 @@ from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 from shapestream_workers.supervisor.records import RestartPolicy
 
-__all__ = ["model_options", "run_server", "worker_commands"]
+__all__ = ["run_server", "worker_commands"]
 
 log = structlog.get_logger()
 
@@ -88,21 +87,6 @@ def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
     }
 
 
-def model_options(settings: Settings) -> dict[str, ModelOptions]:
-    """How each model is batched."""
-    return {
-        model.name: ModelOptions(
-            max_batch=model.batching.max_batch,
-            max_delay_s=model.batching.max_delay_ms / 1000,
-            max_padding_ratio=model.batching.max_padding_ratio,
-            max_batch_bytes=model.batching.max_batch_bytes,
-            hang_after_s=model.batching.hang_limit_s,
-            idempotent=model.idempotent,
-        )
-        for model in settings.models
-    }
-
-
 def run_server(loaded: LoadedSettings) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
@@ -125,7 +109,7 @@ def run_server(loaded: LoadedSettings) -> int:
         start = partial(
             serve,
             loaded.settings.server,
-            models=model_options(loaded.settings),
+            models=loaded.settings.models_by_name,
             digests=digests,
             keys=keys,
             cost_cache=CostCache.of_environment(),
@@ -329,9 +313,9 @@ class _Serving:
         before = frozenset[str]().union(*self._models.values())
         self._models = models_of_workers(settings)
         now = frozenset[str]().union(*self._models.values())
-        options = model_options(settings)
+        models = settings.models_by_name
         for name in sorted(now):
-            server.model_expected(name, options[name])
+            server.model_expected(name, models[name])
         for name in sorted(before - now):
             server.model_given_up(name, "the configuration, as read on SIGHUP, gives it to no worker")
 

@@ -1,4 +1,4 @@
-"""The section `models` of the YAML: what model files do not say, and how each model is batched."""
+"""The section `models` of the YAML: facts that model files do not hold, and how each model is batched."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from shapestream_engine.ports import BATCH
 __all__ = ["BatchingSettings", "ModelSettings", "OutputSettings", "ProbeSettings"]
 
 DEFAULT_INVARIANT_ROWS = 4
-"""Most of what batching gains short rows is had with so many, and a request alone pays for filling up the others."""
+"""Rows of a call for `batch_invariant: true`: most of the gain for short rows, at a small cost for a lone request."""
 
 _SUFFIXES = {"openvino": (".xml", ".onnx"), "onnxruntime": (".onnx",), "torch": (".pt2",)}
 _KINDS = {".xml": "IR", ".onnx": "ONNX", ".pt2": "torch.export"}
 
 _ALONE = {"max_batch": (1,), "max_delay_ms": (0,), "max_padding_ratio": (), "max_batch_bytes": ()}
-"""The values beside null that say what holds anyway where each request runs alone."""
+"""Values, beside null, that change nothing where each request runs alone."""
 
 Engine: TypeAlias = Annotated[
     str,
@@ -67,20 +67,20 @@ _FOLLOWERS = {
 
 
 class OutputSettings(Section):
-    """How one output goes back to the requests that it belongs to."""
+    """An output, and the rule that divides its rows between requests."""
 
     rule: (
         Literal["rows", "index_column", "with", "counts", "padded_counts", "recount", "shared", "whole"]
         | None
     ) = None
-    """Default: `rows` where the output has the batch axis, `whole` for a model without one."""
+    """The rule. Default: `rows` where the output has the batch axis, `whole` for a model without one."""
     column: Annotated[Any, BeforeValidator(read_rule_argument)] = Field(
         None, json_schema_extra={"type": ["integer", "null"], "minimum": 0}
     )
-    """For `index_column`: the column that holds the index of the row in the batch."""
+    """Column that holds the index of the row in the batch, for `index_column`."""
     output: str | None = None
-    """For `with`: the output whose rows this one runs parallel to; for `counts` and `padded_counts`: the one that counts
-    its rows; for `recount`: the one whose rows it counts."""
+    """The output that the rule follows. `with`: the one with parallel rows; `counts`, `padded_counts`: the one that counts
+    these rows; `recount`: the one whose rows are counted."""
     shape: Shape | None = None
     """Needed for functions only."""
     element_type: ElementType | None = None
@@ -96,7 +96,7 @@ class OutputSettings(Section):
     def problems(
         self, name: str, outputs: Mapping[str, OutputSettings], *, complete: bool
     ) -> Iterator[Finding]:
-        """Yield what is wrong with the rule; `complete`: the model has no other outputs, and no other names for them."""
+        """Yield the problems of the rule; `complete`: the model has no other outputs, and no other names for them."""
         if self.column is not None and self.rule != "index_column":
             yield ("column",), 'only the rule "index_column" has a "column" (remove it)'
         follower = _FOLLOWERS.get(self.rule or "")
@@ -122,7 +122,7 @@ class OutputSettings(Section):
 
 
 class ProbeSettings(Section):
-    """Realistic values for one input, or `"*"` for all: what the model's batching and padding are tried on."""
+    """Realistic values for one input, or for all (`"*"`), for the proof of batching and padding."""
 
     integers: tuple[int, int] | None = Field(default=None, strict=False)
     """Whole numbers between these two, both included."""
@@ -134,7 +134,7 @@ class ProbeSettings(Section):
     """An .npz of real inputs, relative to this file: arrays called like the inputs, several as `ids.0`, `ids.1`."""
 
     def problems(self) -> Iterator[Finding]:
-        """Yield what no values can be drawn from."""
+        """Yield the problems of settings that no values can be drawn from."""
         if sum(getattr(self, kind) is not None for kind in type(self).model_fields) != 1:
             advice = "integers: [low, high], uniform: [low, high], normal: [mean, std] or samples: FILE.npz"
             yield (), f"write one of {advice}"
@@ -154,38 +154,38 @@ def _read_probe(value: Any) -> Any:
 
 
 class BatchingSettings(Section):
-    """How requests are put together."""
+    """Limits and options of a model's batches."""
 
     max_batch: int | None = Field(default=None, ge=1, le=1 << 20)
     """Rows in one call, at most. Default: the upper bound of `batch` in the shapes, or 64."""
     max_delay_ms: float = Field(default=0.0, ge=0, le=60_000, allow_inf_nan=False)
-    """How long a free slot may wait for company. 0: never."""
+    """Milliseconds that a free slot may wait for more requests. 0: it never waits."""
     max_padding_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
-    """Elements computed only as padding / elements computed, at most. Default: as much as measured costs make worth it."""
+    """Padding elements / computed elements of a call, at most. Default: as much padding as pays by measured costs."""
     max_batch_bytes: Bytes | None = None
-    """Bytes of the inputs of one call, padding and filled rows included, at most. Default: 256 MiB; see docs/memory.md."""
+    """Bytes of the inputs of one call, with padding and filled rows, at most. Default: 256 MiB; see docs/memory.md."""
     batch_invariant: Annotated[
         Any, BeforeValidator(read_invariant), WithJsonSchema({"anyOf": [COUNT, {"type": "boolean"}]})
     ] = False
-    """Results that are the same to the bit whoever shares the call: no padding, and so many rows in every call. true: 4."""
+    """The same bits whatever shares the call: no padding, and this number of rows in every call. true: 4."""
 
     hang_after_s: Annotated[
         Any,
         BeforeValidator(read_hang_limit),
         WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"enum": ["auto", "off"]}]}),
     ] = "auto"
-    """Seconds after which a running batch is taken to hang. `auto`: many times what its model's batches usually take."""
+    """Seconds after which a running batch counts as hanging. `auto`: many times the usual time of its model's batches."""
 
     @property
     def hang_limit_s(self) -> float | None:
-        """The same in seconds; None: by what batches usually take, `inf`: never."""
+        """`hang_after_s` in seconds; None: by the usual time of batches, `inf`: never."""
         if self.hang_after_s == "auto":
             return None
         return inf if self.hang_after_s == "off" else float(self.hang_after_s)
 
     @property
     def invariant_rows(self) -> int | None:
-        """The rows of every call; None: as many as there are."""
+        """Rows of every call for `batch_invariant`; None: any number."""
         if self.batch_invariant is False:
             return None
         if self.batch_invariant is True:
@@ -194,44 +194,44 @@ class BatchingSettings(Section):
 
 
 class ModelSettings(Section):
-    """One model: where it is, and what its file cannot know."""
+    """A model: its file, and the facts that the file does not hold."""
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
-    """What clients call it."""
+    """The name that clients use."""
     path: Annotated[str, BeforeValidator(read_model_path)] | None = None
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, BeforeValidator(check_function)] | None = None
-    """Instead of `path`: a NumPy callable, `package.module:name`, that an installed package registers, or its name there."""
+    """A NumPy callable instead of `path`: `package.module:name` that an installed package registers, or its name there."""
     sha256: Annotated[str, BeforeValidator(check_digest)] | None = None
-    """Load the model only if this is the sha256 of its files, one after the other: the file itself, then its weights."""
+    """The sha256 that the model's files must have, one after the other: the file itself, then its weights."""
     engine: Engine | None = None
-    """Default: openvino for an IR or ONNX file, torch for a .pt2, function for a function."""
+    """The engine. Default: openvino for an IR or ONNX file, torch for a .pt2, function for a function."""
     device: str = Field(default="CPU", min_length=1)
     """The engine's name of the device."""
     inputs: dict[str, InputSettings] = Field(default_factory=dict)
-    """By the name in the model file; unnamed ones are input0, input1, ..."""
+    """Inputs by their names in the model file; unnamed ones are input0, input1, ..."""
     outputs: dict[str, OutputSettings] = Field(default_factory=dict)
-    """By the name in the model file; unnamed ones are output0, output1, ..."""
+    """Outputs by their names in the model file; unnamed ones are output0, output1, ..."""
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
     probe: Annotated[dict[str, ProbeSettings], BeforeValidator(_read_probe)] = Field(default_factory=dict)
-    """Realistic inputs, by input, to try batching and padding on; or the path of an .npz of samples."""
+    """Realistic values by input, for the proof of batching and padding; or the path of an .npz of samples."""
     trust: bool = False
-    """You vouch that rows depend neither on their batch-mates nor on padding: the model is served without proof."""
+    """Serve the model without proof: you vouch that rows depend neither on their batch-mates nor on padding."""
     idempotent: bool = True
-    """`false`: a request must not run twice. Each runs alone, and a lost one is answered `worker_lost`, not retried."""
+    """A request may run twice. `false`: each runs alone, and a lost one is answered `worker_lost`, not retried."""
     calibration_s: float = Field(default=5.0, ge=0, le=3600, allow_inf_nan=False)
-    """Seconds at start-up, at most, in which a worker measures what calls cost; kept. 0: learned from traffic alone."""
+    """Seconds at start-up, at most, to measure the costs of calls; kept. 0: costs are learned from traffic alone."""
     shapes: ShapesSettings = ShapesSettings()
     batching: BatchingSettings = BatchingSettings()
 
     @property
     def effective_engine(self) -> str:
-        """The engine that runs it, chosen by the kind of model where the file names none."""
+        """The engine of the model, chosen by its kind where the file names none."""
         return self.engine or ("function" if self.path is None else engine_of_path(self.path))
 
     def problems(self) -> Iterator[Finding]:
-        """Yield what the settings of this model disagree about."""
+        """Yield the contradictions between the settings of this model."""
         yield from self._source_problems()
         for name, port in self.inputs.items():
             if port.mask_of == name:
@@ -256,7 +256,7 @@ class ModelSettings(Section):
             yield from self._problems_of_running_once()
 
     def _source_problems(self) -> Iterator[Finding]:
-        """Yield what is wrong with the kind of model that is named."""
+        """Yield the problems of `path`, `function` and `engine`."""
         if self.path is None and self.function is None:
             yield (), 'neither "path" nor "function" (one of them says what to run)'
         elif self.path is not None and self.function is not None:
@@ -284,7 +284,7 @@ class ModelSettings(Section):
                     yield (key, name), f"a function's port needs {' and '.join(missing)}"
 
     def _suffix_problems(self, path: PurePath) -> Iterator[Finding]:
-        """Yield whether the engine reads no file of this kind. What engines of others read is not known here."""
+        """Yield the problem of a file that the engine does not read. The files of packages' engines are not known here."""
         if self.engine is None and not any(path.suffix in suffixes for suffixes in _SUFFIXES.values()):
             known = ", ".join(f"{what} ({suffix})" for suffix, what in _KINDS.items())
             yield (
@@ -296,7 +296,7 @@ class ModelSettings(Section):
             yield ("path",), f'engine "{self.engine}" reads {read}, not "{path.name}"'
 
     def _problems_of_running_once(self) -> Iterator[Finding]:
-        """Yield what `idempotent: false` rules out: settings about sharing calls, and those that copy rows."""
+        """Yield the settings that `idempotent: false` rules out: those about sharing calls, and those that copy rows."""
         for key, harmless in _ALONE.items():
             if (value := getattr(self.batching, key)) is not None and value not in harmless:
                 words = 'requests of a model with "idempotent: false" run alone (remove this key)'

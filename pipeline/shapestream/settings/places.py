@@ -1,4 +1,4 @@
-"""Addresses, keys, files and functions that the configuration names: what each may be.
+"""Checks of addresses, keys, files and functions that the configuration names.
 
 As in values.py. The folder that relative paths start from comes in pydantic's validation context.
 """
@@ -31,19 +31,19 @@ __all__ = [
 ]
 
 FUNCTIONS_GROUP = "shapestream.functions"
-"""The entry points by which packages register functions that may be served."""
+"""Group of the entry points by which packages register functions."""
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _DIGEST = re.compile(r"[0-9A-Fa-f]{64}")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def registered_functions() -> dict[str, str]:
-    """What installed packages offer as models, by name: `package.module:name`."""
+    """The functions that installed packages register, `package.module:name` by name."""
     return {point.name: point.value.replace(" ", "") for point in entry_points(group=FUNCTIONS_GROUP)}
 
 
 def check_function(value: Any, info: ValidationInfo) -> str:
-    """`package.module:name`; a registered name becomes that."""
+    """Check `package.module:name`; a registered name becomes that."""
     if isinstance(value, str) and _FUNCTION.fullmatch(value) is not None:
         return value
     registered = registered_functions()
@@ -60,7 +60,7 @@ def check_function(value: Any, info: ValidationInfo) -> str:
 
 
 def check_digest(value: Any) -> str:
-    """A sha256 in hexadecimal."""
+    """Check a sha256 in hexadecimal."""
     if isinstance(value, str) and _DIGEST.fullmatch(value) is not None:
         return value.lower()
     raise wrong(
@@ -69,7 +69,7 @@ def check_digest(value: Any) -> str:
 
 
 def read_model_root(value: Any, info: ValidationInfo) -> str:
-    """A folder that exists, as an absolute path without symbolic links."""
+    """Read a folder that exists, as an absolute path without symbolic links."""
     if not isinstance(value, str) or not value:
         raise wrong(f"expected the path of a folder, got {describe(value)}")
     path = absolute_path(value, info)
@@ -78,7 +78,7 @@ def read_model_root(value: Any, info: ValidationInfo) -> str:
 
 
 def read_model_path(value: Any, info: ValidationInfo) -> str:
-    """A model file that exists, as an absolute path."""
+    """Read a model file that exists, as an absolute path."""
     if not isinstance(value, str) or not value:
         raise wrong(f"expected the path of a model file, got {describe(value)}")
     path = absolute_path(value, info)
@@ -87,7 +87,7 @@ def read_model_path(value: Any, info: ValidationInfo) -> str:
 
 
 def read_output_path(value: Any, info: ValidationInfo) -> str:
-    """A file to be written, as an absolute path; its folder is there."""
+    """Read a file to be written, as an absolute path; its folder exists."""
     if not isinstance(value, str) or not value or value.endswith("/"):
         raise wrong(f"expected the path of a file to write, got {describe(value)}")
     path = absolute_path(value, info)
@@ -96,7 +96,7 @@ def read_output_path(value: Any, info: ValidationInfo) -> str:
 
 
 def read_samples_path(value: Any, info: ValidationInfo) -> str:
-    """An .npz that exists, as an absolute path."""
+    """Read an .npz that exists, as an absolute path."""
     if not isinstance(value, str) or not value.endswith(".npz"):
         raise wrong(f"expected the path of an .npz of samples, got {describe(value)}")
     path = absolute_path(value, info)
@@ -114,7 +114,7 @@ def _must_be_there(path: Path, is_one: Callable[[Path], bool], what: str, info: 
 
 
 def _models_in(folder: Path) -> str:
-    """`: folder/model.onnx`, for the model files in a folder."""
+    """The end of a hint: `: folder/model.onnx` for the model files in a folder, or nothing."""
     try:
         found = sorted(path.name for path in folder.iterdir() if path.suffix in (".xml", ".onnx", ".pt2"))
     except OSError:
@@ -123,17 +123,17 @@ def _models_in(folder: Path) -> str:
 
 
 def absolute_path(value: str, info: ValidationInfo) -> Path:
-    """The path from the folder of the YAML; `~` is the home of whoever runs this."""
+    """The absolute path of a value that starts at the folder of the YAML; `~` is the home of the process's user."""
     if "\0" in value:
         raise wrong(f"{describe(value)} is no path (it holds a zero byte)")
     try:
         return (_base(info) / Path(value).expanduser()).absolute()
-    except RuntimeError as error:  # ~somebody who is not known here
+    except RuntimeError as error:  # ~NAME of a user that is not known here
         raise wrong(f"{describe(value)} is no path: {error}") from error
 
 
 def is_there(is_one: Callable[[Path], bool], path: Path) -> bool:
-    """Whether there is such a file, or folder."""
+    """True where the file or folder exists, as `is_one` tells. Raises the error for a path that cannot be looked at."""
     try:
         return is_one(path)
     except OSError as error:  # too long, or in a folder that is closed to us
@@ -146,7 +146,7 @@ def _base(info: ValidationInfo) -> Path:
 
 
 def files_must_exist(info: ValidationInfo) -> bool:
-    """Whether files and folders that are named must be there: not where a file is only read, for a schema or a test."""
+    """True where named files and folders must exist; false where the YAML is only read, for a test."""
     return bool((info.context or {}).get("files_must_exist", False))
 
 
@@ -158,7 +158,7 @@ _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 
 def check_address(value: Any, info: ValidationInfo) -> str:
-    """`ipc://PATH`, made absolute, or `tcp://HOST:PORT`. Who may listen beyond loopback is checked with `security`."""
+    """Check `ipc://PATH`, made absolute, or `tcp://HOST:PORT`. Addresses beyond loopback are checked with `security`."""
     if not isinstance(value, str):
         raise wrong(f"expected an address, got {describe(value)} (write ipc://PATH or tcp://127.0.0.1:PORT)")
     scheme, separator, rest = value.partition("://")
@@ -190,12 +190,12 @@ def _tcp_address(value: str, rest: str) -> str:
 
 
 def is_public_key(text: str) -> bool:
-    """Whether this is a key and not a path, as far as 40 characters can tell. Of a path write ./PATH."""
+    """True for a text that has the form of a key. A path of that form is written ./PATH."""
     return _Z85_KEY.fullmatch(text) is not None
 
 
 def read_security_mode(word: str) -> dict[str, str]:
-    """The short form of {mode: network}."""
+    """Read the short form of {mode: network}."""
     if word != "network":
         raise wrong(
             f"expected keys, or the word network, got {describe(word)} (write {{key: FILE, clients: FOLDER}})"
@@ -204,7 +204,7 @@ def read_security_mode(word: str) -> dict[str, str]:
 
 
 def read_secret_path(value: Any, info: ValidationInfo) -> str:
-    """A secret key's file, as an absolute path. A key itself has no place in a YAML, and is not repeated in the error."""
+    """Read the path of a secret key's file, made absolute. A key in its place is refused, and not repeated in the error."""
     if not isinstance(value, str) or not value:
         raise wrong("expected the path of a secret key's file (make one with: shapestream keys new NAME)")
     if is_public_key(value) and not absolute_path(value, info).exists():
@@ -218,7 +218,7 @@ def read_secret_path(value: Any, info: ValidationInfo) -> str:
 
 
 def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
-    """A folder of public keys, as an absolute path, or a list of them: each in Z85, or the path of a .pub file."""
+    """Read a folder of public keys, made absolute, or a list of them: each in Z85, or the path of a .pub file."""
     if isinstance(value, str) and value and not is_public_key(value):
         folder = absolute_path(value, info)
         if files_must_exist(info) and not is_there(Path.is_dir, folder):

@@ -1,4 +1,4 @@
-"""The inputs of a model in the YAML, and its section `shapes`: which shapes the device is given."""
+"""The inputs of a model in the YAML, and its section `shapes`: the call shapes of the model."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ AllowedSizes: TypeAlias = Annotated[
 
 
 class InputSettings(Section):
-    """What the model file does not say, or leaves open, about one input."""
+    """Facts about one input that the model file leaves open."""
 
     shape: Shape | None = None
     """Named dimensions and their bounds: "batch:1..64, seq:1..512, 384"."""
     element_type: ElementType | None = None
-    """OpenVINO's name (f32, i64, boolean, ...). Functions need it; a file's must agree."""
+    """Element type by OpenVINO's name (f32, i64, boolean, ...). Functions need it; a file's must agree."""
     pad: dict[str, PadValue] = Field(default_factory=dict)
     """Dimensions that may be padded, each with the value to pad with."""
     mask_of: str | None = None
@@ -58,7 +58,7 @@ class InputSettings(Section):
 
 
 class ShapesSettings(Section):
-    """Which shapes the device is given. Any other key is a dimension, with its allowed size or sizes: seq: [64, 128]."""
+    """Call shapes of a model. Any other key is a dimension, with its allowed size or sizes: seq: [64, 128]."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, AllowedSizes] = Field(init=False)
@@ -66,13 +66,13 @@ class ShapesSettings(Section):
     strategy: Literal["native", "padded", "bucketed", "partitioned"] = "native"
     """`native`: any shape. `padded`: one. `bucketed`: the next of several. `partitioned`: batch divided into sizes."""
     max_prepared: int | None = Field(default=None, ge=1, le=100_000)
-    """Prepared shapes that are kept. Default: 64; for `native`, which then rounds late shapes up: no limit."""
+    """Prepared shapes that are kept, at most. Default: 64; for `native`, which then rounds later shapes up: no limit."""
     max_prepared_bytes: Bytes | None = None
-    """The same in bytes of weights and inputs."""
+    """Prepared shapes that are kept, at most, in bytes of weights and inputs."""
     warm_up: bool = False
-    """Prepare shapes at the start, not when they are first needed."""
+    """Prepare shapes at the start instead of on first use."""
     static: tuple[dict[str, AllowedSizes], ...] = Field(default=(), strict=False)
-    """For `native`: call shapes with a static model of their own, [{batch: 1, seq: [8, 16]}]; every dimension is named."""
+    """Call shapes with a static model each, for `native`: [{batch: 1, seq: [8, 16]}]; every dimension is named."""
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -86,9 +86,9 @@ class ShapesSettings(Section):
         return parse_strategy({"strategy": self.strategy, **self.sizes})
 
     def problems(self, inputs: Mapping[str, InputSettings]) -> Iterator[Finding]:
-        """Yield what is wrong beside these inputs of the model: strategies, dimensions, sizes, and padding.
+        """Yield the problems beside these inputs of the model: strategies, dimensions, sizes, and padding.
 
-        What only the model file can tell is left to the engine, which checks the strategy against it.
+        The engine checks the strategy against the model file.
         """
         dimensions = _Dimensions(inputs)
         if self.strategy == "native":
@@ -131,7 +131,7 @@ class _Dimensions:
 
     def __init__(self, inputs: Mapping[str, InputSettings]) -> None:
         self.bounds: dict[str, Dimension] = {BATCH: Dimension()}
-        """What all inputs admit together. A file's layout may say which axis is `batch`."""
+        """Bounds that all inputs admit. A file's layout may say which axis is `batch`."""
         self.unpaddable: dict[str, list[str]] = {}
         """The inputs that do not allow a dimension to be padded."""
         for port, settings in inputs.items():
@@ -147,7 +147,7 @@ class _Dimensions:
                         self.unpaddable.setdefault(name, []).append(port)
 
     def complaints(self, name: str, sizes: Sequence[int], known: Sequence[str]) -> Iterator[str]:
-        """Yield what is wrong with these sizes of a dimension; `known` are the keys that may have been meant."""
+        """Yield the problems of these sizes of a dimension; `known` are the keys that may have been meant."""
         if (bounds := self.bounds.get(name)) is None:
             yield f'no input has a dimension "{name}" {did_you_mean(name, known)}'
         elif outside := [size for size in sizes if size not in bounds]:

@@ -1,7 +1,7 @@
-"""Single values of the configuration: what each may be, and the words for what it is not.
+"""Checks of single values of the configuration, and the words of their errors.
 
 Each `read_` or `check_` function takes a raw value of the YAML and returns the value to keep, or raises the error that
-`wrong` makes, whose text is "what is wrong (what to do)".
+`wrong` makes, whose text is a problem with its remedy in brackets.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 Finding: TypeAlias = tuple[Location, str]
-"""The place of the key to change, and what is wrong (what to do)."""
+"""The place of the key to change, and the problem with its remedy in brackets."""
 
 
 class Section(BaseModel):
@@ -65,7 +65,7 @@ def closest(word: str, known: Sequence[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`(did you mean "x"?)`, or what there is to choose from; never empty-handed."""
+    """The hint `(did you mean "x"?)`, or the list of known words."""
     if (close := closest(word, known)) is not None:
         return f'(did you mean "{close}"?)'
     return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"
@@ -84,7 +84,7 @@ def describe(value: Any) -> str:
 
 
 def address_meant(value: Any) -> str | None:
-    """The address that was probably meant by a text without `tcp://` or `ipc://`; None where there is no telling."""
+    """The address that a text without `tcp://` or `ipc://` probably means; None where it cannot be told."""
     if not isinstance(value, str) or "://" in value:
         return None
     host, colon, port = value.rpartition(":")
@@ -94,7 +94,7 @@ def address_meant(value: Any) -> str | None:
 
 
 def wrong(message: str) -> PydanticCustomError:
-    """The error to raise for a value; `message` is "what is wrong (what to do)"."""
+    """The error to raise for a value; `message` is the problem with its remedy in brackets."""
     # The text is a template for pydantic; braces of ours are not fields of it.
     return PydanticCustomError("setting", "{message}", {"message": message})
 
@@ -102,7 +102,7 @@ def wrong(message: str) -> PydanticCustomError:
 # A Python process with NumPy and one small model takes more.
 MIN_MEMORY_LIMIT = 64 << 20
 MAX_BYTES = 1 << 53
-"""8 PiB: more than any machine has, and exact in every format that tells a client of it."""
+"""Largest number of bytes, 8 PiB: more than any machine has, and exact in every format that carries it."""
 MAX_ALLOWED_SIZE = (1 << 31) - 1
 """Largest size that a strategy may name: `shapestream_engine.strategy` takes no larger one."""
 
@@ -120,7 +120,7 @@ _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
 
 
 def read_bytes(value: Any) -> int:
-    """A number of bytes, or a text such as "256 MiB"."""
+    """Read a number of bytes, or a text such as "256 MiB"."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return _believable(value, value)
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())) is not None:
@@ -145,7 +145,7 @@ Bytes: TypeAlias = Annotated[
 
 
 def read_memory_limit(value: Any) -> int:
-    """A size that a process can live in: a bare 2 or 2048 was meant in another unit."""
+    """Read a size that a process can live in: a bare 2 or 2048 was meant in another unit."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MIN_MEMORY_LIMIT:
         raise wrong(f'{value} bytes is less than any process takes (name the unit: "{value} MiB"?)')
     try:
@@ -158,7 +158,7 @@ def read_memory_limit(value: Any) -> int:
 
 
 def read_auto(value: Any) -> Any:
-    """A count, or `auto`."""
+    """Read a count, or `auto`."""
     if value == "auto":
         return value
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
@@ -168,7 +168,7 @@ def read_auto(value: Any) -> Any:
 
 
 def read_hang_limit(value: Any) -> Any:
-    """Seconds, `auto` or `off`."""
+    """Read seconds, `auto` or `off`."""
     if value in ("auto", "off"):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 86400:
@@ -179,7 +179,7 @@ def read_hang_limit(value: Any) -> Any:
 
 
 def check_shape(value: Any) -> str:
-    """A shape in OpenVINO's spelling, with names; a list of its entries is as good."""
+    """Check a shape in OpenVINO's spelling, with names, or a list of its entries."""
     if isinstance(value, list) and all(type(entry) in (int, str) for entry in value):
         value = ", ".join(str(entry) for entry in value)
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -194,7 +194,7 @@ def check_shape(value: Any) -> str:
 
 
 def read_sizes(value: Any) -> tuple[int, ...]:
-    """The allowed sizes of a dimension: one, or an ascending list."""
+    """Read the allowed sizes of a dimension: one, or an ascending list."""
     sizes = value if isinstance(value, list) else [value]
     if not isinstance(value, list) and type(value) is not int:
         raise wrong(
@@ -214,7 +214,7 @@ def read_sizes(value: Any) -> tuple[int, ...]:
 
 
 def read_invariant(value: Any) -> bool | int:
-    """Whether, or with how many rows, calls are all alike."""
+    """Read `batch_invariant`: a truth value, or a number of rows."""
     if isinstance(value, bool):
         return value
     if type(value) is not int or value < 1:
@@ -225,14 +225,14 @@ def read_invariant(value: Any) -> bool | int:
 
 
 def check_element_type(value: Any) -> str:
-    """One of the engine's element types."""
+    """Check the name of an element type."""
     if isinstance(value, str) and value in ELEMENT_TYPES:
         return value
     raise wrong(f"unknown element type {describe(value)} (write one of: {', '.join(ELEMENT_TYPES)})")
 
 
 def check_engine(value: Any) -> str:
-    """One of ours, or one that an installed package brings."""
+    """Check the name of an engine: a built-in one, or one of an installed package."""
     known = known_engines()
     if isinstance(value, str) and value in known:
         return value
@@ -247,7 +247,7 @@ def engine_of_path(path: str) -> str:
 
 
 def check_pad_value(value: Any) -> Any:
-    """A number or a truth value."""
+    """Check a padding value: a number or a truth value."""
     if isinstance(value, (bool, int, float)):
         return value
     hint = " (remove the quotes)" if isinstance(value, str) else " (write the value to pad with, such as 0)"
@@ -255,7 +255,7 @@ def check_pad_value(value: Any) -> Any:
 
 
 def read_property(value: Any) -> str:
-    """A property of the engine, which takes texts: true is YES, false is NO."""
+    """Read a property of the engine, which takes texts: true is YES, false is NO."""
     if isinstance(value, bool):
         return "YES" if value else "NO"
     if isinstance(value, (str, int, float)):
@@ -264,7 +264,7 @@ def read_property(value: Any) -> str:
 
 
 def read_rule_argument(value: Any) -> int | None:
-    """The column of a rule: a count from 0."""
+    """Read the column of a rule: a count from 0."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
     raise wrong(f"expected a column, got {describe(value)} (write 0 for the first)")

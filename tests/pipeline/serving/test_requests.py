@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog.testing
 import trio
 from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import (
     SIGNATURE,
     ScriptedSlots,
@@ -17,7 +18,6 @@ from tests.pipeline.serving.harness import (
     verdict,
 )
 
-from shapestream.serving.models import ModelOptions
 from shapestream.wire.codec import Role, decode
 from shapestream.wire.messages import (
     Cancel,
@@ -89,7 +89,7 @@ async def test_an_unknown_model_is_refused_with_the_names_of_the_known() -> None
 @virtual_time
 async def test_a_promised_model_is_opened_when_its_worker_comes() -> None:
     """Clients may connect while workers still compile."""
-    async with memory_serving(models={"echo": ModelOptions()}) as running:
+    async with memory_serving(models={"echo": model_settings()}) as running:
         client = await running.greeted(model=None)
         client.say(OpenModel(name="echo"), StatisticsRequest())
         await client.hear(Statistics)

@@ -169,7 +169,8 @@ def tune(
 ) -> None:
     """Measure strategies, roundings, static shapes, slots and threads on the model and a trace; write the best YAML."""
     with reported(as_json=as_json):
-        from shapestream_workers.lab.tune import Options, tune_file
+        from shapestream_workers.lab.race import Options
+        from shapestream_workers.lab.tune import tune_file
 
         target = out or config.with_name(f"{config.stem}.tuned{config.suffix}")
         options = Options(objective=objective, budget_s=budget, in_flight=in_flight)

@@ -220,11 +220,10 @@ def _models_of_file(
     """Models as the server of this file knows them, and the rounding of their strategies."""
     from shapestream.serving.models import ServedModel
     from shapestream_workers.models import read_signatures
-    from shapestream_workers.serve import model_options
 
-    batching = model_options(loaded.settings)
+    settings = loaded.settings.models_by_name
     served = {
-        signature.name: ServedModel(0, signature.name, signature, batching[signature.name])
+        signature.name: ServedModel(0, signature.name, signature, settings[signature.name])
         for signature in read_signatures(loaded).signatures
     }
     profiles: list[ModelProfile] = []
