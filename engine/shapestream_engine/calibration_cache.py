@@ -48,7 +48,7 @@ class CostEntry:
     path: Path | None
 
     def begin(self) -> bool:
-        """Notes that measuring begins. False if it began `MOST_TRIES` times lately and never ended.
+        """Note that measuring begins. False if it began `MOST_TRIES` times lately and never ended.
 
         A model may crash on inputs that nobody sends. Its process is started anew, and must not do the same for ever.
         """
@@ -67,7 +67,7 @@ class CostEntry:
         return True
 
     def end(self) -> None:
-        """Notes that the process has survived."""
+        """Note that the process has survived."""
         if self.path is not None:
             with suppress(OSError):
                 self.path.with_suffix(".tries").unlink(missing_ok=True)
@@ -81,45 +81,35 @@ class CostEntry:
             return None  # it is measured again, and written anew
 
     def write(self, table: CostTable) -> None:
-        """Keeps a table."""
+        """Keep a table."""
         write_plain(self.path, table.to_dict())
 
 
-class CostCache:
+class CostCache(KeptFiles):
     """A folder of tables, and of what traffic made of them; None: nothing is kept."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._files = KeptFiles(folder)
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the tables are."""
-        return self._files.folder
-
-    @classmethod
-    def of_environment(cls) -> CostCache:
-        """Where the environment says."""
-        return cls(KeptFiles.of_environment(ENVIRONMENT, "costs").folder)
+    VARIABLE = ENVIRONMENT
+    NAME = "costs"
 
     @contextmanager
     def entry(self, key: str) -> Iterator[CostEntry]:
-        """The entry for this table, which nobody else has meanwhile."""
-        with self._files.locked(key) as path:
+        """The entry for this table, locked meanwhile."""
+        with self.locked(key) as path:
             yield CostEntry(path)
 
     def learned(self, table: CostTable) -> LearnedCosts | None:
-        """What traffic made of this table, as far as that was kept."""
+        """The corrections of this table by traffic, as far as they were kept."""
         return None if self.folder is None else _read_learned(self._learned_path(self.folder, table.digest))
 
     def all_learned(self) -> dict[str, LearnedCosts]:
-        """The same of all tables, by their digests."""
+        """The corrections of all tables, by the digest of the table."""
         if self.folder is None:
             return {}
         found = (_read_learned(path) for path in self.folder.glob("*.learned.json"))
         return {learned.table: learned for learned in found if learned is not None}
 
     def keep_learned(self, learned: LearnedCosts) -> None:
-        """Replaces what was kept for the same table. What cannot be written is lost, and nothing else."""
+        """Keep corrections instead of those that were kept for the same table; an error of the disk loses only them."""
         if self.folder is None:
             return
         with suppress(OSError):
@@ -160,9 +150,9 @@ def cost_key(
     threads: int | None,
     budget_s: float,
 ) -> str:
-    """Names a table: changes with all that seconds depend on, as far as can be known, and with how long was measured.
+    """The name of a table: it changes with all that seconds depend on, as far as can be known, and with the budget.
 
-    Of the machine that is its kind of CPU and how many of them this process may use: alike machines share a key.
+    Of the machine, its kind of CPU and the number of CPUs of this process count: alike machines share a key.
     """
     plain = {"format": _FORMAT, **identity((spec, options, slots, threads, budget_s), spec, signature)}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]

@@ -29,7 +29,7 @@ from shapestream.serving.server import Server, serve
 from shapestream.settings import LoadedSettings, Settings, load_settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
-from shapestream_engine.resources import divide_cpus
+from shapestream_engine.machine import divide_cpus
 from shapestream_workers.costs import tables
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
@@ -37,8 +37,8 @@ from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, exit_after
 from shapestream_workers.security import server_security
+from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
-from shapestream_workers.supervisor.records import RestartPolicy
 
 __all__ = ["run_server", "worker_commands"]
 

@@ -24,7 +24,7 @@ import yaml
 from shapestream.client.trio_client import Client, connect
 from shapestream.errors import RequestError, Unavailable
 from shapestream.settings import LoadedSettings, Location, ModelSettings, WorkerGroupSettings
-from shapestream_engine.resources import divide_cpus
+from shapestream_engine.machine import divide_cpus
 from shapestream_workers.lab.candidates import Candidate, Placement, edits_of
 from shapestream_workers.lab.edited_yaml import apply_edits, relocated
 

@@ -250,7 +250,7 @@ def _slots(options: ScenarioOptions) -> tuple[int, int]:
     """Number of slots, and of slots per worker."""
     slots, per_worker = options.slots, options.slots_per_worker
     if options.loaded is not None and options.loaded.settings.models:
-        from shapestream_workers.costs_report import slots_and_threads
+        from shapestream_workers.costs import slots_and_threads
 
         settings = options.loaded.settings
         processes = max(1, sum(group.count for group in settings.worker_groups))
