@@ -26,16 +26,15 @@ from shapestream_engine.model import CompiledModel
 from shapestream_engine.ports import BATCH
 from shapestream_engine.probe import ProbeReport
 from shapestream_engine.probing.examination import values_of
-from shapestream_engine.probing.inputs import Values, default_values, make_request
+from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Slot
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, problem_of
-from shapestream_workers.proof import probe_options
+from shapestream_workers.proof import probe_options, try_model
 from shapestream_workers.security import server_security
-from shapestream_workers.tried_model import try_model
 
 __all__ = ["CheckReport", "ModelReport", "check_configuration", "check_models"]
 
@@ -262,20 +261,14 @@ def _clamped(size: int, bounds: Dimension) -> int:
     return size if bounds.maximum is None else min(size, bounds.maximum)
 
 
-def _values(settings: ModelSettings, signature: ModelSignature) -> dict[str, Values]:
-    """What the configuration calls realistic, and the first of the defaults where it is silent."""
-    given = values_of(signature, probe_options(settings))
-    first = {port.name: default_values(port.element_type)[0] for port in signature.inputs}
-    return {**first, **given}
-
-
 class _Runner:
     """Runs calls on one slot, with inputs as the configuration describes them."""
 
     def __init__(self, settings: ModelSettings, compiled: CompiledModel) -> None:
         self.signature = compiled.signature
         self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
-        self._values = _values(settings, compiled.signature)
+        given = values_of(compiled.signature, probe_options(settings))
+        self._values = complete_values(compiled.signature, given)
         self._reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
         self._slot = Slot("check", {settings.name: RequestPool(compiled, 1)}, self._reports.put)
         self._model = settings.name

@@ -233,7 +233,7 @@ def models(
         warnings: list[str] = []
         if "://" in target:
             from shapestream_workers.inference import signatures_of
-            from shapestream_workers.tried_model import why_alone
+            from shapestream_workers.proof import why_alone
 
             if not is_protectable(target):
                 key = server_key = None

@@ -21,8 +21,7 @@ from shapestream_engine.read_model import read_model
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
 from shapestream_workers.model_trust import require_trusted
-from shapestream_workers.proof import Judgement, rows_together, without_padding
-from shapestream_workers.tried_model import may_share, try_model
+from shapestream_workers.proof import Judgement, may_share, rows_together, try_model, without_padding
 
 __all__ = ["ReadModels", "available_cpus", "compile_models", "model_spec", "problem_of", "read_signatures"]
 

@@ -9,13 +9,21 @@ proved     served as configured
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.settings import Location, ModelSettings, ProbeSettings
-from shapestream_engine.errors import RuleMissing
+from shapestream_engine.batch_axis import (
+    NoBatchAxis,
+    states_batch,
+    why_no_batch,
+    with_batch_axis,
+    without_batch_axis,
+    without_rules,
+)
+from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
 from shapestream_engine.ports import Shared
 from shapestream_engine.probe import (
@@ -31,11 +39,15 @@ from shapestream_engine.signature import ModelSignature
 
 __all__ = [
     "Judgement",
+    "TriedModel",
     "compile_seeing",
     "judge",
+    "may_share",
     "probe_model",
     "probe_options",
     "rows_together",
+    "try_model",
+    "why_alone",
     "without_padding",
 ]
 
@@ -263,3 +275,183 @@ def _pad_place(model: ModelSettings, dimensions: tuple[str, ...]) -> Location:
 
 def _output_place(model: ModelSettings, output: str | None) -> Location:
     return ("outputs", output) if output in model.outputs and output is not None else ()
+
+
+MEANT = "batching: {max_batch: 1} says that this is meant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedModel:
+    """The compiled model, with what was found; padding that the judgement forbids is still in it."""
+
+    spec: ModelSpec
+    compiled: CompiledModel
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Those that the configuration leaves out, as seen on the model."""
+    proof: ProbeReport
+    judgement: Judgement
+
+
+def may_share(model: ModelSettings) -> bool:
+    """Whether the configuration lets requests share calls, if the model has an axis for that."""
+    return model.batching.max_batch != 1 and model.idempotent
+
+
+def try_model(
+    model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None, prove_trusted: bool = False
+) -> TriedModel:
+    """Compile and try the model; raises `EngineError` where it cannot be served whatever the proof says.
+
+    `spec` is the model as the configuration describes it. With `trust: true` nothing is proved unless
+    `prove_trusted`, and no axis is guessed.
+    """
+    trial = _Trial(model, slots, threads, prove_trusted=prove_trusted)
+    if not may_share(model):
+        return trial.of(spec)
+    if states_batch(spec):
+        tried = trial.of(spec)
+        signature = tried.compiled.signature
+        if signature.has_batch:
+            return tried
+        tried.compiled.close()
+    else:
+        signature = without_rules(spec)
+    if signature.has_batch:
+        return trial.guess(spec, spec, signature, named=True)
+    guess = with_batch_axis(spec, signature)
+    if isinstance(guess, NoBatchAxis):
+        return trial.alone(spec, _why_alone(guess))
+    if model.function is not None:
+        return trial.alone(
+            spec,
+            _why_alone(
+                NoBatchAxis(reason="no axis is called batch", shapes=_guessed_shapes(guess, signature))
+            ),
+        )
+    if model.trust:
+        reason = "the first axis of every input may be the batch, and trust: true lets nothing be tried"
+        return trial.alone(
+            spec, _why_alone(NoBatchAxis(reason=reason, shapes=_guessed_shapes(guess, signature)))
+        )
+    return trial.guess(guess, spec, signature, named=False)
+
+
+def why_alone(signatures: Iterable[ModelSignature]) -> Iterator[str]:
+    """Per model of a running server whose requests run alone, though nothing was said of that: why, and what would help."""
+    for signature in signatures:
+        if (found := why_no_batch(signature)) is not None:
+            yield f"model {signature.name!r}: every request runs alone: {_why_alone(found)}"
+
+
+class _Trial:
+    """Tries specifications of one model."""
+
+    def __init__(self, model: ModelSettings, slots: int, threads: int | None, *, prove_trusted: bool) -> None:
+        self._model = model
+        self._slots = slots
+        self._threads = threads
+        self._proves = prove_trusted or not model.trust
+
+    def of(self, spec: ModelSpec) -> TriedModel:
+        """The model as `spec` describes it; raises `EngineError`."""
+        complete, compiled, rules = compile_seeing(
+            self._model, spec, slots=self._slots, threads=self._threads
+        )
+        if not self._proves:
+            proof = ProbeReport(model=self._model.name, findings=())
+            return TriedModel(spec=complete, compiled=compiled, proof=proof, judgement=Judgement())
+        try:
+            proof = replace(probe_model(self._model, complete, compiled, threads=self._threads), rules=rules)
+        except EngineError:
+            compiled.close()
+            raise
+        judgement = judge(self._model, compiled.signature, proof)
+        return TriedModel(spec=complete, compiled=compiled, rules=rules, proof=proof, judgement=judgement)
+
+    def alone(self, spec: ModelSpec, why: str) -> TriedModel:
+        """The model as `spec` describes it, which has no batch axis, with a warning."""
+        return self.warned(self.of(spec), why)
+
+    def warned(self, tried: TriedModel, why: str) -> TriedModel:
+        """The same with the warning that its requests run alone."""
+        place = ("inputs",) if self._model.inputs else ()
+        warnings = ((place, f"every request runs alone: {why}"), *tried.judgement.warnings)
+        return replace(tried, judgement=replace(tried.judgement, warnings=warnings))
+
+    def guess(
+        self, guess: ModelSpec, spec: ModelSpec, signature: ModelSignature, *, named: bool
+    ) -> TriedModel:
+        """The model with a batch axis that no user wrote, or, where that does not hold, without one and with a warning.
+
+        `named`: the model file itself calls the axis `batch`, which counts as much as a user's word where nothing could
+        be proved. Raises `EngineError` where the model cannot be compiled either way.
+        """
+        axis = (
+            "the axis that the model file calls batch" if named else "the first axis of every input as batch"
+        )
+        try:
+            tried = self.of(guess)
+        except EngineError as error:
+            alone = self._without_batch(spec, signature)
+            if alone is None:
+                raise
+            words = str(error).removeprefix(f"model {self._model.name!r}: ")
+            return self.warned(alone, f"with {axis}, {words}; {MEANT}")
+        doubt = None if self._model.trust else _axis_doubt(tried, named=named)
+        if doubt is None:
+            return tried
+        why = f"with {axis}, {_axis_words(doubt, guess, signature)}"
+        alone = self._without_batch(spec, signature)
+        if alone is None:
+            # Allowed shapes ask for sizes of the batch, so there is no way around it.
+            refused = tried.judgement.refused or ((("shapes",), why),)
+            return replace(tried, judgement=replace(tried.judgement, refused=refused))
+        tried.compiled.close()
+        return self.warned(alone, why)
+
+    def _without_batch(self, spec: ModelSpec, signature: ModelSignature) -> TriedModel | None:
+        try:
+            return self.of(without_batch_axis(spec, signature))
+        except EngineError:
+            return None
+
+
+def _axis_doubt(tried: TriedModel, *, named: bool) -> Finding | None:
+    """The finding for which requests must not share calls along an axis that no user wrote."""
+    batching = [finding for finding in tried.proof.findings if finding.treatment.kind == "batching"]
+    for finding in batching:
+        if finding.verdict == "refuted" or finding.is_short:
+            return finding
+    unproved = [finding for finding in batching if finding.verdict == "unproved"]
+    return unproved[0] if unproved and (not named or tried.judgement.refused) else None
+
+
+def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature) -> str:
+    about = f"{doubt.subject}: {doubt.treatment}"
+    if doubt.verdict == "refuted":
+        return f"{about} changes the results: {doubt.evidence} ({MEANT})"
+    if doubt.is_short:
+        words = f"{about} is unproved beyond {doubt.rows} rows: {doubt.why}"
+        return (
+            f"{words} (with batching: {{max_batch: {doubt.rows}}} requests share calls)"
+            if doubt.rows > 1
+            else words
+        )
+    found = NoBatchAxis(reason="", shapes=_guessed_shapes(guess, signature))
+    write = f", or add {found.yaml} to the model" if found.shapes else ""
+    return f"{about} is unproved: {doubt.why} (say by `probe` what realistic inputs are{write}; else {MEANT})"
+
+
+def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, str]:
+    """Per input the shape that was guessed; none where the file says it itself."""
+    if signature.has_batch:
+        return {}
+    return {port.name: guess.inputs[port.name].shape or "" for port in signature.inputs}
+
+
+def _why_alone(found: NoBatchAxis) -> str:
+    if not found.shapes:
+        return f"{found.reason} (export it with a dynamic first axis of every input; or {MEANT})"
+    return (
+        f"{found.reason} (if rows do not depend on each other, add {found.yaml} to the model; else {MEANT})"
+    )

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import assert_never
 
-from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OTHER_FILES
 from shapestream_workers.supervisor.events import (
     Action,
     Event,
@@ -116,6 +115,12 @@ class WorkerRecord:
     """A replacement was given up once."""
     replace_soon: bool = False
     """A replacement was asked for, however short it has served."""
+
+
+EXIT_CONFIGURATION = 3
+"""The exit status of a process that cannot use its configuration: trying again would change nothing."""
+EXIT_OTHER_FILES = 4
+"""The exit status of a process that has read other files of a model than those that are served."""
 
 
 class Supervisor:
