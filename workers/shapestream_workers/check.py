@@ -1,4 +1,4 @@
-"""`shapestream check`: what `serve` would do with a YAML, tried without opening a port.
+"""`shapestream check`: the start of `serve` with a YAML, tried without opening a port.
 
 Each model is compiled, its batching and padding are put to the proof, and it is run on made-up inputs: a request alone
 at the smallest sizes and at middling ones, and, where there is a batch axis, two in one call, divided again by the
@@ -59,7 +59,7 @@ class ModelReport:
 
 @dataclass(slots=True, kw_only=True)
 class CheckReport:
-    """What was found."""
+    """Findings of a check."""
 
     models: list[ModelReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class CheckReport:
     warnings: list[str] = field(default_factory=list)
 
     def lines(self, shown: LoadedSettings | None) -> Iterator[str]:
-        """For a person; `shown` are settings to print too, each with its origin."""
+        """The report for a person; `shown` are settings to print too, each with its origin."""
         if shown is not None:
             for value in shown.effective_values():
                 yield f"{value.key} = {value.value!r}  ({value.origin})"
@@ -84,7 +84,7 @@ class CheckReport:
             yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run"
 
     def to_dict(self, shown: LoadedSettings | None) -> dict[str, Any]:
-        """For a script."""
+        """The report for a script."""
         plain: dict[str, Any] = {
             "ok": not self.problems,
             "problems": self.problems,
@@ -108,7 +108,7 @@ class CheckReport:
 
 
 def check_models(config: Path) -> list[str]:
-    """What is wrong with the models of a file of which another section cannot be used; nothing if they cannot be either."""
+    """Problems of a file's models when another section cannot be used; none if the models cannot be read either."""
     try:
         loaded = load_models(config)
     except ConfigurationError:
@@ -117,7 +117,7 @@ def check_models(config: Path) -> list[str]:
 
 
 def check_configuration(loaded: LoadedSettings) -> CheckReport:
-    """Compiles and tries every model; what is wrong is in the report, nothing is raised for it."""
+    """Compile and try every model; problems are in the report, none is raised."""
     report = CheckReport()
     if loaded.settings.in_process is not None:
         report.warnings.append(
@@ -166,7 +166,7 @@ def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, re
 
 @dataclass(slots=True)
 class _Tried:
-    """What ran, and what did not."""
+    """Calls that ran, and findings about others."""
 
     calls: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

@@ -117,7 +117,7 @@ def compile_models(
 
 @dataclass(frozen=True, slots=True)
 class ReadModels:
-    """What models take and give, and what there is to say about that."""
+    """Signatures of models as they are served, with warnings about them."""
 
     signatures: tuple[ModelSignature, ...]
     warnings: tuple[str, ...]
@@ -125,7 +125,7 @@ class ReadModels:
 
 
 def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | None = None) -> ReadModels:
-    """What the models (all by default) take and give as they are served: the loader of every command that serves nothing.
+    """Signatures of the models (all by default) as they are served: the loader of every command that serves nothing.
 
     Where the file and the configuration leave rules or the batch axis open, the model is tried, as a server would try
     it; what was proved before is recalled. Raises `ConfigurationError` with a line for each that cannot be served.

@@ -1,4 +1,8 @@
-"""What a proof means for a configuration: what is refused, what is left off, and what the user is told.
+"""The trial of a model before it is served, and its verdict: the one way that all commands load a model.
+
+Rules that the configuration leaves out are looked for on the model. Where the configuration names no batch axis, the
+one that the file names is taken, or the first axis under a usual name. The proof then decides: where it does not hold
+with an axis that no user wrote, requests run alone, and a warning says why and what would help. For the rest:
 
 refuted    refused, with the output, the difference and what to do
 unproved   padding is left off; batching goes on, and no rows are filled up; both with a warning. Where larger calls may be
@@ -80,7 +84,7 @@ class Judgement:
 
 
 def probe_options(model: ModelSettings) -> ProbeOptions:
-    """What the configuration says about realistic inputs, as the engine takes it."""
+    """The configuration's description of realistic inputs, as the engine takes it."""
     values = {name: known for name, probe in model.probe.items() if (known := _values(probe)) is not None}
     samples = {name: Path(probe.samples) for name, probe in model.probe.items() if probe.samples is not None}
     return ProbeOptions(
@@ -99,7 +103,7 @@ def rows_together(model: ModelSettings) -> int | None:
 def probe_model(
     model: ModelSettings, spec: ModelSpec, compiled: CompiledModel, *, threads: int | None
 ) -> ProbeReport:
-    """Tries the model, or recalls what came of it; raises `EngineError` where it cannot be tried at all."""
+    """Try the model, or recall an earlier verdict; raises `EngineError` where it cannot be tried at all."""
     return prove(spec, compiled, probe_options(model), threads=threads, cache=ProofCache.of_environment())
 
 
@@ -124,7 +128,7 @@ def compile_seeing(
 
 
 def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) -> Judgement:
-    """What follows from a report; `trust` turns what would be refused into warnings."""
+    """The consequences of a report; `trust` turns refusals into warnings."""
     refused = [_refusal(model, finding) for finding in report.of("refuted")]
     unproved = report.of("unproved")
     shared = {port.name for port in signature.outputs if isinstance(port.rule, Shared)}
@@ -158,7 +162,7 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
 
 
 def without_padding(spec: ModelSpec, dimensions: frozenset[str]) -> ModelSpec:
-    """The same model with these dimensions as the requests have them."""
+    """The model without padding of these dimensions."""
     inputs = {
         name: replace(port, pad={each: value for each, value in port.pad.items() if each not in dimensions})
         for name, port in spec.inputs.items()
@@ -287,13 +291,13 @@ class TriedModel:
     spec: ModelSpec
     compiled: CompiledModel
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Those that the configuration leaves out, as seen on the model."""
+    """Rules that the configuration leaves out, as seen on the model."""
     proof: ProbeReport
     judgement: Judgement
 
 
 def may_share(model: ModelSettings) -> bool:
-    """Whether the configuration lets requests share calls, if the model has an axis for that."""
+    """True if the configuration lets requests share calls, where the model has a batch axis."""
     return model.batching.max_batch != 1 and model.idempotent
 
 
@@ -337,14 +341,14 @@ def try_model(
 
 
 def why_alone(signatures: Iterable[ModelSignature]) -> Iterator[str]:
-    """Per model of a running server whose requests run alone, though nothing was said of that: why, and what would help."""
+    """Reason and remedy per model of a running server whose requests run alone without the user's word."""
     for signature in signatures:
         if (found := why_no_batch(signature)) is not None:
             yield f"model {signature.name!r}: every request runs alone: {_why_alone(found)}"
 
 
 class _Trial:
-    """Tries specifications of one model."""
+    """Trials of specifications of one model."""
 
     def __init__(self, model: ModelSettings, slots: int, threads: int | None, *, prove_trusted: bool) -> None:
         self._model = model
@@ -373,7 +377,7 @@ class _Trial:
         return self.warned(self.of(spec), why)
 
     def warned(self, tried: TriedModel, why: str) -> TriedModel:
-        """The same with the warning that its requests run alone."""
+        """Add the warning that its requests run alone."""
         place = ("inputs",) if self._model.inputs else ()
         warnings = ((place, f"every request runs alone: {why}"), *tried.judgement.warnings)
         return replace(tried, judgement=replace(tried.judgement, warnings=warnings))

@@ -57,12 +57,12 @@ class Subject:
 
     @property
     def in_process(self) -> bool:
-        """Whether the model runs in the server."""
+        """True if the model runs in the server."""
         return self.loaded.settings.in_process is not None
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other model or worker shares the CPUs, so that tuning may divide them."""
+        """True if no other model or worker shares the CPUs, so that tuning may divide them."""
         return len(self.loaded.settings.models) == 1 and len(self.loaded.settings.worker_groups) <= 1
 
     def baseline(self) -> Candidate:
@@ -186,7 +186,7 @@ def _check_alive(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def last_words(process: subprocess.Popen[bytes], log: Path) -> str:
-    """How the process ended, and the end of its log."""
+    """The end of a process in words, and the end of its log."""
     status = process.poll()
     if status is None:
         how = "it still ran"

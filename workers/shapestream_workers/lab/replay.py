@@ -47,7 +47,7 @@ class Workload:
     dimensions: tuple[str, ...]
     requests: tuple[TraceRequest, ...]
     cut_off: bool = False
-    """Whether the trace holds more of them."""
+    """True if the trace holds more requests."""
 
     def counts(self) -> Counter[tuple[int, ...]]:
         """Number of requests per combination of sizes."""

@@ -261,7 +261,7 @@ class Goal:
     """Largest permitted share of requests that are refused or late."""
 
     def met_by(self, summary: Summary) -> bool:
-        """Whether the figures reach it, without a queue that only grows."""
+        """True if the figures reach it, without a queue that only grows."""
         return summary.p99_s <= self.p99_s and summary.lost_ratio <= self.lost_ratio
 
 

@@ -1,4 +1,4 @@
-"""What happens to worker processes, and what to do about it: the words between core.py and processes.py."""
+"""Events of worker processes and actions on them: the interface between core.py and processes.py."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class WorkerExited:
     worker: str
     status: int
     busy: bool = False
-    """Whether it ended in the middle of a batch."""
+    """True if it ended while it ran a batch."""
     answered_at: float | None = None
-    """When it last answered one, if it ever did."""
+    """Time of its last answer to a batch, if there was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class StartWorker:
     attempt: int
     """0 for the first start, then 1, 2, ..."""
     role: str
-    """Which of the workers that the supervisor was given it is to be: `worker` itself, or the one that it replaces."""
+    """The configured worker that it is: `worker` itself, or the one that it replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class GiveUp:
     worker: str
     reason: str
     configuration: bool
-    """Whether its configuration is at fault, so that no worker of its kind can ever run."""
+    """True if its configuration is at fault, so that no worker of its kind can run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
