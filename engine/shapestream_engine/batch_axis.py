@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from shapestream_engine.errors import RuleMissing
-from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, read_model
 from shapestream_engine.ports import BATCH, InputPort
-from shapestream_engine.read_model import read_model
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy

@@ -17,18 +17,20 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
-from shapestream_workers.supervisor.events import (
+from shapestream_workers.supervisor.core import (
     Action,
     Event,
     GiveUp,
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    RestartPolicy,
     RestartRequested,
     StartWorker,
+    State,
     StopNow,
     StopRequested,
+    Supervisor,
     TerminateWorker,
     TimePassed,
     WorkerExited,
