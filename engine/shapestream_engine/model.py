@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """What is to be known of an input beyond the model file. None: as the file says."""
+    """Statements about an input beyond the model file. None: as the file says."""
 
     shape: str | None = None
     """Names and bounds, `batch:1..64, seq:1..512, 384`. A name alone takes the bounds that another input states for it."""
@@ -58,10 +58,10 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """What is to be known of an output beyond the model file. None: as the file says, or as shape inference shows."""
+    """Statements about an output beyond the model file. None: as the file says, or as shape inference shows."""
 
     rule: Mapping[str, Any] | None = None
-    """As in a configuration, `{"rule": "with", "output": "peaks"}`; see `parse_rule`."""
+    """The rule as in a configuration, `{"rule": "with", "output": "peaks"}`; see `parse_rule`."""
     shape: str | None = None
     element_type: str | None = None
 
@@ -75,7 +75,7 @@ class ModelSpec:
     """
 
     name: str = ""
-    """Where it is left out: of the file or the function."""
+    """The model's name; the name of the file or function where it is left out."""
     path: Path | None = None
     """A str is made a `Path`."""
     function: str | None = None
@@ -87,9 +87,9 @@ class ModelSpec:
     outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
     strategy: Strategy = Strategy()  # noqa: RUF009 - frozen
-    """Which call shapes it is given."""
+    """The call shapes that it is given."""
     prepared: PreparedLimits = PreparedLimits()  # noqa: RUF009 - frozen
-    """How many models for single shapes are kept, where the strategy and the engine make such."""
+    """Bounds of the models for single shapes, where the strategy and the engine make such."""
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -124,7 +124,7 @@ class ModelSpec:
         return "torch" if self.path is not None and self.path.suffix.lower() == ".pt2" else "openvino"
 
     def reshape(self, shapes: Mapping[str, ShapeLike] | ShapeLike) -> ModelSpec:
-        """The same model with other shapes of inputs, as OpenVINO's `reshape`: takes effect when it is compiled.
+        """The specification with other shapes of inputs, as OpenVINO's `reshape`; it takes effect at compilation.
 
         By name; a shape alone is for a model of which this spec names exactly one input, else see `read_model`.
         """
@@ -142,7 +142,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparations:
-    """What a device that prepares itself for each shape has done so far."""
+    """Preparations so far of a device that prepares itself for each shape."""
 
     count: int
     """Shapes that it met for the first time, and compiled or built something for."""
@@ -154,12 +154,12 @@ class CompiledModel(ABC):
     """A model that is ready to run, from any number of requests at a time."""
 
     prepares: ClassVar[bool] = False
-    """Whether it gains by a model of its own per allowed shape; see `prepare`."""
+    """True if it gains by a model of its own per allowed shape; see `prepare`."""
 
     def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:
         self.signature = signature
         self.properties: Mapping[str, Any] = dict(properties)
-        """What the engine runs with in the end, as plain data for a log; defaults included."""
+        """The engine's effective properties as plain data for a log; defaults included."""
         self.prepared: PreparedModels | None = None
         """The models for single shapes, where the strategy asks for some and the engine makes them."""
         self.digest: str | None = None
@@ -167,12 +167,12 @@ class CompiledModel(ABC):
 
     @property
     def inputs(self) -> tuple[InputPort, ...]:
-        """What it takes, in the order of its ports: `name`, `element_type`, `shape`, `partial_shape`."""
+        """The inputs, in the order of the model's ports: `name`, `element_type`, `shape`, `partial_shape`."""
         return self.signature.inputs
 
     @property
     def outputs(self) -> tuple[OutputPort, ...]:
-        """What it gives, likewise."""
+        """The outputs, in the order of the model's ports."""
         return self.signature.outputs
 
     @property
@@ -186,7 +186,7 @@ class CompiledModel(ABC):
 
     @property
     def preparations(self) -> Preparations | None:
-        """How often the device has prepared itself for a new shape; None where the engine does not tell, or need not."""
+        """Preparations of the device for new shapes; None where the engine does not tell, or needs none."""
         return None
 
     @abstractmethod
@@ -198,7 +198,7 @@ class CompiledModel(ABC):
         """Let go of the device's resources. Requests that were made of it must not be used afterwards."""
 
     def is_closed(self) -> RuntimeError:
-        """What a closed model raises when it is asked for a request."""
+        """The error of a closed model that is asked for a request."""
         return RuntimeError(f"{self!r} is closed and makes no requests; compile it anew")
 
     def __repr__(self) -> str:
@@ -261,7 +261,10 @@ def _prepare_static(model: CompiledModel, prepared: PreparedModels, shape: tuple
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """What a model takes and gives, as its file and its spec say together. Frozen: `reshape` gives another one."""
+    """A model that is read but not compiled: its ports, as its file and its spec say together.
+
+    It is frozen: `reshape` gives another one.
+    """
 
     spec: ModelSpec
     signature: ModelSignature
@@ -285,7 +288,7 @@ class ReadModel:
         return self.signature.outputs[port_number("output", port, self.signature)]
 
     def reshape(self, shapes: ShapeLike | Mapping[int | str, ShapeLike]) -> ReadModel:
-        """The same model for other shapes: of its only input, or of inputs by name or number.
+        """The model with other shapes: of its only input, or of inputs by name or number.
 
         In any spelling: `"1, ?"`, `[1, -1]`, `[(1, 10), "8..512"]`. An axis keeps its name unless it is given another.
         Raises `ShapeError` for what is no shape, and `SignatureError` for one that the model does not take.
