@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["MOST_FAILURES", "Calibration", "CalibrationBench", "calibrate"]
 
 PASSES = (0.6, 0.8, 0.95, 1.0)
-"""Ends of the passes, as shares of the budget: the coarse grid, the same again, the finer points, and all of them
+"""When each pass ends, as a share of the budget: the coarse grid, the same again, the finer points, and all of them
 again. What disturbs a machine lasts longer than a call, so repeats at another time tell more than those at once."""
 MOST_ROUNDS = 5
 """Repeats of one point in one pass, at most."""
 LEAST_ROUNDS = 2
 POINT_SHARE = 1 / 50
-"""Share of the budget after which a point gets no more repeats than `LEAST_ROUNDS`."""
+"""Of the budget: a point that has taken so long gets no more repeats than `LEAST_ROUNDS`."""
 CALL_SHARE = 1 / 8
-"""Largest expected time of a call that is measured, as a share of the budget."""
+"""Of the budget: larger calls than those that are expected to take so long are not measured."""
 DIFFERENT = 2
 """Requests with inputs of their own; a call's rows take turns with them. Making inputs takes time as well."""
 MOST_FAILURES = 8
@@ -55,13 +55,13 @@ HANG_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A measured cost table, and how the measurement went."""
+    """What was measured, and how that went."""
 
     table: CostTable
     findings: tuple[str, ...] = ()
-    """Calls that could not be measured, in words."""
+    """What could not be measured, in words."""
     seconds: float = 0.0
-    """Time of the measurement."""
+    """That it took."""
     from_cache: bool = False
 
 
@@ -75,7 +75,7 @@ def calibrate(
     key: str,
     cache: CostCache | None = None,
 ) -> Calibration:
-    """Measure for `budget_s` seconds at most, but for the call that runs then; or read an earlier measurement.
+    """Measures for `budget_s` seconds at most, but for the call that runs then; or reads what was measured before.
 
     `slots` calls run at the same time. `values` say what realistic inputs are; defaults by element type are taken for
     other inputs. `key` names model, device, settings and versions. First times, preparation included, mean something
@@ -122,7 +122,7 @@ def _measured(
 
 
 class CalibrationBench:
-    """All slots of a process, and their measurements so far."""
+    """All slots of a process, and what they have shown so far."""
 
     def __init__(
         self, model: CompiledModel, slots: int, values: Mapping[str, Values], budget_s: float
@@ -152,13 +152,13 @@ class CalibrationBench:
         """Elements and seconds, of what was measured so far."""
 
     def close(self) -> None:
-        """End the slots; one that hangs is left behind."""
+        """Ends the slots; one that hangs is left behind."""
         if not self._hangs:
             for slot in self._slots:
                 slot.close()
 
     def points(self) -> tuple[CostPoint, ...]:
-        """The points so far. Of a shape's times the lower quartile counts: disturbances only make them longer."""
+        """What was found. Of a shape's times the lower quartile counts: what disturbs only makes them longer."""
         return tuple(
             CostPoint(
                 sizes=sizes,
@@ -169,7 +169,7 @@ class CalibrationBench:
         )
 
     def measure(self, shapes: Sequence[tuple[int, ...]], until_s: float) -> None:
-        """Measure these calls, in order, once more, until `until_s` seconds from the beginning."""
+        """Measures these calls, in order, once more, as long as there is time: `until_s` seconds from the beginning."""
         for sizes in shapes:
             if sizes in self._refused:
                 continue
@@ -229,7 +229,7 @@ class CalibrationBench:
         self._largest = max(self._largest, (prod(ran), seconds))
 
     def _round(self, work: Batch) -> list[BatchReport]:
-        """Run the work on all slots at the same time."""
+        """The same work on all slots at the same time."""
         batches = set()
         for slot in self._slots:
             self._batch += 1

@@ -35,7 +35,7 @@ LATELY_S = 3600.0
 MOST_LEARNED = 256
 """Tables whose corrections are kept; those written longest ago go first. Most take a few KB, none more than some 200."""
 _FORMAT = 2
-"""Format of the entries and of the measurement: raised when either changes, so that old tables are not read."""
+"""Of the entries, and of what is measured: raised when either changes, so that old tables are not taken for new ones."""
 
 
 @dataclass(frozen=True, slots=True)

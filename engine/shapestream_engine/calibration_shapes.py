@@ -1,4 +1,4 @@
-"""Call shapes that a calibration measures: a coarse grid, then finer points, small calls before large ones.
+"""Which call shapes a calibration measures: a coarse grid first, finer points after it, small calls before large ones.
 
 Calls cost a fixed part and something per element, so sizes are spread geometrically: equal factors tell equally much.
 A grid has a point for every combination of sizes, so beyond a few dimensions they grow together, along one line.
@@ -20,21 +20,21 @@ __all__ = ["call_nbytes", "most_rows", "stages"]
 Sizes = tuple[int, ...]
 
 DEFAULT_MAX_BATCH = 64
-"""Rows in one call where neither configuration nor model states a bound."""
+"""Rows in one call where nobody says how many."""
 FIRST = 8
-"""Start of a ladder's geometric part: below, the fixed part of a call is nearly all of its cost."""
+"""Where the geometric part of a ladder starts: below, the fixed part of a call is nearly all that it costs."""
 COARSE = 4
 """Factor between neighbours of the coarse grid, or a power of it; the finer points lie halfway between."""
 UNBOUNDED = 1 << 14
-"""End of a ladder where the model says no bound; time and bytes usually end it before."""
+"""As far as a ladder goes where the model says no bound; time and bytes usually end it before."""
 MOST_POINTS = 64
-"""Most points, static shapes aside: each shape that an engine meets costs memory before serving begins."""
+"""In all, static shapes aside: each shape that an engine meets leaves something behind, and serving has yet to begin."""
 MOST_ALLOWED = 1024
-"""Most combinations of the sizes that a strategy allows: each may run, so more are worth trying."""
+"""Of the combinations of sizes that a strategy allows: each may run, so more are worth trying while there is time."""
 MOST_GRID_DIMENSIONS = 4
-"""Most dimensions of a grid, rows aside. Sizes of more grow together: a grid of five has 243 points per row count."""
+"""Beside the rows. Of more, all sizes grow together: three sizes each would be 243 points for every number of rows."""
 MOST_NBYTES = 64 << 20
-"""Most bytes of a measured call's inputs: the engine would keep the memory of larger ones, perhaps for nothing."""
+"""Of a call's inputs. Larger ones are not measured: the engine would keep the memory, perhaps for nothing."""
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Measured seconds of calls and their corrections by traffic, with which a scheduler plans.
+"""Measured seconds of calls, and what traffic made of them: what a scheduler plans with.
 
 Plain data, so that it can be saved, sent by a worker to its server, and read by a simulator. A calibration measures a
 `CostTable`; a scheduler hands out `LearnedCosts`, the corrections of one server's life, and the next one takes them back.
@@ -23,7 +23,7 @@ MAX_POINTS = 4096
 """More than a calibration ever measures; a table from elsewhere may not hold more."""
 MAX_SECONDS = 30 * 86_400.0
 MAX_ELEMENTS = 1 << 53
-"""Most elements of a call. A larger number is no measurement, and would overflow where costs are fitted."""
+"""Of a call. What is larger than these is no measurement, and would overflow where costs are fitted."""
 MAX_ENDS = 2
 """Points of a straight line that say all of it."""
 
@@ -35,14 +35,14 @@ class CostPoint:
     sizes: tuple[int, ...]
     """The call's size of each of the table's dimensions."""
     seconds: float
-    """Slot time per call in seconds, once the shape is known to the device, with all slots of the process busy."""
+    """Of a slot's time per call, once the shape is known to the device, with all slots of the process busy."""
     first_seconds: float | None = None
-    """Seconds of the first call of this shape, preparation included; None: not measured."""
+    """Of the first call of this shape, preparation included; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """Costs of one model's calls on one kind of slot. Raises `EngineError` for values that cannot be a table."""
+    """What calls of one model cost on one kind of slot. Raises `EngineError` for what cannot be a table."""
 
     key: str
     """Names what was measured: model, device, settings, versions. Equal keys mean slots that are alike."""
@@ -111,13 +111,13 @@ class LearnedCosts:
     table: str
     """The `CostTable.digest` of the table that they correct: measured anew, a model begins with what was measured."""
     batches: int
-    """Batches that the corrections rest on, those of earlier servers included."""
+    """That they rest on, those of earlier servers included."""
     saved_at: float
     """Seconds since the epoch."""
     seconds: Mapping[Sizes, float] = field(default_factory=dict)
-    """Corrected seconds of calls, by their size of each of the table's dimensions."""
+    """Of calls, by their size of each of the table's dimensions, where they are off what the table says."""
     preparation: Mapping[float, float] = field(default_factory=dict)
-    """Extra seconds of a new call shape, by its elements: the ends of a straight line."""
+    """What it costs extra that a call is new, in seconds, by its elements: the ends of a straight line."""
 
     def __post_init__(self) -> None:
         if self.batches < 0 or len(self.seconds) > MAX_POINTS or len(self.preparation) > MAX_ENDS:
@@ -143,7 +143,7 @@ class LearnedCosts:
 
     @classmethod
     def from_dict(cls, plain: Any) -> LearnedCosts:
-        """The corrections that `plain` describes; it may come from anywhere. Raises `EngineError` for mistakes in it."""
+        """What `plain` describes; it may come from anywhere. Raises `EngineError` for what is wrong."""
         try:
             match plain:
                 case {

@@ -158,7 +158,7 @@ class InferRequest(ABC):
 
     @property
     def reallocations(self) -> int:
-        """Moves of the input tensors' data to another address since the request was made."""
+        """How often an input tensor's data moved to another address, since the request was made."""
         return sum(tensor.reallocations for tensor in self.input_tensors)
 
 

@@ -76,7 +76,7 @@ def as_port_array(port: InputPort, value: Any) -> np.ndarray[Any, Any]:
 
 
 def plain_array(value: Any) -> np.ndarray[Any, Any]:
-    """The array that NumPy makes of a value; raises `ElementTypeError` where that would silently lose something.
+    """What NumPy makes of a value; raises `ElementTypeError` where that would lose something without a word.
 
     That is a mask under which elements are hidden, and integers that stand beside floats and have no exact f64.
     """
@@ -102,7 +102,7 @@ def plain_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def same_numbers(array: np.ndarray[Any, Any], converted: np.ndarray[Any, Any], element_type: str) -> bool:
-    """True if numbers that became floats of a type are still the same; floats may be rounded, within the type's range."""
+    """Whether numbers that became floats of a type are still the same; floats may be rounded, within the type's range."""
     bits = _EXACT_BITS.get(element_type)
     if bits is None or array.size == 0:
         return True

@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """Statements about an input beyond the model file. None: as the file says."""
+    """What is to be known of an input beyond the model file. None: as the file says."""
 
     shape: str | None = None
     """Names and bounds, `batch:1..64, seq:1..512, 384`. A name alone takes the bounds that another input states for it."""
@@ -58,10 +58,10 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """Statements about an output beyond the model file. None: as the file says, or as shape inference shows."""
+    """What is to be known of an output beyond the model file. None: as the file says, or as shape inference shows."""
 
     rule: Mapping[str, Any] | None = None
-    """The rule as in a configuration, `{"rule": "with", "output": "peaks"}`; see `parse_rule`."""
+    """As in a configuration, `{"rule": "with", "output": "peaks"}`; see `parse_rule`."""
     shape: str | None = None
     element_type: str | None = None
 
@@ -75,7 +75,7 @@ class ModelSpec:
     """
 
     name: str = ""
-    """The model's name; the name of the file or function where it is left out."""
+    """Where it is left out: of the file or the function."""
     path: Path | None = None
     """A str is made a `Path`."""
     function: str | None = None
@@ -87,9 +87,9 @@ class ModelSpec:
     outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
     strategy: Strategy = Strategy()  # noqa: RUF009 - frozen
-    """The call shapes that it is given."""
+    """Which call shapes it is given."""
     prepared: PreparedLimits = PreparedLimits()  # noqa: RUF009 - frozen
-    """Bounds of the models for single shapes, where the strategy and the engine make such."""
+    """How many models for single shapes are kept, where the strategy and the engine make such."""
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -124,7 +124,7 @@ class ModelSpec:
         return "torch" if self.path is not None and self.path.suffix.lower() == ".pt2" else "openvino"
 
     def reshape(self, shapes: Mapping[str, ShapeLike] | ShapeLike) -> ModelSpec:
-        """The specification with other shapes of inputs, as OpenVINO's `reshape`; it takes effect at compilation.
+        """The same model with other shapes of inputs, as OpenVINO's `reshape`: takes effect when it is compiled.
 
         By name; a shape alone is for a model of which this spec names exactly one input, else see `read_model`.
         """
@@ -142,7 +142,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparations:
-    """Preparations so far of a device that prepares itself for each shape."""
+    """What a device that prepares itself for each shape has done so far."""
 
     count: int
     """Shapes that it met for the first time, and compiled or built something for."""
@@ -154,12 +154,12 @@ class CompiledModel(ABC):
     """A model that is ready to run, from any number of requests at a time."""
 
     prepares: ClassVar[bool] = False
-    """True if it gains by a model of its own per allowed shape; see `prepare`."""
+    """Whether it gains by a model of its own per allowed shape; see `prepare`."""
 
     def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:
         self.signature = signature
         self.properties: Mapping[str, Any] = dict(properties)
-        """The engine's effective properties as plain data for a log; defaults included."""
+        """What the engine runs with in the end, as plain data for a log; defaults included."""
         self.prepared: PreparedModels | None = None
         """The models for single shapes, where the strategy asks for some and the engine makes them."""
         self.digest: str | None = None
@@ -167,12 +167,12 @@ class CompiledModel(ABC):
 
     @property
     def inputs(self) -> tuple[InputPort, ...]:
-        """The inputs, in the order of the model's ports: `name`, `element_type`, `shape`, `partial_shape`."""
+        """What it takes, in the order of its ports: `name`, `element_type`, `shape`, `partial_shape`."""
         return self.signature.inputs
 
     @property
     def outputs(self) -> tuple[OutputPort, ...]:
-        """The outputs, in the order of the model's ports."""
+        """What it gives, likewise."""
         return self.signature.outputs
 
     @property
@@ -186,7 +186,7 @@ class CompiledModel(ABC):
 
     @property
     def preparations(self) -> Preparations | None:
-        """Preparations of the device for new shapes; None where the engine does not tell, or needs none."""
+        """How often the device has prepared itself for a new shape; None where the engine does not tell, or need not."""
         return None
 
     @abstractmethod
@@ -198,7 +198,7 @@ class CompiledModel(ABC):
         """Let go of the device's resources. Requests that were made of it must not be used afterwards."""
 
     def is_closed(self) -> RuntimeError:
-        """The error of a closed model that is asked for a request."""
+        """What a closed model raises when it is asked for a request."""
         return RuntimeError(f"{self!r} is closed and makes no requests; compile it anew")
 
     def __repr__(self) -> str:
@@ -261,10 +261,7 @@ def _prepare_static(model: CompiledModel, prepared: PreparedModels, shape: tuple
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """A model that is read but not compiled: its ports, as its file and its spec say together.
-
-    It is frozen: `reshape` gives another one.
-    """
+    """What a model takes and gives, as its file and its spec say together. Frozen: `reshape` gives another one."""
 
     spec: ModelSpec
     signature: ModelSignature
@@ -288,7 +285,7 @@ class ReadModel:
         return self.signature.outputs[port_number("output", port, self.signature)]
 
     def reshape(self, shapes: ShapeLike | Mapping[int | str, ShapeLike]) -> ReadModel:
-        """The model with other shapes: of its only input, or of inputs by name or number.
+        """The same model for other shapes: of its only input, or of inputs by name or number.
 
         In any spelling: `"1, ?"`, `[1, -1]`, `[(1, 10), "8..512"]`. An axis keeps its name unless it is given another.
         Raises `ShapeError` for what is no shape, and `SignatureError` for one that the model does not take.

@@ -1,4 +1,4 @@
-"""The files of a model and the digest of their bytes: for pins, for caches, and for the served models.
+"""Which files a model consists of, and the digest of their bytes: for pins, for caches, and for what is served.
 
 An OpenVINO IR is an .xml and the .bin beside it. An ONNX file, under whatever name, may keep tensors in any number of
 further files, which it names; it is read here field by field, by the numbers that onnx.proto gives to those on the way
@@ -113,11 +113,11 @@ MESSAGES: dict[str, dict[int, str]] = {
 }
 """Per message the fields that are, or lead to, tensors: by their numbers, the messages that they hold."""
 EXTERNAL_DATA, DATA_LOCATION, EXTERNAL = 13, 14, 1
-"""Fields of a tensor: the entries about its file, and the place of its data; and the value for "in that file"."""
+"""Of a tensor: the entries about its file, and where its data is; and the value for "in that file"."""
 KEY, VALUE = 1, 2
-"""Fields of an entry."""
+"""Of an entry."""
 _GRAPH, _INPUT, _OUTPUT = 7, 11, 12
-"""Fields of a model, its graph, and of a graph, its inputs and outputs."""
+"""Of a model its graph, and of a graph its inputs and outputs."""
 _TYPE, _TENSOR_TYPE, _SHAPE, _AXIS, _AXIS_NAME = 2, 1, 2, 1, 2
 """From an input to the names of its axes. The input's own name has the number of an entry's key."""
 _MOST_NAME_BYTES = 1 << 16

@@ -101,7 +101,7 @@ class PaddedCounts:
 
 @dataclass(frozen=True, slots=True)
 class Recount:
-    """A total: the number of rows of `output` in the whole batch, recomputed from each request's share of them."""
+    """How many rows `output` has in the whole batch: one number, recomputed from what each request got of it."""
 
     NAME: ClassVar[str] = "recount"
     output: str
@@ -109,7 +109,7 @@ class Recount:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An output that is equal for every request, such as anchors or a table of classes: each gets a copy of all.
+    """The same for every request of the batch, such as anchors or a table of classes: each gets a copy of all.
 
     It may follow padded dimensions, and is trimmed along them; it follows neither the batch axis nor any data. Nothing
     in a batch shows whether that holds, so it takes a probe that saw it unchanged under other batch-mates, or trust.
@@ -226,7 +226,7 @@ class InputPort:
 
     @property
     def is_dynamic(self) -> bool:
-        """True if it may take more than one shape."""
+        """Whether it may take more than one shape."""
         return self.shape.is_dynamic
 
     @property
@@ -240,11 +240,11 @@ class InputPort:
         )
 
     def pads(self, dimension: str) -> bool:
-        """True if this input may be padded along `dimension`; a mask always may."""
+        """Whether this input may be padded along `dimension`; a mask always may."""
         return self.mask_of is not None or dimension in self.pad
 
     def pad_value(self, dimension: str) -> PadValue:
-        """The value of padding along `dimension`; 0 unless the configuration says otherwise."""
+        """What padding along `dimension` consists of; 0 unless the configuration says otherwise."""
         return self.pad.get(dimension, 0)
 
     def _check_pad(self, dimension: str, value: PadValue) -> None:
@@ -318,7 +318,7 @@ class OutputPort:
 
     @property
     def is_dynamic(self) -> bool:
-        """True if it may take more than one shape."""
+        """Whether it may take more than one shape."""
         return self.shape.is_dynamic
 
     @property
@@ -374,7 +374,7 @@ def _check_port(kind: str, name: str, element_type: str) -> None:
 
 
 def _holds(element_type: str, value: object) -> bool:
-    """True if the element type can hold `value`: exactly, or, for floats, rounded but within its range."""
+    """Whether the element type can hold `value`: exactly, or, for floats, rounded but within its range."""
     dtype = dtype_of(element_type)
     if not isinstance(value, bool | int | float):
         return False
@@ -419,7 +419,7 @@ class DimensionTable:
     names: tuple[str, ...]
     """`batch` first where there is a batch axis, then in order of first occurrence."""
     bounds: tuple[Dimension, ...]
-    """Sizes that all inputs admit together."""
+    """What all inputs admit together."""
     paddable: tuple[bool, ...]
     """Every input that has the dimension allows padding of it, which none may do for `batch`."""
     has_batch: bool
@@ -458,7 +458,7 @@ class DimensionTable:
 def _bounds(
     names: Sequence[str], inputs: Sequence[InputPort], axis_names: Sequence[Sequence[str | None]]
 ) -> tuple[Dimension, ...]:
-    """Sizes that all axes of a name admit. A static axis of the same name ties the dynamic ones to its size."""
+    """What all axes of a name admit. A static axis of the same name ties the dynamic ones to its size."""
     bounds = dict.fromkeys(names, Dimension())
     for port, per_axis in zip(inputs, axis_names, strict=True):
         for axis, dimension in enumerate(port.shape.dimensions):

@@ -23,11 +23,11 @@ PreparedSizes: TypeAlias = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedLimits:
-    """Bounds of the prepared models that are kept at a time. One that runs is never dropped."""
+    """How many prepared models are kept at a time. One that runs is never dropped."""
 
     max_prepared: int = 64
     max_prepared_bytes: int | None = None
-    """Bound on the memory that the engine knows of: weights and inputs."""
+    """Of what an engine knows of their memory, which is weights and inputs."""
     warm_up: bool = False
     """Prepare as many as are kept before the first request comes."""
 
@@ -55,7 +55,7 @@ class PreparedModels:
         # Guards what follows, and tells those who wait for a model that another thread prepares.
         self._changed = threading.Condition()
         self._entries: OrderedDict[PreparedSizes, _Entry] = OrderedDict()
-        """Kept models, least recently used first."""
+        """Those used last stand last."""
         self._in_preparation: set[PreparedSizes] = set()
         self.preparations = 0
         """Models prepared so far."""
@@ -64,7 +64,7 @@ class PreparedModels:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all kept models."""
+        """Of all that are kept."""
         return sum(entry.model.nbytes for entry in self._entries.values())
 
     def lease(self, sizes: PreparedSizes) -> tuple[InferRequest, bool]:

@@ -190,7 +190,7 @@ class PartialShape:
         return not self.is_dynamic
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """True if a tensor of these sizes fits: the same rank, and every size within its dimension."""
+        """Whether a tensor of these sizes fits: the same rank, and every size within its dimension."""
         return len(shape) == self.rank and all(
             size in dimension for size, dimension in zip(shape, self.dimensions, strict=True)
         )
@@ -245,7 +245,7 @@ class NamedShape:
 
     @property
     def partial_shape(self) -> PartialShape:
-        """The dimensions without their names."""
+        """The same dimensions without their names."""
         return PartialShape(self.dimensions)
 
     @property

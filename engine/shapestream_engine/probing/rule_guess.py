@@ -120,7 +120,7 @@ class _Search:
                 yield _with_rule(port, IndexColumn(column))
 
     def _holds(self, port: OutputPort, known: Mapping[str, OutputPort]) -> bool:
-        """True if every part of every batch equals what its request gave alone, and enough of them are not empty."""
+        """Whether every part of every batch is what its request gave alone, and enough of them are not empty."""
         places = [
             number
             for number, other in enumerate(self.signature.outputs)

@@ -95,7 +95,7 @@ class OutputTolerance:
         ) + self.tolerance.of_magnitude * self._largest(reference)
 
     def hides(self, reference: Array) -> bool:
-        """True if some element may be off by more than results differ at all: equality shows nothing there."""
+        """Whether some element may be off by more than results differ at all: equality shows nothing there."""
         if self.tolerance is None or not reference.size:
             return False
         own = reference.astype(np.float64)
@@ -185,7 +185,7 @@ class Difference:
 
     @property
     def within(self) -> bool:
-        """True if they count as equal."""
+        """Whether they count as equal."""
         return self.amount <= self.allowed
 
     @property

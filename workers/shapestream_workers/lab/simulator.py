@@ -197,6 +197,9 @@ class Simulated:
     decide_s: float
     """Processor time of all decisions, on this machine."""
     longest_decision_s: float
+    events: int
+    codes: Mapping[str, int]
+    """Failed requests by code."""
 
 
 def simulate(policy: Policy, scenario: Scenario, *, check_every: int | None = None) -> Simulated:
@@ -247,6 +250,7 @@ class _Simulation:
         self._decide_s = 0.0
         self._longest_s = 0.0
         self._events = 0
+        self._codes: dict[str, int] = {}
         self._now = 0.0
 
     # ------------------------------------------------------------ the loop
@@ -285,6 +289,8 @@ class _Simulation:
             ended_s=self._now,
             decide_s=self._decide_s,
             longest_decision_s=self._longest_s,
+            events=self._events,
+            codes=self._codes,
         )
 
     def _join(self) -> None:
@@ -386,6 +392,7 @@ class _Simulation:
                 for request in action.requests:
                     self._end(request, DONE if at <= deadline[request] else LATE, at)
             case FailRequest():
+                self._codes[action.code] = self._codes.get(action.code, 0) + 1
                 late = action.code == "deadline_exceeded"
                 self._end(action.id, EXPIRED if late else REFUSED if action.code in _REFUSALS else FAILED, at)
             case ForgetRequest():

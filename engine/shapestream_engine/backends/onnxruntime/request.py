@@ -94,7 +94,7 @@ class OnnxRuntimeRequest(HostRequest):
             raise InferenceError(words) from error
 
     def _bind_inputs(self) -> bool:
-        """True if any input has changed its shape or place since the last call."""
+        """Whether any input has changed its shape or place since the last call."""
         changed = False
         for number, (name, tensor, element_type) in enumerate(self._inputs):
             data = tensor.data
