@@ -144,7 +144,7 @@ class Settings(Section):
         return {model.name: model for model in self.models}
 
     def effective(self) -> Settings:
-        """The settings with derived values written out: engines, and the default worker."""
+        """The same with what is chosen by the rest of the file written out: engines, and the default worker."""
         models = tuple(model.model_copy(update={"engine": model.effective_engine}) for model in self.models)
         return self.model_copy(update={"models": models, "workers": self.worker_groups})
 
@@ -212,7 +212,7 @@ class Settings(Section):
                     )
 
     def _outside_model_root(self, model: ModelSettings) -> str | None:
-        """The complaint about the folder of the model's files, weights included; symbolic links are followed."""
+        """What is wrong with where the model's files lie, weights beside it included; symbolic links are followed."""
         if self.server.model_root is None or model.path is None:
             return None
         try:

@@ -64,7 +64,7 @@ class LoadedSettings:
         return _line(self.path, self.source.place_of(location), location, message)
 
     def with_server(self, **changes: Any) -> LoadedSettings:
-        """Replace values in `server` by those of a command line, unchecked."""
+        """The same with other values in `server`, which a command line gave; they are not checked again."""
         server = self.settings.server.model_copy(update=changes)
         return replace(self, settings=self.settings.model_copy(update={"server": server}))
 
@@ -116,7 +116,7 @@ def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool) -> Loaded
 
 
 class _Findings:
-    """Findings so far. A faulty value, and anything in it, is complained about once."""
+    """What is wrong so far. A faulty value is not complained about again, nor what is in it."""
 
     def __init__(self, source: YamlSource) -> None:
         self._source = source
@@ -124,7 +124,7 @@ class _Findings:
         self._faulty = {problem.location for problem in source.problems if problem.location}
 
     def add(self, location: Location, message: str, *, follows: bool = False) -> None:
-        """Note a finding; one that `follows` from comparing settings does not hide others at its place."""
+        """Notes a finding; one that `follows` from comparing settings does not hide others at its place."""
         if any(location[:length] in self._faulty for length in range(1, len(location) + 1)):
             return
         self.found.append((self._source.place_of(location), location, message))
@@ -188,7 +188,7 @@ def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
 
 
 def _explain(detail: ErrorDetails) -> tuple[Location, str]:
-    """The place of a mistake, and a sentence with the mistake and its remedy.
+    """Where it is wrong, and a sentence that says what is wrong and what to do.
 
     The sentence is empty for what only follows from others: a list that is too short for want of sound items.
     """
@@ -237,7 +237,7 @@ def _hint(kind: str, given: Any) -> str:
 
 
 def _group_hint(given: Any, *, is_list: bool) -> str:
-    """The right spelling for workers that are no list of groups, or for a group that is none; a number is a count."""
+    """What to write for workers that are no list of groups, or for a group that is none: a number is taken for a count."""
     if isinstance(given, dict):
         return " (a list of groups: write [{count: 1}])"
     group = f"{{count: {given if _reads_as_number(str(given), int) else 1}}}"

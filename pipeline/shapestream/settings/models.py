@@ -206,7 +206,7 @@ class _Dimensions:
 
     def __init__(self, inputs: Mapping[str, InputSettings]) -> None:
         self.bounds: dict[str, Dimension] = {BATCH: Dimension()}
-        """Sizes that all inputs admit together. A file's layout may say which axis is `batch`."""
+        """What all inputs admit together. A file's layout may say which axis is `batch`."""
         self.unpaddable: dict[str, list[str]] = {}
         """The inputs that do not allow a dimension to be padded."""
         for port, settings in inputs.items():
@@ -258,7 +258,7 @@ def read_hang_limit(value: Any) -> Any:
 
 
 def read_invariant(value: Any) -> bool | int:
-    """True, false, or the number of rows of every call."""
+    """Whether, or with how many rows, calls are all alike."""
     if isinstance(value, bool):
         return value
     if type(value) is not int or value < 1:
@@ -269,7 +269,7 @@ def read_invariant(value: Any) -> bool | int:
 
 
 def check_engine(value: Any) -> str:
-    """A built-in engine, or one of an installed package."""
+    """One of ours, or one that an installed package brings."""
     known = known_engines()
     if isinstance(value, str) and value in known:
         return value
@@ -300,7 +300,7 @@ def read_rule_argument(value: Any) -> int | None:
 
 
 def registered_functions() -> dict[str, str]:
-    """Functions that installed packages register, by name: `package.module:name`."""
+    """What installed packages offer as models, by name: `package.module:name`."""
     return {point.name: point.value.replace(" ", "") for point in entry_points(group=FUNCTIONS_GROUP)}
 
 
@@ -395,7 +395,7 @@ class OutputSettings(Section):
     """Needed for functions only."""
 
     def rule_arguments(self) -> dict[str, Any] | None:
-        """The rule as plain data for the engine; None where the default holds."""
+        """The rule as the engine's `rules` module reads it, or None where the default holds."""
         if self.rule is None:
             return None
         given = {"rule": self.rule, "column": self.column, "output": self.output}
@@ -486,7 +486,7 @@ class BatchingSettings(Section):
 
     @property
     def hang_limit_s(self) -> float | None:
-        """`hang_after_s` in seconds; None: by the usual time of batches, `inf`: never."""
+        """The same in seconds; None: by what batches usually take, `inf`: never."""
         if self.hang_after_s == "auto":
             return None
         return inf if self.hang_after_s == "off" else float(self.hang_after_s)

@@ -96,7 +96,7 @@ def _tcp_address(value: str, rest: str) -> str:
 
 
 def is_public_key(text: str) -> bool:
-    """True for a public key; a path that looks like one is written ./PATH."""
+    """Whether this is a key and not a path, as far as 40 characters can tell. Of a path write ./PATH."""
     return _Z85_KEY.fullmatch(text) is not None
 
 
@@ -242,7 +242,7 @@ class ServerSettings(Section):
 
     @property
     def network_is_safe(self) -> bool:
-        """True if the operator vouches for the network, so that no address needs a key."""
+        """Whether the operator vouches for the network, so that no key is needed wherever the addresses lie."""
         return self.security is not None and self.security.mode == "network"
 
     @property
@@ -273,7 +273,7 @@ class ServerSettings(Section):
                 yield where, f'"{address}" is open to other machines ({_HOW_TO_BE_SAFE})'
 
     def too_short_for_hangs(self, limit_s: float | None) -> str | None:
-        """The complaint about a limit for hangs, in seconds; None for a good one.
+        """What is wrong with a limit for hangs, in seconds; None where nothing is.
 
         Where a network may break, a silent worker must count as lost before what it runs counts as hanging.
         """

@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProblem:
-    """A mistake in the text itself, before its meaning is looked at."""
+    """What is wrong with the text itself, before its meaning is looked at."""
 
     message: str
     location: Location = ()
@@ -56,7 +56,7 @@ class SourceProblem:
 
 @dataclass(slots=True)
 class YamlSource:
-    """A file as read: `values` are plain Python, `places` the position of each (of an entry: its key)."""
+    """What was read: `values` are plain Python, `places` say where each stood (an entry: its key)."""
 
     values: Any = None
     places: dict[Location, Place] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def read_yaml(data: bytes) -> YamlSource:
 
 
 class _Builder:
-    """Builder of values from nodes, which notes places and problems on the way."""
+    """Turns nodes into values, and notes places and problems on the way."""
 
     def __init__(self, source: YamlSource) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""Log lines, counters and recordings of the server. Telemetry decides nothing and holds no tensor data."""
+"""What the server says about itself: log lines and counters. It decides nothing and holds no tensor data."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def configure(
 
 
 def debug_enabled() -> bool:
-    """True if a debug line would be written. The hot path asks once, when it is made."""
+    """Whether a debug line would be written. The hot path asks once, when it is made, and remembers."""
     return bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
 
 

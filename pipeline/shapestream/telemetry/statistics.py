@@ -1,4 +1,4 @@
-"""The server's counters, which the `Statistics` entry carries and the demo's summary shows.
+"""The server's counters: what the `Statistics` entry carries and the demo's summary shows.
 
 Nothing here grows with the number of requests: counters, histograms of fixed size, a capped set of shapes.
 """
@@ -34,7 +34,7 @@ class LatencyHistogram:
         self.total_us = 0
 
     def record(self, us: int, times: int = 1) -> None:
-        """Count `times` measurements of `us` microseconds each."""
+        """Counts `times` measurements of `us` microseconds each."""
         self._buckets[_bucket_of(us if us < _MAX_US else _MAX_US)] += times
         self.count += times
         self.total_us += us * times
@@ -50,7 +50,7 @@ class LatencyHistogram:
         return 0
 
     def to_dict(self) -> dict[str, float]:
-        """Mean and usual quantiles in microseconds."""
+        """Mean and the quantiles that people ask for, in microseconds."""
         return {
             "mean": round(self.total_us / self.count, 1) if self.count else 0.0,
             "p50": self.quantile_us(0.5),
@@ -87,9 +87,9 @@ class ServerStatistics:
         self.duplicates = 0
         """Requests that were sent again while they ran; they share the one reply."""
         self.faults = 0
-        """Errors of the scheduler, each a defect; the log has them."""
+        """What the scheduler could not work out, each a defect of its own; the log says which."""
         self.late_reports = 0
-        """Reports on batches sent to a worker before it greeted again; they ran again elsewhere."""
+        """Of batches that a worker was sent before it greeted again: they ran again elsewhere."""
         self.repeated = 0
         """Requests that were sent again after they were answered, and got the reply that was kept."""
         self.bad_messages: Counter[str] = Counter()
@@ -105,11 +105,11 @@ class ServerStatistics:
         self.batches_prefetched = 0
         """Batches that were sent to a slot while it ran another one."""
         self.batches_recalled = 0
-        """Prefetched batches that were taken back before they began; their requests went elsewhere."""
+        """Of these, those that were taken back before they began; their requests went elsewhere."""
         self.scheduling_s = 0.0
         """Seconds that the scheduler took for all its decisions."""
         self.scheduled_requests = 0
-        """Requests that the scheduler was given."""
+        """Requests that it was given."""
         self.batched_requests = 0
         self.rows = 0
         self.reallocations = 0
@@ -119,7 +119,7 @@ class ServerStatistics:
         """Calls whose shape was new, and had to be prepared for."""
         self.elements_computed = 0
         self.elements_padding = 0
-        """Computed elements that were padding or filled a call up."""
+        """Of these, what was only padding, or filled a call up."""
         self.queue_us = LatencyHistogram()
         self.run_us = LatencyHistogram()
         self.total_us = LatencyHistogram()

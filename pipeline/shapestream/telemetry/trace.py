@@ -180,7 +180,7 @@ def _is_seconds(value: Any) -> bool:
 log = structlog.get_logger()
 
 MAX_REQUESTS = 5_000_000
-"""Requests after which a recording ends: about 200 MB as text, 30 MB as .gz."""
+"""Where a recording ends by itself: about 200 MB as text, 30 MB as .gz."""
 FLUSH_S = 1.0
 _MAX_NAMES = 1000
 
