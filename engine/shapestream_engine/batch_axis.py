@@ -48,7 +48,7 @@ class NoBatchAxis:
     reason: str
     """Names the inputs that are to blame."""
     shapes: Mapping[str, str] = field(default_factory=dict)
-    """Per input the shape to state; empty where no statement helps."""
+    """The shape to state for each input; empty where no statement helps."""
 
     @property
     def yaml(self) -> str:
@@ -181,7 +181,7 @@ def _blame(port: InputPort, stated: frozenset[str]) -> str | None:
 
 
 def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, str]:
-    """Per input that has no batch axis the shape that gives it one; empty where an input cannot have any."""
+    """Find the shape that gives each input without a batch axis one; empty where an input cannot have any."""
     shapes = {}
     for port in signature.inputs:
         if BATCH in port.axis_names:

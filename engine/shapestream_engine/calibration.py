@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["MOST_FAILURES", "Calibration", "CalibrationBench", "calibrate"]
 
 PASSES = (0.6, 0.8, 0.95, 1.0)
-"""When each pass ends, as a share of the budget: the coarse grid, the same again, the finer points, and all of them
-again. What disturbs a machine lasts longer than a call, so repeats at another time tell more than those at once."""
+"""End of each pass, as a share of the budget: the coarse grid, the same again, the finer points, all of them again.
+A disturbance of a machine lasts longer than a call, so repeats at another time tell more than those at once."""
 MOST_ROUNDS = 5
 """Repeats of one point in one pass, at most."""
 LEAST_ROUNDS = 2
 POINT_SHARE = 1 / 50
-"""Of the budget: a point that has taken so long gets no more repeats than `LEAST_ROUNDS`."""
+"""Share of the budget after which a point gets no more repeats than `LEAST_ROUNDS`."""
 CALL_SHARE = 1 / 8
-"""Of the budget: larger calls than those that are expected to take so long are not measured."""
+"""Share of the budget: no call is measured that is expected to take longer, and none larger."""
 DIFFERENT = 2
 """Requests with inputs of their own; a call's rows take turns with them. Making inputs takes time as well."""
 MOST_FAILURES = 8
@@ -55,13 +55,13 @@ HANG_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured, and how that went."""
+    """The result of one calibration: a table, and its circumstances."""
 
     table: CostTable
     findings: tuple[str, ...] = ()
-    """What could not be measured, in words."""
+    """Reasons why points could not be measured, for people."""
     seconds: float = 0.0
-    """That it took."""
+    """Seconds that the calibration took."""
     from_cache: bool = False
 
 
@@ -134,7 +134,7 @@ class CalibrationBench:
         self._began = monotonic()
         self._times: dict[tuple[int, ...], list[float]] = {}
         self._first_s: dict[tuple[int, ...], float | None] = {}
-        """Per call shape: every slot's seconds, and those of its first call."""
+        """Seconds of the first call of each shape; `_times` has those of later ones."""
         self._refused: set[tuple[int, ...]] = set()
         self._resident = resident_nbytes()
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
@@ -158,7 +158,7 @@ class CalibrationBench:
                 slot.close()
 
     def points(self) -> tuple[CostPoint, ...]:
-        """What was found. Of a shape's times the lower quartile counts: what disturbs only makes them longer."""
+        """Points measured so far. Of a shape's times the lower quartile counts: disturbances only make them longer."""
         return tuple(
             CostPoint(
                 sizes=sizes,
@@ -229,7 +229,7 @@ class CalibrationBench:
         self._largest = max(self._largest, (prod(ran), seconds))
 
     def _round(self, work: Batch) -> list[BatchReport]:
-        """The same work on all slots at the same time."""
+        """Run the same batch on all slots at the same time."""
         batches = set()
         for slot in self._slots:
             self._batch += 1

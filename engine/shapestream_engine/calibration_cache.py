@@ -6,7 +6,7 @@ Processes that want the same table at the same time wait for the first, which ho
 together they would slow each other down.
 
 Beside the tables lies what servers' traffic made of them, a file per table. Each is replaced as a whole, so of two servers
-the last one that writes is believed; nobody waits.
+the last writer wins, without a lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATELY_S = 3600.0
 MOST_LEARNED = 256
 """Tables whose corrections are kept; those written longest ago go first. Most take a few KB, none more than some 200."""
 _FORMAT = 2
-"""Of the entries, and of what is measured: raised when either changes, so that old tables are not taken for new ones."""
+"""Version of the entries and of the measurement. A change of either raises it, so that old tables are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class CostEntry:
     path: Path | None
 
     def begin(self) -> bool:
-        """Note that measuring begins. False if it began `MOST_TRIES` times lately and never ended.
+        """Notes that measuring begins. False if it began `MOST_TRIES` times lately and never ended.
 
-        A model may crash on inputs that nobody sends. Its process is started anew, and must not do the same for ever.
+        A model may crash on inputs that no client sends. Its process is started anew, and must not do the same for ever.
         """
         if self.path is None:
             return True
@@ -67,7 +67,7 @@ class CostEntry:
         return True
 
     def end(self) -> None:
-        """Note that the process has survived."""
+        """Notes that the process has survived."""
         if self.path is not None:
             with suppress(OSError):
                 self.path.with_suffix(".tries").unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class CostEntry:
             return None  # it is measured again, and written anew
 
     def write(self, table: CostTable) -> None:
-        """Keep a table."""
+        """Keeps a table."""
         write_plain(self.path, table.to_dict())
 
 
@@ -93,23 +93,23 @@ class CostCache(KeptFiles):
 
     @contextmanager
     def entry(self, key: str) -> Iterator[CostEntry]:
-        """The entry for this table, locked meanwhile."""
+        """The entry for this table, locked against other processes meanwhile."""
         with self.locked(key) as path:
             yield CostEntry(path)
 
     def learned(self, table: CostTable) -> LearnedCosts | None:
-        """The corrections of this table by traffic, as far as they were kept."""
+        """Read the corrections of this table by traffic; None where none were kept."""
         return None if self.folder is None else _read_learned(self._learned_path(self.folder, table.digest))
 
     def all_learned(self) -> dict[str, LearnedCosts]:
-        """The corrections of all tables, by the digest of the table."""
+        """Read the corrections of all tables, by the tables' digests."""
         if self.folder is None:
             return {}
         found = (_read_learned(path) for path in self.folder.glob("*.learned.json"))
         return {learned.table: learned for learned in found if learned is not None}
 
     def keep_learned(self, learned: LearnedCosts) -> None:
-        """Keep corrections instead of those that were kept for the same table; an error of the disk loses only them."""
+        """Replaces what was kept for the same table. What cannot be written is lost, and nothing else."""
         if self.folder is None:
             return
         with suppress(OSError):
@@ -150,9 +150,9 @@ def cost_key(
     threads: int | None,
     budget_s: float,
 ) -> str:
-    """The name of a table: it changes with all that seconds depend on, as far as can be known, and with the budget.
+    """Names a table: changes with all that seconds depend on, as far as can be known, and with how long was measured.
 
-    Of the machine, its kind of CPU and the number of CPUs of this process count: alike machines share a key.
+    Of the machine that is its kind of CPU and how many of them this process may use: alike machines share a key.
     """
     plain = {"format": _FORMAT, **identity((spec, options, slots, threads, budget_s), spec, signature)}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]

@@ -46,7 +46,7 @@ class KeptFiles:
 
     @contextmanager
     def locked(self, key: str) -> Iterator[Path | None]:
-        """The path of an entry that nobody else has meanwhile; None where nothing can be kept."""
+        """The path of an entry, locked against other processes meanwhile; None where nothing can be kept."""
         if self.folder is None:
             yield None
             return
@@ -75,7 +75,7 @@ def read_plain(path: Path | None) -> Any:
 
 
 def write_plain(path: Path | None, plain: Any) -> None:
-    """Replace the file as a whole, or leave it as it was."""
+    """Replaces the file as a whole, or leaves it as it was."""
     if path is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""The machine: its processor, the installed runtime of an engine, and the division of its CPUs among slots.
+"""The machine: its processor, the runtime of an engine, and the division of its CPUs among slots.
 
 Results and their cost depend on these beside the model.
 """
@@ -86,7 +86,7 @@ CPUS_PER_SLOT = 2
 """With `auto`, one slot for so many CPUs.
 
 One would leave a CPU idle whenever its slot gathers or splits; with many, small calls spend their time on handing
-pieces to each other's threads. It is a starting point for anyone who measures: both counts can be set.
+pieces to each other's threads. It is a starting point for measurements: both counts can be set.
 """
 
 

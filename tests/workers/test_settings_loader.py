@@ -534,4 +534,6 @@ def test_the_json_schema_knows_every_key() -> None:
     schema = json_schema()
     assert {"server", "models", "workers", "in_process", "logging"} == set(schema["properties"])
     assert schema["additionalProperties"] is False
-    assert "What clients call it." == schema["$defs"]["ModelSettings"]["properties"]["name"]["description"]
+    assert (
+        "The name that clients use." == schema["$defs"]["ModelSettings"]["properties"]["name"]["description"]
+    )

@@ -1,4 +1,4 @@
-"""The configuration: a YAML file, and the frozen models that it becomes, which server and workers take as they are."""
+"""The configuration: a YAML file, read into frozen models that server and workers take as they are."""
 
 from shapestream.settings.document import (
     InProcessSettings,

@@ -1,6 +1,6 @@
-"""The section `server` of the YAML: the process that producers talk to, and who may.
+"""The section `server` of the YAML: addresses, keys, bounds and times of the server.
 
-`ServerSettings` is what the server takes: each default stands here and nowhere else.
+The server takes `ServerSettings` as they are: each default stands here and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shapestream.settings.yaml_source import Location
 __all__ = ["SecuritySettings", "ServerSettings", "is_public_key"]
 
 MIN_HANG_S = 10.0
-"""Shortest time after which a batch may be taken to hang, where the YAML says nothing else."""
+"""Default of the shortest time, in seconds, after which a batch counts as hanging."""
 
 _HOW_TO_BE_SAFE = (
     "add security: {key: ..., clients: ...} as docs/security.md shows, or security: network where the network itself "
@@ -40,7 +40,7 @@ _HOW_TO_BE_SAFE = (
 
 
 def read_model_root(value: Any, info: ValidationInfo) -> str:
-    """A folder that exists, as an absolute path without symbolic links."""
+    """Read a folder that exists, as an absolute path without symbolic links."""
     if not isinstance(value, str) or not value:
         raise wrong(f"expected the path of a folder, got {describe(value)}")
     path = absolute_path(value, info)
@@ -49,7 +49,7 @@ def read_model_root(value: Any, info: ValidationInfo) -> str:
 
 
 def read_output_path(value: Any, info: ValidationInfo) -> str:
-    """A file to be written, as an absolute path; its folder is there."""
+    """Read a file to be written, as an absolute path; its folder exists."""
     if not isinstance(value, str) or not value or value.endswith("/"):
         raise wrong(f"expected the path of a file to write, got {describe(value)}")
     path = absolute_path(value, info)
@@ -64,7 +64,7 @@ _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 
 def check_address(value: Any, info: ValidationInfo) -> str:
-    """`ipc://PATH`, made absolute, or `tcp://HOST:PORT`. Who may listen beyond loopback is checked with `security`."""
+    """Check `ipc://PATH`, made absolute, or `tcp://HOST:PORT`. Addresses beyond loopback are checked with `security`."""
     if not isinstance(value, str):
         raise wrong(f"expected an address, got {describe(value)} (write ipc://PATH or tcp://127.0.0.1:PORT)")
     scheme, separator, rest = value.partition("://")
@@ -96,12 +96,12 @@ def _tcp_address(value: str, rest: str) -> str:
 
 
 def is_public_key(text: str) -> bool:
-    """Whether this is a key and not a path, as far as 40 characters can tell. Of a path write ./PATH."""
+    """True for a text that has the form of a key. A path of that form is written ./PATH."""
     return _Z85_KEY.fullmatch(text) is not None
 
 
 def read_security_mode(word: str) -> dict[str, str]:
-    """The short form of {mode: network}."""
+    """Read the short form of {mode: network}."""
     if word != "network":
         raise wrong(
             f"expected keys, or the word network, got {describe(word)} (write {{key: FILE, clients: FOLDER}})"
@@ -110,7 +110,7 @@ def read_security_mode(word: str) -> dict[str, str]:
 
 
 def read_secret_path(value: Any, info: ValidationInfo) -> str:
-    """A secret key's file, as an absolute path. A key itself has no place in a YAML, and is not repeated in the error."""
+    """Read the path of a secret key's file, made absolute. A key in its place is refused, and not repeated in the error."""
     if not isinstance(value, str) or not value:
         raise wrong("expected the path of a secret key's file (make one with: shapestream keys new NAME)")
     if is_public_key(value) and not absolute_path(value, info).exists():
@@ -124,7 +124,7 @@ def read_secret_path(value: Any, info: ValidationInfo) -> str:
 
 
 def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
-    """A folder of public keys, as an absolute path, or a list of them: each in Z85, or the path of a .pub file."""
+    """Read a folder of public keys, made absolute, or a list of them: each in Z85, or the path of a .pub file."""
     if isinstance(value, str) and value and not is_public_key(value):
         folder = absolute_path(value, info)
         if files_must_exist(info) and not is_there(Path.is_dir, folder):
@@ -153,21 +153,21 @@ KeyList: TypeAlias = Annotated[
 
 
 class SecuritySettings(Section):
-    """Who may connect over tcp; docs/security.md. `security: network` is short for {mode: network}."""
+    """The keys that tcp addresses ask for (docs/security.md). `security: network` is short for {mode: network}."""
 
     mode: Literal["keys", "network"] = "keys"
-    """`keys`: callers prove a listed key. `network`: anybody who gets there is let in; the network keeps others away."""
+    """`keys`: callers prove a listed key. `network`: every caller is let in; the network keeps strangers away."""
     key: Annotated[str, BeforeValidator(read_secret_path)] | None = None
     """The server's secret key: a file with mode 0600, from `shapestream keys new`."""
     clients: KeyList = ()
-    """Who may send requests: a folder of .pub files, or a list of public keys."""
+    """Keys that may send requests: a folder of .pub files, or a list of public keys."""
     admins: KeyList = ()
-    """Who may also see the server's counters."""
+    """Keys that may also see the server's counters."""
     workers: KeyList = ()
-    """Who may serve models at `worker_listen`."""
+    """Keys that may serve models at `worker_listen`."""
 
     def problems(self, listen: tuple[str, ...], worker_listen: str | None) -> Iterator[Finding]:
-        """Yield what makes an address useless, or a key needless."""
+        """Yield missing keys, which make an address useless, and needless ones."""
         if self.mode == "network":
             for role in ("key", "clients", "admins", "workers"):
                 if getattr(self, role):
@@ -187,62 +187,62 @@ def _read_security(value: Any) -> Any:
 
 
 class ServerSettings(Section):
-    """The process that producers talk to."""
+    """Settings of the server."""
 
     listen: tuple[Address, ...] = Field(
         default=("ipc://run/shapestream.sock",), strict=False, min_length=1, validate_default=True
     )
-    """Where clients connect: ipc://PATH (relative to this file) or tcp://HOST:PORT; beyond loopback with `security`."""
+    """Addresses for clients: ipc://PATH (relative to this file) or tcp://HOST:PORT; beyond loopback with `security`."""
     worker_listen: Address | None = None
-    """Where workers that were started elsewhere dial in. The server's own workers need no setting."""
+    """Address for workers that are started elsewhere. The server's own workers need no setting."""
     security: Annotated[SecuritySettings | None, BeforeValidator(_read_security)] = None
-    """Needed for addresses that other machines reach: the keys that are let in, or `network`."""
+    """Keys that are let in, or `network`; required for addresses that other machines reach."""
     max_queued_requests: int = Field(default=8192, ge=1)
-    """Requests that may wait, of all clients together; more are answered `overloaded`."""
+    """Requests in the queue, of all clients together, at most; more are answered `overloaded`."""
     max_queued_bytes: Bytes = 2 << 30
-    """Bytes of tensors that may wait; more are answered `overloaded`."""
+    """Bytes of tensors in the queue, at most; more are answered `overloaded`."""
     max_queued_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """Seconds that the slots are predicted to need for what waits; more is answered `overloaded`. Null: not limited."""
+    """Predicted seconds of the slots for the queue, at most; more is answered `overloaded`. Null: no limit."""
     window_requests: int = Field(default=1024, ge=1, le=65536)
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20
     """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
     windows_per_key: int = Field(default=8, ge=1, le=65536)
-    """Where clients prove keys: how many clients' credits all clients with one key have together."""
+    """Credits that all clients with one key have together, where clients prove keys."""
     max_outbox_bytes: Bytes = 512 << 20
-    """Bytes that wait for all clients and workers that read too slowly; beyond it the one with most is cut off."""
+    """Unsent bytes for all clients and workers, at most; beyond it the one with most is cut off."""
     prefetch: bool = True
-    """While all slots are busy, the next batch is sent to one a moment before it becomes free."""
+    """Queue the next batch behind the running one of a busy slot, just before that slot is free."""
     kept_bytes: Bytes = 64 << 20
-    """Replies that were given are kept up to so many bytes, for clients that ask again after a broken connection."""
+    """Bytes of kept replies, at most, for clients that ask again after a broken connection."""
     kept_s: float = Field(default=60.0, ge=0, le=86400, allow_inf_nan=False)
-    """How long such a reply is kept, at most."""
+    """Seconds that a reply is kept, at most."""
     max_clients: int = Field(default=1024, ge=1, le=65536)
-    """Clients at a time."""
+    """Clients at a time, at most."""
     heartbeat_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
-    """How often the server, its clients and its workers show that they live."""
+    """Seconds between heartbeats of the server, its clients and its workers."""
     client_silence_s: float = Field(default=10.0, gt=0, le=86400, allow_inf_nan=False)
-    """A client that was silent for so long is gone; its queued requests are dropped."""
+    """Seconds of silence after which a client counts as gone; its queued requests are dropped."""
     worker_silence_s: float = Field(default=3.0, gt=0, le=86400, allow_inf_nan=False)
-    """A worker that was silent for so long is lost; what it ran is run elsewhere."""
+    """Seconds of silence after which a worker counts as lost; its batches run elsewhere."""
     model_root: Annotated[str, BeforeValidator(read_model_root)] | None = None
-    """Model files must lie in this folder, symbolic links followed. Default: anywhere."""
+    """Folder that must hold all model files, symbolic links followed. Default: any folder."""
     hang_min_s: float | None = Field(default=None, gt=0, le=86400, allow_inf_nan=False)
-    """No batch is taken to hang before it has run so long. Default: 10, and `worker_silence_s` twice if that is more."""
+    """Shortest time, in seconds, after which a batch counts as hanging. Default: 10, or twice `worker_silence_s`."""
     hang_grace_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
-    """A batch that hangs is cancelled; if it has not ended after so long, its worker is killed."""
+    """Seconds between the cancellation of a batch that hangs and the end of its worker."""
     quarantine_requests: int = Field(default=1024, ge=0, le=65536)
-    """Requests that killed workers, whose digests are kept; what equals one is answered `poisoned`. 0: none."""
+    """Digests of requests that killed workers, at most; an equal request is answered `poisoned`. 0: none are kept."""
     quarantine_s: float = Field(default=600.0, gt=0, le=86400, allow_inf_nan=False)
-    """How long such a digest is kept."""
+    """Seconds that such a digest is kept."""
     record_trace: Annotated[str, BeforeValidator(read_output_path)] | None = None
-    """Record when requests come and how large they are, never what is in them, for `simulate` and `tune`."""
+    """File for a trace of the times and shapes of requests, never of their data, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
-    """How long SIGTERM waits for accepted requests before it gives up on them."""
+    """Seconds that the first SIGTERM leaves accepted requests to end."""
 
     @property
     def network_is_safe(self) -> bool:
-        """Whether the operator vouches for the network, so that no key is needed wherever the addresses lie."""
+        """True where the operator vouches for the network, so that no address needs a key."""
         return self.security is not None and self.security.mode == "network"
 
     @property
@@ -251,7 +251,7 @@ class ServerSettings(Section):
         return self.hang_min_s or max(MIN_HANG_S, 2 * self.worker_silence_s)
 
     def problems(self) -> Iterator[Finding]:
-        """Yield what the settings of the server disagree about."""
+        """Yield the contradictions between the settings of the server."""
         for key in ("client_silence_s", "worker_silence_s"):
             silence = getattr(self, key)
             if silence < 2 * self.heartbeat_s:
@@ -273,9 +273,9 @@ class ServerSettings(Section):
                 yield where, f'"{address}" is open to other machines ({_HOW_TO_BE_SAFE})'
 
     def too_short_for_hangs(self, limit_s: float | None) -> str | None:
-        """What is wrong with a limit for hangs, in seconds; None where nothing is.
+        """The problem of a limit for hangs, in seconds; None for a limit that is long enough.
 
-        Where a network may break, a silent worker must count as lost before what it runs counts as hanging.
+        Where a network may break, a silent worker must count as lost before its batch counts as hanging.
         """
         least_s = self.worker_silence_s + self.heartbeat_s
         if self.worker_listen is None or limit_s is None or limit_s >= least_s:

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Finding: TypeAlias = tuple[Location, str]
-"""The place of the key to change, and what is wrong (what to do)."""
+"""The place of the key to change, and the problem with its remedy in brackets."""
 
 
 class Section(BaseModel):
@@ -54,7 +54,7 @@ def closest(word: str, known: Sequence[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`(did you mean "x"?)`, or what there is to choose from; never empty-handed."""
+    """The hint `(did you mean "x"?)`, or the list of known words."""
     if (close := closest(word, known)) is not None:
         return f'(did you mean "{close}"?)'
     return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"
@@ -73,7 +73,7 @@ def describe(value: Any) -> str:
 
 
 def address_meant(value: Any) -> str | None:
-    """The address that a text without `tcp://` or `ipc://` probably means; None where that is open."""
+    """The address that a text without `tcp://` or `ipc://` probably means; None where it cannot be told."""
     if not isinstance(value, str) or "://" in value:
         return None
     host, colon, port = value.rpartition(":")
@@ -83,13 +83,13 @@ def address_meant(value: Any) -> str | None:
 
 
 def wrong(message: str) -> PydanticCustomError:
-    """The error to raise for a value; `message` is "what is wrong (what to do)"."""
+    """The error to raise for a value; `message` is the problem with its remedy in brackets."""
     # The text is a template for pydantic; braces of ours are not fields of it.
     return PydanticCustomError("setting", "{message}", {"message": message})
 
 
 MAX_BYTES = 1 << 53
-"""8 PiB: more than any machine has, and exact in every format that tells a client of it."""
+"""Largest number of bytes, 8 PiB: more than any machine has, and exact in every format that carries it."""
 
 _UNITS = {
     "": 1,
@@ -105,7 +105,7 @@ _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
 
 
 def read_bytes(value: Any) -> int:
-    """A number of bytes, or a text such as "256 MiB"."""
+    """Read a number of bytes, or a text such as "256 MiB"."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return _believable(value, value)
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())) is not None:
@@ -140,7 +140,7 @@ def must_be_there(path: Path, is_one: Callable[[Path], bool], what: str, info: V
 
 
 def _models_in(folder: Path) -> str:
-    """`: folder/model.onnx`, for the model files in a folder."""
+    """The end of a hint: `: folder/model.onnx` for the model files in a folder, or nothing."""
     try:
         found = sorted(path.name for path in folder.iterdir() if path.suffix in (".xml", ".onnx", ".pt2"))
     except OSError:
@@ -149,17 +149,17 @@ def _models_in(folder: Path) -> str:
 
 
 def absolute_path(value: str, info: ValidationInfo) -> Path:
-    """The path from the folder of the YAML; `~` is the home of the user who runs this."""
+    """The absolute path of a value that starts at the folder of the YAML; `~` is the home of the process's user."""
     if "\0" in value:
         raise wrong(f"{describe(value)} is no path (it holds a zero byte)")
     try:
         return (_base(info) / Path(value).expanduser()).absolute()
-    except RuntimeError as error:  # ~somebody who is not known here
+    except RuntimeError as error:  # ~NAME of a user that is not known here
         raise wrong(f"{describe(value)} is no path: {error}") from error
 
 
 def is_there(is_one: Callable[[Path], bool], path: Path) -> bool:
-    """True for a file or folder that exists. Raises for a path that cannot be looked at."""
+    """True where the file or folder exists, as `is_one` tells. Raises the error for a path that cannot be looked at."""
     try:
         return is_one(path)
     except OSError as error:  # too long, or in a folder that is closed to us
@@ -172,5 +172,5 @@ def _base(info: ValidationInfo) -> Path:
 
 
 def files_must_exist(info: ValidationInfo) -> bool:
-    """True unless the file is only read, for a schema or a test: then its files and folders may be missing."""
+    """True where named files and folders must exist; false where the YAML is only read, for a test."""
     return bool((info.context or {}).get("files_must_exist", False))

@@ -74,7 +74,7 @@ class TorchModel(CompiledModel):
 
     @property
     def preparations(self) -> Preparations | None:
-        """On XLA the compilations since the model was made, those of other models of the process included."""
+        """Compilations on XLA since the model was made, those of other models of the process included."""
         now, before = self._device.preparations(), self._before
         if now is None or before is None:
             return None
