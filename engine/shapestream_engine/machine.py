@@ -16,13 +16,7 @@ from typing import Literal, TypeAlias
 
 from shapestream_engine.backends.registry import ENTRY_POINT_GROUP
 
-__all__ = [
-    "CPUS_PER_SLOT",
-    "Count",
-    "cpu_name",
-    "divide_cpus",
-    "runtime_of",
-]
+__all__ = ["CPUS_PER_SLOT", "Count", "cpu_name", "divide_cpus", "runtime_of"]
 
 _MODULES = {
     "openvino": ("openvino",),

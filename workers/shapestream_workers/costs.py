@@ -26,12 +26,7 @@ from shapestream_engine.probing.examination import values_of
 from shapestream_workers.models import available_cpus, compile_models, model_spec
 from shapestream_workers.proof import probe_options
 
-__all__ = [
-    "costs_of",
-    "measure_costs",
-    "slots_and_threads",
-    "tables",
-]
+__all__ = ["costs_of", "measure_costs", "slots_and_threads", "tables"]
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ proved     served as configured
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -57,6 +57,10 @@ __all__ = [
 
 _Line: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and what to say about it."""
+
+
+_PROBE = "say by `probe` what realistic inputs are"
+_VOUCH = "vouch for it by trust: true"
 
 
 class _Refusal(NamedTuple):
@@ -131,29 +135,15 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
     """The consequences of a report; `trust` turns refusals into warnings."""
     refused = [_refusal(model, finding) for finding in report.of("refuted")]
     unproved = report.of("unproved")
-    shared = {port.name for port in signature.outputs if isinstance(port.rule, Shared)}
+    shared = sorted(port.name for port in signature.outputs if isinstance(port.rule, Shared))
     warnings: list[_Line] = []
     off: frozenset[str] = frozenset()
     for finding in unproved:
-        if finding.is_short:
-            refused.append(_unproved_rows(model, finding))
-            continue
-        lost = [name for name in sorted(shared) if finding.output in (None, name)]
-        if finding.treatment.kind == "batching" and lost:
-            refused += [_unproved_shared(name, finding) for name in lost]
-            continue
-        if finding.treatment.kind == "invariance":
-            refused.append(_unproved_invariance(finding))
-            continue
-        if finding.treatment.kind == "strategy":
-            refused.append(_unproved_strategy(finding))
-            continue
-        needed = [name for name in finding.treatment.dimensions if name in model.shapes.sizes]
-        if needed:
-            refused.append(_unproved_sizes(model.shapes.strategy, needed[0], finding))
-            continue
-        off |= frozenset(finding.treatment.dimensions)
-        warnings.append(_doubt(model, finding))
+        if needed := list(_unproved(model, finding, shared)):
+            refused += needed
+        else:
+            off |= frozenset(finding.treatment.dimensions)
+            warnings.append(_doubt(model, finding))
     lines = tuple(refusal.line(trusted=model.trust) for refusal in refused)
     if model.trust:
         return Judgement(warnings=(*lines, *warnings))
@@ -190,7 +180,11 @@ def _refusal(model: ModelSettings, finding: Finding) -> _Refusal:
     what = f"{finding.subject}: {treatment}{strategy} changes the results: {finding.evidence}"
     match treatment.kind:
         case "invariance":
-            return _variance(finding)
+            return _Refusal(
+                ("batching", "batch_invariant"),
+                f"{finding.subject}: the results depend on who shares the call: {finding.evidence}",
+                "batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only",
+            )
         case "static":
             return _Refusal(("shapes", "static"), what, f"remove that shape; {vouch}")
         case "strategy":
@@ -205,68 +199,48 @@ def _refusal(model: ModelSettings, finding: Finding) -> _Refusal:
     return _Refusal(_output_place(model, finding.output), what, f"{alone}; {vouch}")
 
 
-def _variance(finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("batching", "batch_invariant"),
-        f"{finding.subject}: the results depend on who shares the call: {finding.evidence}",
-        "batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only",
-    )
+def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> Iterator[_Refusal]:
+    """Yield the refusals of what the configuration cannot do without; none where it is left off, or goes on.
 
-
-def _unproved_invariance(finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("batching", "batch_invariant"),
-        f"{finding.subject}: batch_invariant is unproved: {finding.why}",
-        "say by `probe` what realistic inputs are, or vouch for it by trust: true",
-    )
-
-
-def _unproved_strategy(finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("shapes",),
-        f"{finding.subject}: {finding.treatment} needs padding that is proved harmless, and it is unproved: {finding.why}",
-        "say by `probe` what realistic inputs are, choose the strategy native, or vouch for it by trust: true",
-    )
+    `shared` are the outputs with that rule.
+    """
+    treatment, shapes = finding.treatment, model.shapes
+    about = f"{finding.subject}: {treatment} is unproved"
+    needed = [name for name in treatment.dimensions if name in shapes.sizes]
+    if finding.is_short:
+        remedy = f"set batching.max_batch to {finding.rows}"
+        if shapes.strategy == "native" and shapes.max_prepared is not None:
+            # Calls are filled up to the bound, whatever `max_batch` says.
+            remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
+        what = f"{about} beyond {finding.rows} rows: {finding.why}"
+        yield _Refusal(("batching", "max_batch"), what, f"{remedy}, or {_VOUCH}")
+    elif treatment.kind == "batching":
+        for name in shared:
+            if finding.output in (None, name):
+                what = (
+                    f"output {name!r}: the rule shared holds only where the output is the same whatever else is in the "
+                    f"batch, and nothing has proved that: {finding.why}"
+                )
+                yield _Refusal(("outputs", name), what, "trust: true vouches for it")
+    elif treatment.kind == "invariance":
+        what = f"{finding.subject}: batch_invariant is unproved: {finding.why}"
+        yield _Refusal(("batching", "batch_invariant"), what, f"{_PROBE}, or {_VOUCH}")
+    elif treatment.kind == "strategy":
+        what = f"{finding.subject}: {treatment} needs padding that is proved harmless, and it is unproved: {finding.why}"
+        yield _Refusal(("shapes",), what, f"{_PROBE}, choose the strategy native, or {_VOUCH}")
+    elif needed:
+        what = f"{about}: {finding.why}; the strategy {shapes.strategy} cannot do without it"
+        yield _Refusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
 
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Line:
-    advice = "say by `probe` what realistic inputs are, or vouch for it by trust: true"
+    advice = f"{_PROBE}, or {_VOUCH}"
     about = f"{finding.subject}: {finding.treatment} is unproved: {finding.why}"
     if finding.treatment.kind == "static":
         return ("shapes", "static"), f"{about}; it is served all the same ({advice})"
     if dimensions := finding.treatment.dimensions:
         return _pad_place(model, dimensions), f"{about}; {', '.join(dimensions)} is not padded ({advice})"
     return _output_place(model, finding.output), f"{about}; requests share calls all the same ({advice})"
-
-
-def _unproved_shared(name: str, finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("outputs", name),
-        f"output {name!r}: the rule shared holds only where the output is the same whatever else is in the batch, and "
-        f"nothing has proved that: {finding.why}",
-        "trust: true vouches for it",
-    )
-
-
-def _unproved_rows(model: ModelSettings, finding: Finding) -> _Refusal:
-    remedy = f"set batching.max_batch to {finding.rows}"
-    if model.shapes.strategy == "native" and model.shapes.max_prepared is not None:
-        # Calls are filled up to the bound, whatever `max_batch` says.
-        remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
-    return _Refusal(
-        ("batching", "max_batch"),
-        f"{finding.subject}: {finding.treatment} is unproved beyond {finding.rows} rows: {finding.why}",
-        f"{remedy}, or vouch for it by trust: true",
-    )
-
-
-def _unproved_sizes(strategy: str, dimension: str, finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("shapes", dimension),
-        f"{finding.subject}: {finding.treatment} is unproved: {finding.why}; "
-        f"the strategy {strategy} cannot do without it",
-        "say by `probe` what realistic inputs are, or vouch for it by trust: true",
-    )
 
 
 def _pad_place(model: ModelSettings, dimensions: tuple[str, ...]) -> Location:

@@ -14,18 +14,17 @@ from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
 from shapestream_engine.batching.calls import CallPlanner
+from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Layout
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = ["DEFAULT_MAX_BATCH", "ServedModel", "ServedModels", "most_rows"]
+__all__ = ["ServedModel", "ServedModels", "most_rows"]
 
 log = structlog.get_logger()
 
-# Rows in one call where neither the configuration nor the signature's bound says anything.
-DEFAULT_MAX_BATCH = 64
 # Bytes of the inputs of one call, padding included, where the configuration says nothing. Larger calls gain next to nothing
 # from company, and each slot keeps room for the largest that it ran.
 DEFAULT_BATCH_BYTES = 256 << 20
