@@ -54,6 +54,11 @@ class WatchedSocket:
         self._closed = False
         self._drained = True
         self._receivers = trio.lowlevel.ParkingLot()
+        self.on_messages: Callable[[], None] | None = None
+        """Called by `run` where messages wait, in place of waking a receiver: one turn of the event loop less.
+
+        It calls `receive_nowait`. A receiver is still needed, for messages that a send or the end of a burst finds.
+        """
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the socket until it is closed or cancelled; `receive` works only while this runs."""
@@ -61,7 +66,10 @@ class WatchedSocket:
         try:
             while True:
                 self._check_open()
-                self._look()
+                if self.on_messages is not None and self._events() & POLLIN:
+                    self.on_messages()
+                else:
+                    self._look()
                 await trio.lowlevel.wait_readable(self._fd)
         except trio.ClosedResourceError:
             return
