@@ -23,9 +23,8 @@ from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
-from shapestream_engine.probing.inputs import Values, default_values, make_request
+from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Slot
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class CalibrationBench:
     ) -> None:
         self.findings: list[str] = []
         self._signature = model.signature
-        self._values = _complete(model.signature, values)
+        self._values = complete_values(model.signature, values)
         self._budget_s = budget_s
         self._began = monotonic()
         self._times: dict[tuple[int, ...], list[float]] = {}
@@ -278,9 +277,3 @@ def resident_nbytes() -> int:
 
 class _CallFailed(EngineError):
     """A shape that the model did not run."""
-
-
-def _complete(signature: ModelSignature, values: Mapping[str, Values]) -> dict[str, Values]:
-    return {
-        port.name: values.get(port.name) or default_values(port.element_type)[0] for port in signature.inputs
-    }

@@ -91,7 +91,7 @@ class Trial:
     problem: str | None = None
     """Reason why it is out: a crash, a refusal, failed requests."""
     skipped: str | None = None
-    """What was left out for lack of time."""
+    """Measurements that were left out for lack of time."""
 
     def values(self, objective: Objective) -> tuple[float, ...]:
         """Results per second, or p99 in seconds, by round of the final."""
