@@ -18,17 +18,24 @@ import numpy as np
 SCHEDULING = "shapestream.scheduling."
 
 
-def found(name: str, module: str) -> Any:
-    """A name of the simulation: the baseline's modules are parts of the lab here."""
-    places = {"trace": "shapestream.telemetry.trace", "true_cost": "shapestream_workers.lab.true_cost"}
-    try:
-        return getattr(import_module("shapestream.simulation." + module), name)
-    except ModuleNotFoundError:
-        return getattr(import_module(places.get(module, "shapestream_workers.lab.simulator")), name)
+def found(name: str, *modules: str) -> Any:
+    """A name in the first of these modules that there is, the baseline's or this checkout's."""
+    for module in modules:
+        try:
+            return getattr(import_module(module), name)
+        except ModuleNotFoundError:
+            continue
+    raise ModuleNotFoundError(name)
 
+
+BASELINE = "shapestream.simulation."
+LAB = "shapestream_workers.lab."
+TRUE_COSTS = (BASELINE + "true_cost", LAB + "true_cost")
 
 EVENT_S, REQUEST_S, BATCH_S = 20e-6, 20e-6, 60e-6
 """Seconds of the server's event loop per event, per request that arrives and per batch that starts, programmes apart."""
+ROUND_TRIP_S = 0.001
+"""In a closed loop: seconds from an answer to the next request."""
 MINILM = {
     (1, 8): 3.328e-3, (1, 24): 6.864e-3, (1, 64): 15.36e-3, (1, 256): 62.976e-3, (4, 8): 8.448e-3,
     (4, 24): 21.888e-3, (4, 64): 54.784e-3, (16, 8): 30.208e-3, (16, 24): 85.248e-3, (16, 64): 0.22528,
@@ -90,33 +97,55 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
         bounds=scenario.bounds,
         max_shapes=scenario.max_shapes,
     )
-    truth = scenario.cost()
-    table = truth.calibration("k", profile.dimensions, profile.max_batch)
-    if scenario.belief != 1.0:
-        table = _scaled(table, scenario.belief)
-    alike = len(set(scenario.speeds)) == 1
-    plans = [
-        found("SlotPlan", "simulated_slots")(worker="w" if alike else f"w{number}", speed=speed)
-        for number, speed in enumerate(scenario.speeds)
-    ]
     requests = list(_requests(scenario, seed))
-    simulation = _with_loop(found("_Simulation", "simulator"), spent)(
-        scheduler,
-        [profile],
-        plans,
-        found("Truth", "simulated_slots")(
-            costs={"m": truth}, noise=scenario.noise, way_s=scenario.way_s, seed=seed
-        ),
-        found("Workload", "play")(requests=iter(requests), in_flight=scenario.in_flight, round_trip_s=0.001),
-        {"m": table},
-        {},
+    alike = len(set(scenario.speeds)) == 1
+    simulation = _with_loop(
+        found("_Simulation", BASELINE + "simulator", LAB + "simulator"), spent, scenario.in_flight
     )
-    simulated = simulation.run(None)
+    try:
+        slots = import_module(BASELINE + "simulated_slots")
+    except ModuleNotFoundError:
+        simulated = simulation(
+            scheduler,
+            import_module(LAB + "simulator").Scenario(
+                profiles=[profile],
+                costs={"m": scenario.cost()},
+                traffic=requests,
+                believed={"m": _Believed(scenario.cost(), scenario.belief)},
+                slots=len(scenario.speeds),
+                slots_per_worker=len(scenario.speeds) if alike else 1,
+                speeds=tuple(scenario.speeds),
+                in_flight=scenario.in_flight,
+                round_trip_s=ROUND_TRIP_S,
+                noise=scenario.noise,
+                way_s=scenario.way_s,
+                seed=seed,
+            ),
+        ).run(None)
+    else:
+        simulated = simulation(
+            scheduler,
+            [profile],
+            [
+                slots.SlotPlan(worker="w" if alike else f"w{number}", speed=speed)
+                for number, speed in enumerate(scenario.speeds)
+            ],
+            slots.Truth(costs={"m": scenario.cost()}, noise=scenario.noise, way_s=scenario.way_s, seed=seed),
+            import_module(BASELINE + "play").Workload(
+                requests=iter(requests), in_flight=scenario.in_flight, round_trip_s=ROUND_TRIP_S
+            ),
+            {
+                "m": _Believed(scenario.cost(), scenario.belief).calibration(
+                    "k", profile.dimensions, profile.max_batch
+                )
+            },
+            {},
+        ).run(None)
     return _figures(scenario, simulated, requests)
 
 
 @cache
-def _with_loop(simulation: Any, spent: Callable[[], float]) -> Any:
+def _with_loop(simulation: Any, spent: Callable[[], float], in_flight: int | None) -> Any:
     """The simulation, with one thread that decides: events wait for it, and what is decided leaves it later."""
 
     class Looped(simulation):  # type: ignore[misc]  # a class of another commit
@@ -136,10 +165,23 @@ def _with_loop(simulation: Any, spent: Callable[[], float]) -> Any:
             finished = self._finished
             for action in actions:
                 self._act(action, ends)
-            if self._workload.in_flight is not None and self._finished > finished:
-                self._returning.append((ends + self._workload.round_trip_s, self._finished - finished))
+            if in_flight is not None and self._finished > finished:
+                self._returning.append((ends + ROUND_TRIP_S, self._finished - finished))
 
     return Looped
+
+
+class _Believed:
+    """A calibration of true costs, all of them wrong by one factor."""
+
+    def __init__(self, cost: Any, factor: float) -> None:
+        self._cost = cost
+        self._factor = factor
+
+    def calibration(self, *arguments: Any) -> Any:
+        """The table that a worker brings."""
+        table = self._cost.calibration(*arguments)
+        return table if self._factor == 1.0 else _scaled(table, self._factor)
 
 
 def _scaled(table: Any, factor: float) -> Any:
@@ -149,7 +191,7 @@ def _scaled(table: Any, factor: float) -> Any:
 
 def _requests(scenario: Scenario, seed: int) -> Iterator[Any]:
     """In order of time; clients are numbered as their streams are."""
-    request = found("TraceRequest", "trace")
+    request = found("TraceRequest", BASELINE + "trace", "shapestream.telemetry.trace")
     rng = np.random.default_rng(seed)
 
     def one(client: int, stream: Stream) -> list[Any]:
@@ -238,7 +280,7 @@ def minilm() -> Any:
     engine = import_module("shapestream_engine.cost_table")
     points = tuple(engine.CostPoint(sizes=sizes, seconds=seconds) for sizes, seconds in MINILM.items())
     table = engine.CostTable(key="minilm", dimensions=("batch", "seq"), points=points)
-    return found("TableCost", "true_cost")(table)
+    return found("TableCost", *TRUE_COSTS)(table)
 
 
 def formula(fixed_ms: float, ms_per_element: float, **more: Any) -> Callable[[], Any]:
@@ -246,7 +288,7 @@ def formula(fixed_ms: float, ms_per_element: float, **more: Any) -> Callable[[],
 
     @cache
     def make() -> Any:
-        return found("FormulaCost", "true_cost")(
+        return found("FormulaCost", *TRUE_COSTS)(
             fixed_s=fixed_ms / 1e3, per_element_s=ms_per_element / 1e3, **more
         )
 
