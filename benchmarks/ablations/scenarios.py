@@ -78,6 +78,8 @@ class Scenario:
     """Speed of each slot; each has a worker of its own, unless all are equally fast."""
     way_s: float = 0.25e-3
     noise: float = 0.1
+    stalls_s: tuple[float, float] | None = None
+    """Mean seconds between stalls of the event loop, and of each slot, and their mean length; exponential, both."""
     belief: float = 1.0
     """Calibrated seconds / true seconds."""
     queue: int = 8192
@@ -100,7 +102,7 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
     requests = list(_requests(scenario, seed))
     alike = len(set(scenario.speeds)) == 1
     simulation = _with_loop(
-        found("_Simulation", BASELINE + "simulator", LAB + "simulator"), spent, scenario.in_flight
+        found("_Simulation", BASELINE + "simulator", LAB + "simulator"), spent, scenario, seed
     )
     try:
         slots = import_module(BASELINE + "simulated_slots")
@@ -144,18 +146,37 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
     return _figures(scenario, simulated, requests)
 
 
-@cache
-def _with_loop(simulation: Any, spent: Callable[[], float], in_flight: int | None) -> Any:
+def _with_loop(simulation: Any, spent: Callable[[], float], scenario: Scenario, seed: int) -> Any:
     """The simulation, with one thread that decides: events wait for it, and what is decided leaves it later."""
+    in_flight = scenario.in_flight
 
     class Looped(simulation):  # type: ignore[misc]  # a class of another commit
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self._free_at = 0.0
+            self._stalls = _stalls(scenario, seed, 0)
+            slots: Any = getattr(self, "_slots", self)
+            call_s, stalls = (
+                slots._call_s,
+                [_stalls(scenario, seed, slot) for slot in (1, 2, 3, 4, 5, 6, 7, 8)],
+            )
+
+            def stalled(job: Any) -> float:
+                """Seconds of a batch, with the stalls that begin while it runs."""
+                ends = job.began + call_s(job)
+                own = stalls[job.action.slot]
+                while own and own[0][0] < ends:
+                    ends += own.pop(0)[1]
+                return float(ends - job.began)
+
+            slots._call_s = stalled
 
         def _handle(self, event: Any, at: float) -> None:
             self._now = at
             self._events += 1
+            while self._stalls and self._stalls[0][0] <= at:
+                began, seconds = self._stalls.pop(0)
+                self._free_at = max(self._free_at, began + seconds)
             begins = max(at, self._free_at)
             before = spent()
             actions = self._policy.handle(event, begins)
@@ -169,6 +190,21 @@ def _with_loop(simulation: Any, spent: Callable[[], float], in_flight: int | Non
                 self._returning.append((ends + ROUND_TRIP_S, self._finished - finished))
 
     return Looped
+
+
+def _stalls(scenario: Scenario, seed: int, which: int) -> list[tuple[float, float]]:
+    """When something stands still, and for how long, in order of time: the loop (0), or a slot."""
+    if scenario.stalls_s is None:
+        return []
+    rng = np.random.default_rng((seed, which))
+    every_s, mean_s = scenario.stalls_s
+    return list(
+        zip(
+            np.cumsum(rng.exponential(every_s, 200)).tolist(),
+            rng.exponential(mean_s, 200).tolist(),
+            strict=True,
+        )
+    )
 
 
 class _Believed:
@@ -324,6 +360,10 @@ DETECTOR: dict[str, Any] = {
 CHEAP: dict[str, Any] = {"streams": (Stream(requests=4000),), "speeds": (1.0,), "in_flight": 64}
 
 
+STALLS_S = (0.7, 0.15)
+"""As on two cores with several times their work: a server, or a worker, stands still for tenths of a second."""
+
+
 def _equal_clients(requests: int, rate: float, *deadlines_s: float | None) -> list[Stream]:
     return [Stream(rate=rate / 4, requests=requests // 4, deadlines_s=deadlines_s)] * 4
 
@@ -368,6 +408,13 @@ SCENARIOS = {
         overload(
             "overload, costs believed 0.6", _equal_clients(6_000, 3 * CAPACITY, 0.5), belief=0.6,
             figures=SERVED,
+        ),
+        overload("stalls, equal", _equal_clients(6_000, 10 * CAPACITY, 0.5), stalls_s=STALLS_S, figures=SERVED),
+        overload(
+            "stalls, greedy", _greedy(CAPACITY, 4.0, 0.5), stalls_s=STALLS_S, figures=("served", "late", "modest")
+        ),
+        overload(
+            "stalls, twice the capacity", _equal_clients(3_000, 2 * CAPACITY, 0.5), stalls_s=STALLS_S, figures=SERVED
         ),
         overload(
             "costs believed 60 times", _equal_clients(2_000, CAPACITY / 2, 0.2), belief=60.0,
