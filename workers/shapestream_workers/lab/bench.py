@@ -7,7 +7,6 @@ properties), so that the tuned file behaves as measured.
 from __future__ import annotations
 
 import copy
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ import yaml
 from shapestream.client.trio_client import Client, connect
 from shapestream.errors import RequestError, Unavailable
 from shapestream.settings import LoadedSettings, Location, ModelSettings, WorkerGroupSettings
-from shapestream_engine.machine import divide_cpus
+from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers.lab.candidates import Candidate, Placement, edits_of
 from shapestream_workers.lab.edited_yaml import apply_edits, relocated
 
@@ -35,7 +34,6 @@ MOST_CALIBRATION_S = 1.0
 GRACE_S = 5.0
 """Time from SIGTERM to SIGKILL."""
 LOOK_EVERY_S = 0.02
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SHOWN_LINES = 6
 
 
@@ -234,7 +232,7 @@ def _held_bytes(pid: int) -> int:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        return resident_bytes(Path(f"/proc/{pid}/statm"))
     except OSError:
         return 0
 

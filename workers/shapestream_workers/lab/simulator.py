@@ -509,10 +509,10 @@ class _Simulation:
             seconds += cost.seconds(sizes)
             self._time.calls += 1
             self._time.computed += prod(sizes)
-            if (prepare_s := cost.preparation_s(sizes)) and sizes not in known:
+            if cost.prepare_s and sizes not in known:
                 known.add(sizes)
                 job.preparations += 1
-                seconds += prepare_s
+                seconds += cost.prepare_s
         return seconds * self._noise() if self._scenario.noise else seconds
 
     def _calls(self, action: StartBatch) -> list[tuple[int, ...]]:
