@@ -320,7 +320,8 @@ class Core:
     @trio.lowlevel.enable_ki_protection
     def _receive(self, connection: Connection) -> None:
         """Take the messages that wait, in the task that watches the connection."""
-        self._received(connection.receive_nowait())
+        if messages := connection.receive_nowait():
+            self._received(messages)
 
     def _received(self, messages: list[Message]) -> None:
         now = self.clock()
