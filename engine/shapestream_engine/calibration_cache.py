@@ -85,26 +85,16 @@ class CostEntry:
         write_plain(self.path, table.to_dict())
 
 
-class CostCache:
+class CostCache(KeptFiles):
     """A folder of tables, and of what traffic made of them; None: nothing is kept."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._files = KeptFiles(folder)
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder of the tables; None: no cache."""
-        return self._files.folder
-
-    @classmethod
-    def of_environment(cls) -> CostCache:
-        """The cache in the folder that the environment names."""
-        return cls(KeptFiles.of_environment(ENVIRONMENT, "costs").folder)
+    VARIABLE = ENVIRONMENT
+    NAME = "costs"
 
     @contextmanager
     def entry(self, key: str) -> Iterator[CostEntry]:
         """The entry for this table, locked against other processes meanwhile."""
-        with self._files.locked(key) as path:
+        with self.locked(key) as path:
             yield CostEntry(path)
 
     def learned(self, table: CostTable) -> LearnedCosts | None:

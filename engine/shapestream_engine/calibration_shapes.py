@@ -15,7 +15,7 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["call_nbytes", "most_rows", "stages"]
+__all__ = ["DEFAULT_MAX_BATCH", "call_nbytes", "most_rows", "stages"]
 
 Sizes = tuple[int, ...]
 

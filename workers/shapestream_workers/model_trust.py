@@ -1,4 +1,4 @@
-"""What may be run: files whose bytes somebody vouched for, and functions that an installed package registers.
+"""Trust in models: files whose digest the configuration states, and functions that an installed package registers.
 
 A configuration names what a process loads, and loading a function is running it. So a `function:` needs more than a
 line of YAML: a package that registers it,
@@ -6,7 +6,7 @@ line of YAML: a package that registers it,
     [project.entry-points."shapestream.functions"]
     rank = "acme_ranking.serving:rank"
 
-or the word of whoever starts the process (`--any-function`). Where the files may be is said, and checked, with the
+or the option of the user who starts the process (`--any-function`). Where the files may be is said, and checked, with the
 settings (`server.model_root`). What a file does once it is loaded is the engine's affair: none of this makes a hostile
 model harmless.
 """
@@ -33,14 +33,14 @@ class Distrusted(ModelLoadError):
 
 
 def allow_any_function() -> None:
-    """For this process and those that it starts."""
+    """Allow any importable function in this process and those that it starts."""
     os.environ[ENVIRONMENT] = "1"
 
 
 def require_trusted(model: ModelSettings) -> str | None:
     """The sha256 of the model's files; None for a function.
 
-    Raises `Distrusted` for a function that nobody registered or allowed, and for files of other bytes than the
+    Raises `Distrusted` for a function that is neither registered nor allowed, and for files of other bytes than the
     configuration says, `ModelLoadError` for files that cannot be read.
     """
     if model.function is not None:

@@ -336,6 +336,8 @@ class AsyncStream(AsyncEntered, ABC, Generic[ItemT]):
     """A stream of results: `async with` it, then `async for` over it, in one task or several."""
 
     _way_in = _WAY_IN
+    _checkpoint: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Raises where the task is cancelled, before each item; under an event loop that wants no such points, None."""
 
     def __init__(
         self,
@@ -382,6 +384,8 @@ class AsyncStream(AsyncEntered, ABC, Generic[ItemT]):
     async def __anext__(self) -> ItemT:
         if self._state is None:
             raise RuntimeError(f"enter the stream first: {_WAY_IN}")
+        if self._checkpoint is not None:
+            await self._checkpoint()
         while True:
             item = self._state.take()
             if item is Nothing.YET:

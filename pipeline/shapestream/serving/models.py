@@ -14,22 +14,20 @@ from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
 from shapestream_engine.batching.calls import CallPlanner
+from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Layout
+from shapestream_engine.memo import Memo
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = ["DEFAULT_MAX_BATCH", "ServedModel", "ServedModels", "most_rows"]
+__all__ = ["ServedModel", "ServedModels", "most_rows"]
 
 log = structlog.get_logger()
 
-# Rows in one call where neither the configuration nor the signature's bound says anything.
-DEFAULT_MAX_BATCH = 64
 # Bytes of the inputs of one call, padding included, where the configuration says nothing. Larger calls gain next to nothing
 # from company, and each slot keeps room for the largest that it ran.
 DEFAULT_BATCH_BYTES = 256 << 20
-# Layouts remembered per model; when there are more, all are forgotten and checked afresh.
-MAX_REMEMBERED = 4096
 # What working out the calls of every batch may take: half a second. One size that is tried for one number of rows is
 # a step, a call costs as much as several.
 MAX_STEPS = 1 << 20
@@ -49,7 +47,7 @@ class ServedModel:
 
     __slots__ = (
         "_description",
-        "_resolved",
+        "_known",
         "name",
         "number",
         "profile",
@@ -63,7 +61,7 @@ class ServedModel:
         self.signature = signature
         self.profile = _profile(name, signature, settings)
         self._description: dict[str, Any] | None = None
-        self._resolved: dict[Layout, RequestShape] = {}
+        self._known = Memo(self._resolve)
         self.unavailable: str | None = None
         """Why every request is refused, if it is; set by `ServedModels`."""
 
@@ -73,20 +71,18 @@ class ServedModel:
         Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
         Raises ShapeError, and Unavailable while all requests are refused.
         """
-        shape = self._resolved.get(layout)
-        if shape is None:
-            shape = self.signature.resolve(layout)
-            if self.unavailable is not None:
-                raise Unavailable(self.unavailable)
-            if len(self._resolved) >= MAX_REMEMBERED:
-                self._resolved.clear()
-            self._resolved[layout] = shape
+        return self._known(layout)
+
+    def _resolve(self, layout: Layout) -> RequestShape:
+        shape = self.signature.resolve(layout)
+        if self.unavailable is not None:
+            raise Unavailable(self.unavailable)
         return shape
 
     def refuse_all(self, why: str | None) -> None:
         """From now on, or no longer: every request ends as `unavailable`. Asked only of layouts that are looked at anew."""
         self.unavailable = why
-        self._resolved.clear()
+        self._known = Memo(self._resolve)
 
     @property
     def description(self) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from shapestream.settings.values import (
     TEXT,
     Finding,
     Section,
+    describe,
     did_you_mean,
-    read_auto,
-    read_memory_limit,
+    read_bytes,
+    wrong,
 )
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.model_files import files_of_model
@@ -37,6 +38,34 @@ __all__ = [
 
 DISAGREEMENT = "disagreement"
 """Kind of the pydantic error for settings that are valid one by one and contradict each other."""
+
+
+# A Python process with NumPy and one small model takes more.
+MIN_MEMORY_LIMIT = 64 << 20
+
+
+def read_memory_limit(value: Any) -> int:
+    """Read a size that a process can live in: a bare 2 or 2048 was meant in another unit."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MIN_MEMORY_LIMIT:
+        raise wrong(f'{value} bytes is less than any process takes (name the unit: "{value} MiB"?)')
+    try:
+        limit = read_bytes(value)
+    except PydanticCustomError:
+        raise wrong(f'expected a size, got {describe(value)} (write "2 GiB", or remove the key)') from None
+    if limit < MIN_MEMORY_LIMIT:
+        raise wrong(f"{describe(value)} is less than any process takes (at least 64 MiB)")
+    return limit
+
+
+def read_auto(value: Any) -> Any:
+    """Read a count, or `auto`."""
+    if value == "auto":
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
+        return value
+    hint = "remove the quotes" if isinstance(value, str) and value.isdigit() else "write auto, or 1 to 1024"
+    raise wrong(f"expected auto or a count, got {describe(value)} ({hint})")
+
 
 MemoryLimit: TypeAlias = Annotated[
     int,

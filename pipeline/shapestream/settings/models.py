@@ -2,34 +2,232 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import entry_points
+from itertools import pairwise
 from math import inf
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
-from shapestream.settings.places import check_digest, check_function, read_model_path, read_samples_path
-from shapestream.settings.shapes import ElementType, InputSettings, Shape, ShapesSettings
 from shapestream.settings.values import (
     COUNT,
     TEXT,
     Bytes,
     Finding,
     Section,
-    check_engine,
+    absolute_path,
+    closest,
+    describe,
     did_you_mean,
-    engine_of_path,
-    read_hang_limit,
-    read_invariant,
-    read_property,
-    read_rule_argument,
+    files_must_exist,
+    must_be_there,
+    wrong,
 )
 from shapestream.settings.yaml_source import Location
+from shapestream_engine.backends.registry import known_engines
+from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.ports import BATCH
+from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.strategy import Strategy, parse_strategy
 
-__all__ = ["BatchingSettings", "ModelSettings", "OutputSettings", "ProbeSettings"]
+__all__ = [
+    "BatchingSettings",
+    "ElementType",
+    "InputSettings",
+    "ModelSettings",
+    "OutputSettings",
+    "ProbeSettings",
+    "Shape",
+    "ShapesSettings",
+    "registered_functions",
+]
+
+
+MAX_ALLOWED_SIZE = (1 << 31) - 1
+"""Largest size that a strategy may name: `shapestream_engine.strategy` takes no larger one."""
+
+
+def check_shape(value: Any) -> str:
+    """Check a shape in OpenVINO's spelling, with names, or a list of its entries."""
+    if isinstance(value, list) and all(type(entry) in (int, str) for entry in value):
+        value = ", ".join(str(entry) for entry in value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise wrong(f'expected a shape, got {describe(value)} (write "batch:1..64, seq:1..512, 384")')
+    try:
+        NamedShape.parse(value)
+    except ShapeError as error:
+        raise wrong(f"{describe(value)} is not a shape: {error}") from error
+    return value
+
+
+def read_sizes(value: Any) -> tuple[int, ...]:
+    """Read the allowed sizes of a dimension: one, or an ascending list."""
+    sizes = value if isinstance(value, list) else [value]
+    if not isinstance(value, list) and type(value) is not int:
+        raise wrong(
+            f"expected a size or a list of sizes, got {describe(value)} (write [32, 64]; what is no setting is a dimension)"
+        )
+    if not sizes:
+        raise wrong("there is no size (write [32, 64])")
+    for size in sizes:
+        if type(size) is not int or not 1 <= size <= MAX_ALLOWED_SIZE:
+            raise wrong(f"expected sizes, integers from 1 to {MAX_ALLOWED_SIZE}, got {describe(size)}")
+    for before, after in pairwise(sizes):
+        if before == after:
+            raise wrong(f"{before} is listed twice (list each once)")
+        if before > after:
+            raise wrong(f"sizes ascend; {after} comes after {before} (write them from small to large)")
+    return tuple(sizes)
+
+
+def check_element_type(value: Any) -> str:
+    """Check the name of an element type."""
+    if isinstance(value, str) and value in ELEMENT_TYPES:
+        return value
+    raise wrong(f"unknown element type {describe(value)} (write one of: {', '.join(ELEMENT_TYPES)})")
+
+
+def check_pad_value(value: Any) -> Any:
+    """Check a padding value: a number or a truth value."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    hint = " (remove the quotes)" if isinstance(value, str) else " (write the value to pad with, such as 0)"
+    raise wrong(f"expected a number, got {describe(value)}{hint}")
+
+
+Shape: TypeAlias = Annotated[
+    str,
+    BeforeValidator(check_shape),
+    WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": {"type": ["string", "integer"]}}]}),
+]
+ElementType: TypeAlias = Annotated[str, BeforeValidator(check_element_type), WithJsonSchema(TEXT)]
+PadValue: TypeAlias = Annotated[
+    Any, BeforeValidator(check_pad_value), WithJsonSchema({"type": ["number", "boolean"]})
+]
+AllowedSizes: TypeAlias = Annotated[
+    tuple[int, ...],
+    BeforeValidator(read_sizes),
+    WithJsonSchema({"anyOf": [COUNT, {"type": "array", "items": COUNT, "minItems": 1}]}),
+]
+
+
+class InputSettings(Section):
+    """Facts about one input that the model file leaves open."""
+
+    shape: Shape | None = None
+    """Named dimensions and their bounds: "batch:1..64, seq:1..512, 384"."""
+    element_type: ElementType | None = None
+    """Element type by OpenVINO's name (f32, i64, boolean, ...). Functions need it; a file's must agree."""
+    pad: dict[str, PadValue] = Field(default_factory=dict)
+    """Dimensions that may be padded, each with the value to pad with."""
+    mask_of: str | None = None
+    """Make this input (1 = data, 0 = padding) from the named one where the client sends none."""
+
+
+class ShapesSettings(Section):
+    """Call shapes of a model. Any other key is a dimension, with its allowed size or sizes: seq: [64, 128]."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, AllowedSizes] = Field(init=False)
+
+    strategy: Literal["native", "padded", "bucketed", "partitioned"] = "native"
+    """`native`: any shape. `padded`: one. `bucketed`: the next of several. `partitioned`: batch divided into sizes."""
+    max_prepared: int | None = Field(default=None, ge=1, le=100_000)
+    """Prepared shapes that are kept, at most. Default: 64; for `native`, which then rounds later shapes up: no limit."""
+    max_prepared_bytes: Bytes | None = None
+    """Prepared shapes that are kept, at most, in bytes of weights and inputs."""
+    warm_up: bool = False
+    """Prepare shapes at the start instead of on first use."""
+    static: tuple[dict[str, AllowedSizes], ...] = Field(default=(), strict=False)
+    """Call shapes with a static model each, for `native`: [{batch: 1, seq: [8, 16]}]; every dimension is named."""
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The allowed sizes by dimension."""
+        return dict(self.model_extra or {})
+
+    def to_strategy(self) -> Strategy:
+        """The strategy as the engine takes it; raises `SignatureError` for sizes that it cannot have."""
+        if self.strategy == "native":
+            return parse_strategy({"max_prepared": self.max_prepared, "static": self.static})
+        return parse_strategy({"strategy": self.strategy, **self.sizes})
+
+    def problems(self, inputs: Mapping[str, InputSettings]) -> Iterator[Finding]:
+        """Yield the problems beside these inputs of the model: strategies, dimensions, sizes, and padding.
+
+        The engine checks the strategy against the model file.
+        """
+        dimensions = _Dimensions(inputs)
+        if self.strategy == "native":
+            yield from self._native_problems()
+            for index, shape in enumerate(self.static):
+                for name, sizes in shape.items():
+                    # A model whose inputs are not described here has its dimensions' names from the file.
+                    if name in dimensions.bounds or len(dimensions.bounds) > 1:
+                        for words in dimensions.complaints(name, sizes, list(dimensions.bounds)):
+                            yield ("static", index, name), words
+        else:
+            if self.static:
+                words = f"static shapes are for the strategy native, and this is {self.strategy} (remove one of them)"
+                yield ("static",), words
+            for name, sizes in self.sizes.items():
+                known = [*dimensions.bounds, *type(self).model_fields]
+                for words in dimensions.complaints(name, sizes, known):
+                    yield (name,), words
+                for port in dimensions.unpaddable.get(name, ()):
+                    remedy = f"allow it at inputs.{port}: pad: {{{name}: VALUE}}"
+                    yield (name,), f'sizes of "{name}" need padding ({remedy})'
+        try:
+            self.to_strategy()
+        except SignatureError as error:
+            yield error.key[1:], str(error)
+
+    def _native_problems(self) -> Iterator[Finding]:
+        known = list(type(self).model_fields)
+        for name in self.sizes:
+            close = closest(name, known)
+            remedy = f'did you mean "{close}"?' if close else "remove it, or choose another strategy"
+            yield (name,), f"the strategy native runs any size as it comes ({remedy})"
+        for key in ("max_prepared_bytes", "warm_up"):
+            if getattr(self, key):
+                yield (key,), "the strategy native prepares nothing (remove it)"
+
+
+class _Dimensions:
+    """The dimensions that the inputs of a model describe."""
+
+    def __init__(self, inputs: Mapping[str, InputSettings]) -> None:
+        self.bounds: dict[str, Dimension] = {BATCH: Dimension()}
+        """Bounds that all inputs admit. A file's layout may say which axis is `batch`."""
+        self.unpaddable: dict[str, list[str]] = {}
+        """The inputs that do not allow a dimension to be padded."""
+        for port, settings in inputs.items():
+            if settings.shape is None:
+                continue
+            shape = NamedShape.parse(settings.shape)
+            for name, dimension in zip(shape.names, shape.dimensions, strict=True):
+                if name is None:
+                    continue
+                with suppress(ShapeError):  # inputs that contradict each other are the engine's affair
+                    self.bounds[name] = self.bounds.get(name, Dimension()).intersection(dimension)
+                    if name != BATCH and name not in settings.pad and settings.mask_of is None:
+                        self.unpaddable.setdefault(name, []).append(port)
+
+    def complaints(self, name: str, sizes: Sequence[int], known: Sequence[str]) -> Iterator[str]:
+        """Yield the problems of these sizes of a dimension; `known` are the keys that may have been meant."""
+        if (bounds := self.bounds.get(name)) is None:
+            yield f'no input has a dimension "{name}" {did_you_mean(name, known)}'
+        elif outside := [size for size in sizes if size not in bounds]:
+            yield f'{outside[0]} lies outside of "{name}", {bounds} (change it, or the shape of the input)'
+
 
 DEFAULT_INVARIANT_ROWS = 4
 """Rows of a call for `batch_invariant: true`: most of the gain for short rows, at a small cost for a lone request."""
@@ -40,14 +238,114 @@ _KINDS = {".xml": "IR", ".onnx": "ONNX", ".pt2": "torch.export"}
 _ALONE = {"max_batch": (1,), "max_delay_ms": (0,), "max_padding_ratio": (), "max_batch_bytes": ()}
 """Values, beside null, that change nothing where each request runs alone."""
 
-Engine: TypeAlias = Annotated[
-    str,
-    BeforeValidator(check_engine),
-    WithJsonSchema({**TEXT, "examples": ["openvino", "onnxruntime", "torch", "function"]}),
-]
-PropertyValue: TypeAlias = Annotated[
-    str, BeforeValidator(read_property), WithJsonSchema({"type": ["string", "number", "boolean"]})
-]
+
+FUNCTIONS_GROUP = "shapestream.functions"
+"""Group of the entry points by which packages register functions."""
+_FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_DIGEST = re.compile(r"[0-9A-Fa-f]{64}")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def read_hang_limit(value: Any) -> Any:
+    """Read seconds, `auto` or `off`."""
+    if value in ("auto", "off"):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 86400:
+        return value
+    raise wrong(
+        f"expected seconds, auto or off, got {describe(value)} (write auto, off, or a number up to 86400)"
+    )
+
+
+def read_invariant(value: Any) -> bool | int:
+    """Read `batch_invariant`: a truth value, or a number of rows."""
+    if isinstance(value, bool):
+        return value
+    if type(value) is not int or value < 1:
+        raise wrong(
+            f"expected true, false or a number of rows from 1, got {describe(value)} (write true, or 8)"
+        )
+    return value
+
+
+def check_engine(value: Any) -> str:
+    """Check the name of an engine: a built-in one, or one of an installed package."""
+    known = known_engines()
+    if isinstance(value, str) and value in known:
+        return value
+    raise wrong(
+        f"unknown engine {describe(value)} (write one of: {', '.join(known)}; packages may add others)"
+    )
+
+
+def engine_of_path(path: str) -> str:
+    """The engine that reads files of this kind where none is named."""
+    return "torch" if path.lower().endswith(".pt2") else "openvino"
+
+
+def read_property(value: Any) -> str:
+    """Read a property of the engine, which takes texts: true is YES, false is NO."""
+    if isinstance(value, bool):
+        return "YES" if value else "NO"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise wrong(f"expected a text or a number, got {describe(value)}")
+
+
+def read_rule_argument(value: Any) -> int | None:
+    """Read the column of a rule: a count from 0."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise wrong(f"expected a column, got {describe(value)} (write 0 for the first)")
+
+
+def registered_functions() -> dict[str, str]:
+    """The functions that installed packages register, `package.module:name` by name."""
+    return {point.name: point.value.replace(" ", "") for point in entry_points(group=FUNCTIONS_GROUP)}
+
+
+def check_function(value: Any, info: ValidationInfo) -> str:
+    """Check `package.module:name`; a registered name becomes that."""
+    if isinstance(value, str) and _FUNCTION.fullmatch(value) is not None:
+        return value
+    registered = registered_functions()
+    if isinstance(value, str) and value in registered:
+        return registered[value]
+    if isinstance(value, str) and _FUNCTION_NAME.fullmatch(value) and not files_must_exist(info):
+        return value  # of a package that need not be installed here
+    hint = (
+        f"or a registered name: {', '.join(sorted(registered))}"
+        if registered
+        else "the module must be installed"
+    )
+    raise wrong(f"expected package.module:name, got {describe(value)} ({hint})")
+
+
+def check_digest(value: Any) -> str:
+    """Check a sha256 in hexadecimal."""
+    if isinstance(value, str) and _DIGEST.fullmatch(value) is not None:
+        return value.lower()
+    raise wrong(
+        f"expected 64 hexadecimal digits, got {describe(value)} (sha256sum prints them; put them in quotes)"
+    )
+
+
+def read_model_path(value: Any, info: ValidationInfo) -> str:
+    """Read a model file that exists, as an absolute path."""
+    if not isinstance(value, str) or not value:
+        raise wrong(f"expected the path of a model file, got {describe(value)}")
+    path = absolute_path(value, info)
+    must_be_there(path, Path.is_file, "file", info)
+    return str(path)
+
+
+def read_samples_path(value: Any, info: ValidationInfo) -> str:
+    """Read an .npz that exists, as an absolute path."""
+    if not isinstance(value, str) or not value.endswith(".npz"):
+        raise wrong(f"expected the path of an .npz of samples, got {describe(value)}")
+    path = absolute_path(value, info)
+    must_be_there(path, Path.is_file, "file", info)
+    return str(path)
 
 
 class _Follower(NamedTuple):
@@ -64,6 +362,16 @@ _FOLLOWERS = {
     "padded_counts": _Follower("that counts its rows", ("rows",)),
     "recount": _Follower("whose rows it counts", ("index_column", "with", "counts", "padded_counts")),
 }
+
+
+Engine: TypeAlias = Annotated[
+    str,
+    BeforeValidator(check_engine),
+    WithJsonSchema({**TEXT, "examples": ["openvino", "onnxruntime", "torch", "function"]}),
+]
+PropertyValue: TypeAlias = Annotated[
+    str, BeforeValidator(read_property), WithJsonSchema({"type": ["string", "number", "boolean"]})
+]
 
 
 class OutputSettings(Section):

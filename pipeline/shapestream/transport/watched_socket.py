@@ -54,6 +54,11 @@ class WatchedSocket:
         self._closed = False
         self._drained = True
         self._receivers = trio.lowlevel.ParkingLot()
+        self.on_messages: Callable[[], None] | None = None
+        """Called by `run` in place of `_look`, to call `receive_nowait`: one turn of the event loop less than a receiver.
+
+        A receiver is still needed, for messages that a send or the end of a burst finds.
+        """
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the socket until it is closed or cancelled; `receive` works only while this runs."""
@@ -61,7 +66,7 @@ class WatchedSocket:
         try:
             while True:
                 self._check_open()
-                self._look()
+                (self.on_messages or self._look)()
                 await trio.lowlevel.wait_readable(self._fd)
         except trio.ClosedResourceError:
             return

@@ -34,8 +34,7 @@ from shapestream.scheduling.events import Action, Event
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.server import Server, serve
 from shapestream.settings import ServerSettings
-from shapestream_workers.supervisor.events import ReplacementWanted, RestartRequested
-from shapestream_workers.supervisor.records import RestartPolicy
+from shapestream_workers.supervisor.core import ReplacementWanted, RestartPolicy, RestartRequested
 from shapestream_workers.worker_session import WorkerSession
 
 __all__ = ["SETTLED_WITHIN_S", "play"]

@@ -14,8 +14,8 @@ from tests.workers.lab.worlds import play, profile, scheduler
 from shapestream.scheduling.events import Action, BatchFinished, Event, RequestsArrived, StartBatch
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.plain_server import PlainServer
+from shapestream_workers.lab.simulate import latencies_s, oracle_rate, summarise
 from shapestream_workers.lab.simulator import LEFT, Policy, Scenario, SimulationError
-from shapestream_workers.lab.summary import latencies_s, oracle_rate, summarise
 from shapestream_workers.lab.traffic import Arrivals, SizedModel, Traffic, generate, parse_sizes
 from shapestream_workers.lab.true_cost import FormulaCost
 

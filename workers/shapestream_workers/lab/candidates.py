@@ -62,7 +62,7 @@ class Candidate:
     shapes: Mapping[str, Any]
     """`shapes` of the YAML."""
     is_baseline: bool = False
-    """Whether it is the user's file without edits."""
+    """True for the user's file without edits."""
 
     @property
     def shapes_label(self) -> str:

@@ -39,7 +39,7 @@ __all__ = [
 
 Objective: TypeAlias = Literal["throughput", "latency"]
 Say: TypeAlias = Callable[[str], None]
-"""Takes a line about the progress, for a person."""
+"""Function that takes a line about the progress, for a person."""
 
 MOST_FINALISTS = 4
 ROUNDS = (5, 3)
@@ -91,7 +91,7 @@ class Trial:
     problem: str | None = None
     """Reason why it is out: a crash, a refusal, failed requests."""
     skipped: str | None = None
-    """What was left out for lack of time."""
+    """Measurements that were left out for lack of time."""
 
     def values(self, objective: Objective) -> tuple[float, ...]:
         """Results per second, or p99 in seconds, by round of the final."""

@@ -24,7 +24,7 @@ from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.probing.examination import values_of
-from shapestream_engine.probing.inputs import Values, default_values, make_request
+from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.proof import probe_options
 
@@ -47,7 +47,7 @@ class Workload:
     dimensions: tuple[str, ...]
     requests: tuple[TraceRequest, ...]
     cut_off: bool = False
-    """Whether the trace holds more of them."""
+    """True if the trace holds more requests."""
 
     def counts(self) -> Counter[tuple[int, ...]]:
         """Number of requests per combination of sizes."""
@@ -116,8 +116,7 @@ class InputMaker:
     """
 
     def __init__(self, settings: ModelSettings, signature: ModelSignature) -> None:
-        first = {port.name: default_values(port.element_type)[0] for port in signature.inputs}
-        self._values: Mapping[str, Values] = {**first, **values_of(signature, probe_options(settings))}
+        self._values = complete_values(signature, values_of(signature, probe_options(settings)))
         self._signature = signature
         self._kept: OrderedDict[tuple[int, ...], dict[str, np.ndarray[Any, Any]]] = OrderedDict()
         self._kept_bytes = 0
@@ -214,7 +213,7 @@ async def replay_closed(
 async def replay_open(
     client: Client, model: str, requests: Sequence[TraceRequest], maker: InputMaker
 ) -> Round:
-    """Replay each of `requests` when it is due, counted from the first of them, in a task of its own."""
+    """Replay each of `requests` in its own task when it is due, counted from the first of them."""
     in_flight = late = 0
     latencies: list[float] = []
     failures: list[str] = []

@@ -146,7 +146,7 @@ class Arrivals:
     """Requests per second; inf: all at once, as for a closed loop."""
     kind: Literal["poisson", "constant", "bursts"] = "poisson"
     burst: int = 1
-    """For `bursts`: requests that arrive together; the bursts are a Poisson stream."""
+    """Requests that arrive together, for `bursts`; the bursts are a Poisson stream."""
 
     def draw(self, rng: np.random.Generator, after_s: float, first: int, count: int) -> NDArray[np.float64]:
         """Draw the times of `count` requests from number `first` on, after the time `after_s`."""
