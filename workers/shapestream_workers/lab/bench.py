@@ -43,7 +43,7 @@ class Subject:
 
     loaded: LoadedSettings
     model: int
-    """Its place in `models`."""
+    """Index of the model in `models`."""
     group: int | None
     """The entry of `workers` that serves it; None: in process, or the one worker that there is by default."""
     cpus: int
@@ -198,7 +198,7 @@ def last_words(process: subprocess.Popen[bytes], log: Path) -> str:
 def _running(config: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Serve `config` until the block ends; the server's stdin closes when this process dies.
 
-    Ctrl-C is delayed while the process starts and ends, so that it is always ended. The server has a session of its own,
+    Ctrl-C is delayed while the process starts and ends, so that it is always ended. The server has its own session,
     so that Ctrl-C reaches only this command, which then ends it.
     """
     with log.open("wb") as sink:

@@ -110,7 +110,7 @@ class TableCost(TrueCost):
     """
 
     def __init__(self, table: CostTable, *, has_batch: bool = True) -> None:
-        """Raises `ConfigurationError` for a table without points."""
+        """Raise `ConfigurationError` for a table without points."""
         if not table.points:
             raise ConfigurationError(["the cost table is empty: nothing to simulate with"])
         extra = [
