@@ -53,6 +53,8 @@ class Runner:
         """The request that runs the present call of that batch."""
         self._cancelled = False
         """Whether the end of that batch was asked for."""
+        self._halted = False
+        """Whether all batches are skipped."""
 
     @property
     def begun(self) -> int | None:
@@ -63,6 +65,8 @@ class Runner:
         """Run a batch to its report; None if it was withdrawn. Errors become reports, of whatever kind they are."""
         with self._lock:
             self._last = batch.batch
+            if self._halted:
+                return None
             if self._withdrawn:
                 skip = batch.batch in self._withdrawn
                 self._withdrawn = {number for number in self._withdrawn if number > batch.batch}
@@ -89,16 +93,28 @@ class Runner:
             return True
         with self._lock:
             if self._begun == batch:
-                self._cancelled = True
-                if self._calling is not None:
-                    self._calling.cancel()
+                self._interrupt()
         return False
 
-    def restart(self) -> None:
-        """Let the numbers of batches begin anew."""
+    def halt(self) -> None:
+        """Skip every batch, and interrupt the one that runs, until `restart`."""
         with self._lock:
+            self._halted = True
+            if self._begun is not None:
+                self._interrupt()
+
+    def restart(self) -> None:
+        """Run batches again; their numbers may begin anew."""
+        with self._lock:
+            self._halted = False
             self._last = -1
             self._withdrawn.clear()
+
+    def _interrupt(self) -> None:
+        """End the call of the batch that runs; to be called with the lock."""
+        self._cancelled = True
+        if self._calling is not None:
+            self._calling.cancel()
 
     def _process(self, batch: Batch) -> BatchReport:
         began = perf_counter()
@@ -227,9 +243,7 @@ class Slot:
         Unknown batches, and those that were reported, are ignored.
         """
         if batch in self._given:
-            self._take_back(
-                batch, self._runner.cancel, ErrorCode.CANCELLED, "cancelled before it began"
-            )
+            self._take_back(batch, self._runner.cancel, ErrorCode.CANCELLED, "cancelled before it began")
 
     def close(self) -> None:
         """End the thread, after the batches that it was given; blocks until then. The pools' requests are free then."""
