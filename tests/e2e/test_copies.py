@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from shapestream.serving.executor import Reports
+from shapestream.serving.local_executor import LocalExecutor, SlotThreads
 
 import shapestream
-from shapestream.serving.executor import Reports
-from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
 from shapestream.transport.dealer import DealerSocket
@@ -95,7 +95,7 @@ class WorkerConnection(DealerSocket):
 class WatchedSlots:
     """Local slots that remember what they are given to gather."""
 
-    def __init__(self, slots: LocalSlots, seen: Seen) -> None:
+    def __init__(self, slots: SlotThreads, seen: Seen) -> None:
         self._slots = slots
         self._seen = seen
 
@@ -135,7 +135,7 @@ def test_a_large_tensor_is_relayed_untouched_and_gathered_once(tmp_path: Path) -
         clients_port, workers_port = ClientsPort(), WorkersPort()
         clients_port.bind(clients)
         workers_port.bind(workers)
-        slots = WatchedSlots(LocalSlots(models={"m": compile_model(spec)}), seen)
+        slots = WatchedSlots(SlotThreads(models={"m": compile_model(spec)}), seen)
         with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 await nursery.start(

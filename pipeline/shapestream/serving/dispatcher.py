@@ -382,7 +382,7 @@ class SlotBook:
         return running
 
     def reported(self, batch: int, now: float) -> RunningBatch | None:
-        """The batch of a report that has come; what was queued behind it runs now. None: its slot was lost, or it is dropped."""
+        """The batch of a report that has come; what was queued behind it runs now. None: it was lost, or is dropped."""
         running = self.batches.get(batch)
         if running is not None:
             slot = running.slot

@@ -33,7 +33,7 @@ from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, He
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
-from shapestream_engine.layout import Layout
+from shapestream_engine.layout import Buffer, Layout
 from shapestream_engine.memo import Memo
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
@@ -41,7 +41,7 @@ from shapestream_engine.signature import ModelSignature, RequestShape
 from shapestream_engine.slot import Runner
 
 __all__ = ["BatchWithdrawn", "News", "SessionBroken", "SlotIdle", "SlotSession", "SlotThreads", "Slots",
-           "ThreadEnded", "entry_of_report", "read_batch"]  # fmt: skip
+           "ThreadEnded", "entry_of_report", "frames_of", "read_batch"]  # fmt: skip
 
 log = structlog.get_logger()
 
@@ -383,16 +383,7 @@ class _SlotThread(Thread):
 
     def _say(self, socket: BlockingDealer, session: SlotSession, entry: Entry) -> bool:
         """Send an entry; False where there was no room for it, for as long as a silent server is waited for."""
-        try:
-            frames = encode([entry], limits=WORKER_LIMITS)
-        except RequestError as error:
-            if not isinstance(entry, BatchDone):
-                raise
-            message = f"the results do not fit the protocol: {error}"
-            failed = BatchFailed(
-                batch=entry.batch, session=entry.session, code=ErrorCode.MODEL_ERROR, message=message
-            )
-            frames = encode([failed], limits=WORKER_LIMITS)
+        frames = frames_of(entry)
         while not socket.send(frames, session.silence_s):
             if self._session is not session:
                 return True
@@ -431,6 +422,20 @@ def read_batch(
         shapes=tuple([resolve(member.tensors.layout) for member in execute.members]),
         start_before=start_before,
     )
+
+
+def frames_of(entry: Entry) -> list[Buffer]:
+    """The message of an entry that a slot says. Results that fit no message fail their batch, and no other."""
+    try:
+        return encode([entry], limits=WORKER_LIMITS)
+    except RequestError as error:
+        if not isinstance(entry, BatchDone):
+            raise
+        message = f"the results do not fit the protocol: {error}"
+        failed = BatchFailed(
+            batch=entry.batch, session=entry.session, code=ErrorCode.MODEL_ERROR, message=message
+        )
+        return encode([failed], limits=WORKER_LIMITS)
 
 
 def entry_of_report(report: BatchReport, *, session: int) -> BatchDone | BatchFailed:

@@ -78,10 +78,11 @@ JOINS_PER_S = 256
 # What one connection may have unserved: a slot reports two batches at most, whatever the bytes of their outputs.
 MOST_UNREAD = 4096
 MOST_UNREAD_BYTES = 2 << 30
-# Between the end of a process, or its goodbye, and its leaving: libzmq's thread reads what it said last, so that a batch which it had
+# Between the end of a process and its leaving: libzmq's thread reads what it said last, so that a batch which it had
 # answered is not taken for one that it died of.
 LAST_WORDS_S = 0.05
 # How long the end of a process is waited for once it cannot be reached: how it ended says whether it was what it ran.
+# And how long the reports of a worker that has said goodbye: they may be unread on its slots' connections.
 EXIT_NEWS_S = 1.0
 # A process of our own that was silent for so many times `worker_silence_s` is killed, and so replaced: it is lost
 # already, and its batches were run elsewhere. One that was only stopped for a while may come back before that.

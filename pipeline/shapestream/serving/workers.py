@@ -17,6 +17,7 @@ from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.slot_threads import Slots
+from shapestream.wire.limits import MAX_INTEGER
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
@@ -147,9 +148,14 @@ class Worker(Link):
             self.killed_for = reason
             self._outgoing.lost.append((self, reason))
 
-    def check(self, batch: Batch, report: BatchReport) -> None:
-        """Raises ReportRefused for a report that contradicts the model or the batch."""
-        self._checks[batch.model].check(batch, report)
+    def judge(self, running: RunningBatch, report: BatchReport, now: float) -> BatchReport:
+        """The report with its times clipped to the time since the batch was sent.
+
+        Raises ReportRefused where it contradicts the model or the batch.
+        """
+        self._checks[running.action.model].check(running.batch, report)
+        most_s = now - running.sent_at
+        return replace(report, run_s=min(report.run_s, most_s), busy_s=min(report.busy_s, most_s))
 
     def left(self) -> None:
         """Take note that it is gone: nothing more is said to it."""
@@ -192,8 +198,9 @@ class OwnWorker(Worker):
             "slot hangs", executor=self.name, why=reason, advice="use worker processes, or restart the server"
         )
 
-    def check(self, batch: Batch, report: BatchReport) -> None:
-        """Trust this process."""
+    def judge(self, running: RunningBatch, report: BatchReport, now: float) -> BatchReport:
+        """The report as it is: it comes from this process."""
+        return report
 
 
 class SlotRecord(Link):
@@ -223,18 +230,15 @@ class SlotRecord(Link):
         """The report that an entry carries; its batch is open no more.
 
         Raises ReportRefused where it contradicts the model or the batch, and for a batch that this slot was never sent, or
-        has reported before. Then nothing that the worker says can be believed. Times are clipped to the time since the
-        batch was sent.
+        has reported before. Then nothing that the worker says can be believed.
         """
         running = self.running.get(entry.batch)
         if running is None:
             raise ReportRefused("it was never sent this batch, or has answered it already")
         report = _read(entry)
         if isinstance(entry, BatchDone):
-            self.worker.check(running.batch, report)
+            report = self.worker.judge(running, report, now)
             self.worker.answered_at = now
-            most_s = now - running.sent_at
-            report = replace(report, run_s=min(report.run_s, most_s), busy_s=min(report.busy_s, most_s))
         elif report.code is ErrorCode.RECALLED and not running.recalled:
             # Only what was asked back runs again without counting as an attempt.
             report = replace(report, code=ErrorCode.INTERNAL)
@@ -326,7 +330,8 @@ class RunningBatch:
                 members=tuple(
                     [
                         ExecuteMember(
-                            deadline_us=None if at is None else max(0, int(at * 1e6)), tensors=tensors
+                            deadline_us=None if at is None else min(max(0, int(at * 1e6)), MAX_INTEGER),
+                            tensors=tensors,
                         )
                         for tensors, at in zip(batch.members, deadlines, strict=True)
                     ]

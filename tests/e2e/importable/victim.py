@@ -16,8 +16,8 @@ from typing import Any
 import trio
 
 import shapestream
-from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.server import serve
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import configure
 from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
@@ -94,7 +94,7 @@ async def run_worker(address: str, keys: dict[str, str] | None) -> None:
         connection.connect(address)
         return connection
 
-    await Worker("victim", LocalSlots(models={}, slots=1), connect).run()
+    await Worker("victim", SlotThreads(models={}, slots=1), connect).run()
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from shapestream.serving.local_executor import LocalExecutor, SlotThreads
 from tests.pipeline.serving.batches import batch_of
 
 from shapestream.client.models import InputEncoder
 from shapestream.errors import InvalidRequest, ModelError
-from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
@@ -55,7 +55,7 @@ def real_server(address: str) -> Iterator[None]:
         async with trio.open_nursery() as nursery:
             token = trio.lowlevel.current_trio_token()
             stop.append(lambda: token.run_sync_soon(nursery.cancel_scope.cancel))
-            local = LocalSlots(models={"double": model}, slots=2)
+            local = SlotThreads(models={"double": model}, slots=2)
 
             async def run(*, task_status: trio.TaskStatus[Any]) -> None:
                 await serve(ServerSettings(listen=(address,)), local=local, task_status=task_status)

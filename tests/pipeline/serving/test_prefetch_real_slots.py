@@ -14,7 +14,7 @@ from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.harness import RawPeer, memory_serving, request
 
 from shapestream.scheduling import events
-from shapestream.serving.local_executor import LocalSlots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.wire.messages import Request, Result
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
@@ -90,7 +90,7 @@ def check_all(results: dict[int, Result], ran: Counter[int], scheduler: EagerSch
 async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerScheduler) -> None:
     """300 requests over two slots, each with one batch behind the other, a third of these recalled at any moment."""
     with counting(2) as (model, ran):
-        async with memory_serving(LocalSlots(models={"echo": model}, slots=2)) as running:
+        async with memory_serving(SlotThreads(models={"echo": model}, slots=2)) as running:
             client = await running.greeted()
             results = await ask_all(client)
             statistics = running.server.statistics()
@@ -107,7 +107,7 @@ async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler) -> Non
     with counting(2) as (model, ran):
         async with memory_serving() as running, trio.open_nursery() as nursery:
             workers = [
-                Worker(name, LocalSlots(models={"echo": model}, slots=1), running.workers.connect)
+                Worker(name, SlotThreads(models={"echo": model}, slots=1), running.workers.connect)
                 for name in ("a", "b")
             ]
             left = trio.Event()

@@ -12,8 +12,8 @@ import pytest
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.harness import memory_serving
 
-from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.models import ModelOptions
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine import InputSpec, ModelSpec, Strategy, compile_model
 from shapestream_engine.layout import Tensors
@@ -49,7 +49,7 @@ async def serve(
         strategy=strategy,
         inputs={"x": InputSpec(shape=shape, pad={"seq": 0})},
     )
-    local = LocalSlots(models={"sums": compile_model(spec, threads=1)})
+    local = SlotThreads(models={"sums": compile_model(spec, threads=1)})
     known = {} if options is None else {"sums": options}
     answers: dict[int, Result | Failure] = {}
     async with memory_serving(local, models=known) as running:
