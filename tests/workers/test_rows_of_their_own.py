@@ -21,6 +21,7 @@ from shapestream.serving.models import ModelOptions
 from shapestream.serving.server import serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings, load_settings
+from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream_engine import CompiledModel
 from shapestream_workers.models import compile_models
@@ -196,7 +197,8 @@ async def test_a_server_makes_no_larger_calls_than_a_worker_has_tried(
             socket.connect(workers)
             return socket
 
-        worker = Worker("w", SlotThreads(models=models), connect)
+        dial = partial(BlockingDealer, workers)
+        worker = Worker("w", SlotThreads(models=models, dial=dial), connect)
         nursery.start_soon(worker.run)
         found = await answers(clients, arrays)
         nursery.cancel_scope.cancel()

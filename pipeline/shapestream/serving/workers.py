@@ -195,7 +195,7 @@ class OwnWorker(Worker):
     def kill(self, reason: str) -> None:
         """Say that nothing can end a thread: the slot stays occupied."""
         log.error(
-            "slot hangs", executor=self.name, why=reason, advice="use worker processes, or restart the server"
+            "slot hangs", worker=self.name, why=reason, advice="use worker processes, or restart the server"
         )
 
     def judge(self, running: RunningBatch, report: BatchReport, now: float) -> BatchReport:

@@ -14,10 +14,10 @@ from itertools import count
 from pathlib import Path
 
 import trio
-from shapestream.serving.workers import RunningBatch
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
 from shapestream.serving.outgoing import Link, Outgoing
+from shapestream.serving.workers import RunningBatch
 from shapestream.wire.messages import Entry, Result
 from shapestream_engine.batch import Batch
 from shapestream_workers import cli

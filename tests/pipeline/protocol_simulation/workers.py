@@ -139,7 +139,8 @@ class SimulatedWorker:
 
     def troubled_lines(self) -> list[Line]:
         """Those that one fault befalls: all of its host, or one of them."""
-        return self.lines if self._random.random() < 0.5 else [self._random.choice(self.lines or [None])]  # type: ignore[list-item]
+        lines = self.lines
+        return lines if len(lines) < 2 or self._random.random() < 0.5 else [self._random.choice(lines)]
 
     @property
     def error_of_clock_s(self) -> float:

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import trio
 from tests.pipeline.serving.echo_model import SIGNATURE, done
+from trio.testing import wait_all_tasks_blocked
 
 from shapestream.transport.interface import Connection, Message
+from shapestream.transport.memory import MemoryConnection
 from shapestream.wire.codec import Role, decode, encode, pack_messages
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.messages import (
@@ -165,6 +167,8 @@ class RawPeer:
         for slot, connection in enumerate(self.slots):
             greeting = encode([SlotHello(token=welcome.token, slot=slot)], limits=self.limits)
             connection.send_nowait(greeting)
+        if isinstance(self.connection, MemoryConnection):
+            await wait_all_tasks_blocked()  # the server has heard them
         return welcome
 
     async def run_next(self, **changes: Any) -> Execute:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.eager import EagerScheduler
-from tests.pipeline.serving.harness import RawPeer, memory_serving, request
+from tests.pipeline.serving.harness import RawPeer, Running, memory_serving, request, serve_with
 
 from shapestream.scheduling import events
 from shapestream.serving.slot_threads import SlotThreads
+from shapestream.transport.blocking_dealer import BlockingDealer
+from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.memory import memory_server
+from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.messages import Request, Result
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
@@ -102,12 +108,30 @@ async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerSch
 
 
 @real_time
-async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler) -> None:
+async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler, tmp_path: Path) -> None:
     """The same over two real workers, with the wire in between; one of them is drained in the middle."""
     with counting(2) as (model, ran):
-        async with memory_serving() as running, trio.open_nursery() as nursery:
+        address = f"ipc://{tmp_path}/workers"
+        port = RouterSocket()
+        port.bind(address)
+
+        def connect() -> DealerSocket:
+            connection = DealerSocket()
+            connection.connect(address)
+            return connection
+
+        async with trio.open_nursery() as nursery:
+            clients = memory_server()
+            server = await nursery.start(partial(serve_with(), clients=clients, workers=port))
+            running = Running(server, clients, memory_server())
             workers = [
-                Worker(name, SlotThreads(models={"echo": model}, slots=1), running.workers.connect)
+                Worker(
+                    name,
+                    SlotThreads(
+                        models={"echo": model}, slots=1, dial=lambda wake: BlockingDealer(address, wake)
+                    ),
+                    connect,
+                )
                 for name in ("a", "b")
             ]
             left = trio.Event()
