@@ -16,6 +16,8 @@ export SHAPESTREAM_ANY_FUNCTION := 1
 QUICK ?=
 ENGINES ?=
 SMOKE ?=
+# Two more than there are CPUs: tests of real processes wait much of their time.
+TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 2)))
 
 .PHONY: chaos fuzz help demo embeddings test test-engines lint format bench plots soak wheel constraints clean
 
@@ -39,8 +41,9 @@ demo: $(READY) ## Stream photographs through two worker processes; every answer 
 embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUICK=1: fewer of them).
 	@$(BIN)/python -m examples.embeddings.run $(if $(QUICK),--quick)
 
-test: $(READY) ## Run all tests.
-	@$(BIN)/python -m pytest
+test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there are CPUs).
+	@# A file's tests run in one process, in their order: they share its server, and the last may look at what it kept.
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py

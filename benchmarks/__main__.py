@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import large_tensors, reallocations, scheduler, tiny_tensors
+from benchmarks import large_tensors, lone, reallocations, scheduler, tiny_tensors
 from benchmarks.report import Report
 
 
@@ -27,24 +27,29 @@ def main(
     rounds = 1 if smoke else rounds
     with tempfile.TemporaryDirectory(prefix="ss-bench-") as name:
         folder = Path(name)
-        reports = []
-        measurements: list[tuple[str, Callable[[], Report]]] = [
+        reports: list[Report] = []
+        measurements: list[tuple[str, Callable[[], list[Report]]]] = [
             (
                 "tiny tensors",
-                lambda: tiny_tensors.measure(folder, requests=400 if smoke else 16_000, rounds=rounds),
+                lambda: [tiny_tensors.measure(folder, requests=400 if smoke else 16_000, rounds=rounds)],
+            ),
+            (
+                "a lone request",
+                lambda: lone.measure(folder, requests=50 if smoke else 1000, rounds=rounds),
             ),
             (
                 "large tensors",
-                lambda: large_tensors.measure(folder, requests=24 if smoke else 300, rounds=rounds),
+                lambda: [large_tensors.measure(folder, requests=24 if smoke else 300, rounds=rounds)],
             ),
-            ("reallocations", lambda: reallocations.measure(folder, requests=200 if smoke else 10_000)),
-            ("the scheduler", lambda: scheduler.measure(scheduler.SMOKE if smoke else scheduler.FULL)),
+            ("reallocations", lambda: [reallocations.measure(folder, requests=200 if smoke else 10_000)]),
+            ("the scheduler", lambda: [scheduler.measure(scheduler.SMOKE if smoke else scheduler.FULL)]),
         ]
         for title, measure in measurements:
             with console.status(f"measuring {title}"):
-                report = measure()
-            reports.append(report)
-            console.print(report.table())
+                measured = measure()
+            reports += measured
+            for report in measured:
+                console.print(report.table())
     if smoke:
         console.print(
             "A smoke run: every answer was checked; the figures come from too few requests to mean anything."

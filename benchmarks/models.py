@@ -62,11 +62,18 @@ def _model(name: str, engine: Engine) -> str:
 
 
 def write_configuration(
-    folder: Path, *, label: str, engine: Engine = "function", workers: int | None = None, slots: int = 1
+    folder: Path,
+    *,
+    label: str,
+    engine: Engine = "function",
+    workers: int | None = None,
+    slots: int = 1,
+    protected: str | None = None,
 ) -> tuple[Path, str]:
     """Writes a server's YAML with all three models; returns its path and the address that it listens on.
 
-    `workers` processes of so many slots, or slots in the server's own process where it is None.
+    `workers` processes of so many slots, or slots in the server's own process where it is None. `protected` is a tcp
+    address to listen on besides, for the owner of `keys/client.pub`.
     """
     if engine == "openvino":
         write_identity_ir(folder)
@@ -79,7 +86,11 @@ def write_configuration(
         else f"workers:\n  - {{count: {workers}, models: [{names}], slots: {slots}}}\n"
     )
     path = folder / f"{label}.yaml"
+    listen, security = f'["{address}"]', ""
+    if protected is not None:
+        listen = f'["{address}", "{protected}"]'
+        security = "  security: {key: keys/server.secret, clients: [keys/client.pub]}\n"
     path.write_text(
-        f'server:\n  listen: ["{address}"]\nmodels:\n{models}{placement}logging: {{level: warning}}\n'
+        f"server:\n  listen: {listen}\n{security}models:\n{models}{placement}logging: {{level: warning}}\n"
     )
     return path, address

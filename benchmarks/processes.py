@@ -20,6 +20,14 @@ START_S = 180.0
 _POLL_S = 0.05
 
 
+def cpu_s(pid: int) -> float:
+    """User + system time of a process with all its threads, in seconds; raises OSError where it has ended.
+
+    The number of the clock is Linux's own, as `clock_getcpuclockid` makes it; psutil would count ticks of 10 ms.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
 class Child:
     """A running child process; `cpu_s` is user + system time of all its threads, in seconds."""
 
@@ -38,17 +46,12 @@ class Child:
         return self._process.poll() is not None
 
     def cpu_s(self) -> float:
-        """CPU time used so far, in seconds (the kernel counts it in ticks of 10 ms: measure over seconds)."""
-        times = self._handle.cpu_times()
-        return float(times.user + times.system)
+        """CPU time used so far, in seconds."""
+        return cpu_s(self.pid)
 
     def children_cpu_s(self) -> float:
         """The same, summed over the process's own children that are alive: a server's workers."""
-        total = 0.0
-        for child in self._handle.children(recursive=True):
-            times = child.cpu_times()
-            total += float(times.user + times.system)
-        return total
+        return sum(cpu_s(child.pid) for child in self._handle.children(recursive=True))
 
 
 @contextmanager

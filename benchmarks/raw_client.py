@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import zmq
 
 from benchmarks.bare_echo import COPY_BELOW_BYTES
+from shapestream.transport.curve import CallerKeys
 from shapestream.wire.codec import Role, decode, encode
 from shapestream.wire.messages import (
     Entry,
@@ -28,9 +29,13 @@ from shapestream_engine.layout import Tensors
 TIMEOUT_MS = 60_000
 
 
-def connect_dealer(address: str) -> zmq.Socket[bytes]:
+def connect_dealer(address: str, keys: CallerKeys | None = None) -> zmq.Socket[bytes]:
     """A DEALER connected to `address` that fails loudly instead of waiting for ever."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    if keys is not None:
+        socket.set(zmq.CURVE_PUBLICKEY, keys.key.public.encode())
+        socket.set(zmq.CURVE_SECRETKEY, keys.key.secret.encode())
+        socket.set(zmq.CURVE_SERVERKEY, keys.server_key.encode())
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
     socket.setsockopt(zmq.SNDTIMEO, TIMEOUT_MS)
@@ -59,8 +64,8 @@ class RawClient:
     It sends no heartbeats: open one for each round.
     """
 
-    def __init__(self, address: str, model: str) -> None:
-        self._socket = connect_dealer(address)
+    def __init__(self, address: str, model: str, keys: CallerKeys | None = None) -> None:
+        self._socket = connect_dealer(address, keys)
         self._sequence = 0
         self._send(Hello(client=uuid.uuid4().bytes, software="benchmark"))
         self._await(Welcome)

@@ -12,8 +12,9 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
-from typing import Annotated, assert_never
+from itertools import count, product
+from math import prod
+from typing import Annotated, Literal, assert_never
 
 import numpy as np
 import typer
@@ -44,12 +45,13 @@ from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 MODEL = "m"
+DIMENSIONS = ("batch", "height", "width")
 MAX_BATCH = 64
 AIM_US = 15.0
 AIM_GROWTH = 1.67
 """From 1,000 to 100,000 waiting, logarithms grow by this."""
 CALL_S, TOKEN_S = 0.0012, 0.000110
-"""Like MiniLM's on one core: a call's fixed part, and each token's."""
+"""Like MiniLM's on one core: a call's fixed part, and each token's, or that of 256 pixels."""
 PREFETCH_S = 0.002
 
 
@@ -57,33 +59,34 @@ PREFETCH_S = 0.002
 class Scenario:
     """Who asks for what, and what there is to run it."""
 
-    lognormal: bool
+    shapes: Literal["equal", "lognormal", "new lengths", "new pictures"]
+    """`new`: hardly two that wait are equal."""
     slots: int
     clients: int = 1
     prefetch: bool = False
 
     def __str__(self) -> str:
-        shapes = "lognormal" if self.lognormal else "equal"
         extras = ("" if self.clients == 1 else f", {self.clients} clients") + ", prefetch" * self.prefetch
-        return f"{shapes}, {self.slots} slot{'s' * (self.slots > 1)}{extras}"
+        return f"{self.shapes}, {self.slots} slot{'s' * (self.slots > 1)}{extras}"
 
 
 SCENARIOS = (
-    Scenario(lognormal=False, slots=1),
-    Scenario(lognormal=False, slots=64),
-    Scenario(lognormal=False, slots=64, clients=100),
-    Scenario(lognormal=True, slots=1),
-    Scenario(lognormal=True, slots=1, clients=100),
-    Scenario(lognormal=True, slots=1, prefetch=True),
-    Scenario(lognormal=True, slots=64),
-    Scenario(lognormal=True, slots=64, clients=100, prefetch=True),
+    Scenario(shapes="equal", slots=1),
+    Scenario(shapes="equal", slots=64),
+    Scenario(shapes="equal", slots=64, clients=100),
+    Scenario(shapes="lognormal", slots=1),
+    Scenario(shapes="lognormal", slots=1, clients=100),
+    Scenario(shapes="lognormal", slots=1, prefetch=True),
+    Scenario(shapes="lognormal", slots=64),
+    Scenario(shapes="lognormal", slots=64, clients=100, prefetch=True),
+    Scenario(shapes="new lengths", slots=1),
+    Scenario(shapes="new pictures", slots=1),
 )
 
 
 def call_s(sizes: tuple[int, ...]) -> float:
     """What a call takes on this imaginary device."""
-    rows, length = sizes
-    return CALL_S + TOKEN_S * rows * length
+    return CALL_S + TOKEN_S * prod(sizes) / (1.0 if len(sizes) == 2 else 256.0)
 
 
 class World:
@@ -110,14 +113,14 @@ class World:
         scenario = self._scenario
         profile = ModelProfile(
             name=MODEL,
-            dimensions=("batch", "seq"),
+            dimensions=DIMENSIONS[: 3 if scenario.shapes == "new pictures" else 2],
             has_batch=True,
-            paddable=(False, True),
+            paddable=(False, True, True) if scenario.shapes == "new pictures" else (False, True),
             max_batch=MAX_BATCH,
-            bounds=(None, 256),
+            bounds=(None, 4096, 4096) if scenario.shapes == "new pictures" else (None, 1 << 20),
         )
         self._handle(ModelAdded(model=profile))
-        costs = {MODEL: _table()}
+        costs = {MODEL: _table(profile.dimensions)}
         for slot in range(scenario.slots):
             self._handle(
                 SlotJoined(
@@ -184,25 +187,39 @@ class World:
 
 def _arrivals(scenario: Scenario) -> Iterator[Arrival]:
     draw = np.random.default_rng(0)
-    lengths = np.full(1, 32)
-    if scenario.lognormal:
-        drawn = np.rint(24 * np.exp(0.9 * draw.standard_normal(50_021)))
-        lengths = np.clip(drawn, 4, 256).astype(int)
-    sizes = [(1, int(length)) for length in lengths]
+    sizes: list[tuple[int, ...]]
+    match scenario.shapes:
+        case "equal":
+            sizes = [(1, 32)]
+        case "lognormal":
+            drawn = np.rint(24 * np.exp(0.9 * draw.standard_normal(50_021)))
+            sizes = [(1, length) for length in np.clip(drawn, 4, 256).astype(int).tolist()]
+        case "new lengths":
+            sizes = [(1, length) for length in draw.integers(16, 100_000, 50_021).tolist()]
+        case "new pictures":
+            sizes = [(1, *size) for size in draw.integers(32, 1024, (50_021, 2)).tolist()]
+        case _:
+            assert_never(scenario.shapes)
     for number in count():
         own = sizes[number % len(sizes)]
         yield Arrival(
-            id=number, client=number % scenario.clients, model=MODEL, sizes=own, nbytes=8 * own[1], priority=0
+            id=number,
+            client=number % scenario.clients,
+            model=MODEL,
+            sizes=own,
+            nbytes=8 * prod(own),
+            priority=0,
         )
 
 
-def _table() -> CostTable:
+def _table(dimensions: tuple[str, ...]) -> CostTable:
     points = tuple(
-        CostPoint(sizes=(rows, length), seconds=call_s((rows, length)))
-        for rows in (1, 2, 4, 8, 16, 32, 64)
-        for length in (4, 8, 16, 32, 64, 128, 256)
+        CostPoint(sizes=sizes, seconds=call_s(sizes))
+        for sizes in product(
+            (1, 2, 4, 8, 16, 32, 64), *[(4, 8, 16, 32, 64, 128, 256)] * (len(dimensions) - 1)
+        )
     )
-    return CostTable(key="imaginary", dimensions=("batch", "seq"), points=points)
+    return CostTable(key="imaginary", dimensions=dimensions, points=points)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.cost_table import CostTable
 from shapestream_workers.lab.plain_server import PlainServer
-from shapestream_workers.lab.simulator import Policy, SlotPlan, Truth, Workload, simulate
+from shapestream_workers.lab.simulator import Policy, Scenario, simulate
 from shapestream_workers.lab.traffic import parse_sizes
 from shapestream_workers.lab.true_cost import TableCost, TrueCost, parse_formula
 
@@ -214,14 +214,11 @@ def steady_latencies(policy: Policy, clients: int) -> tuple[Floats, Floats, floa
         for (at_s, sender), length in zip(sent, lengths, strict=True)
     ]
     truth = minilm()
-    simulated = simulate(
-        policy,
-        [PROFILE],
-        [SlotPlan(worker="w0")] * 2,
-        Truth(costs={NAME: truth}),
-        Workload(requests=requests),
-        calibration={NAME: truth.calibration("simulated", PROFILE.dimensions, PROFILE.max_batch)},
+    costs = {NAME: truth}
+    scenario = Scenario(
+        profiles=[PROFILE], costs=costs, traffic=requests, believed=costs, slots=2, slots_per_worker=2
     )
+    simulated = simulate(policy, scenario)
     is_steady = np.array([sender == 0 for _, sender in sent])
     arrived, ended = (
         simulated.requests.column(times) for times in (simulated.requests.arrived, simulated.requests.ended)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import versus
-from benchmarks.ablations.mechanisms import MECHANISMS, Mechanism
+from benchmarks.ablations.mechanisms import MECHANISMS, THIS, Mechanism
 from benchmarks.checkouts import ROOT, Checkout, checked_out
 
 BASELINE = "18c4c98"
@@ -88,13 +88,16 @@ def _simulate(
             for names in ((), off)
         )
     )
-    played = Checkout(
-        name="baseline",
-        root=baseline.root,
-        # This checkout's benchmarks, beside the baseline's packages.
-        environment={"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
-    ).run(["-m", "benchmarks.ablations.play", str(processes)], json.dumps(tasks))
-    by_task = dict(zip(tasks, played, strict=True))
+    # This checkout's benchmarks, beside the packages of either.
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    by_task: dict[tuple[str, tuple[str, ...], int], Any] = {}
+    for root, own in (
+        (baseline.root, [task for task in tasks if task[1] != (THIS,)]),
+        (ROOT, [task for task in tasks if task[1] == (THIS,)]),
+    ):
+        checkout = Checkout(name=str(root), root=root, environment=environment)
+        played = checkout.run(["-m", "benchmarks.ablations.play", str(processes)], json.dumps(own))
+        by_task |= dict(zip(own, played, strict=True))
     differences: Differences = defaultdict(list)
     fired: dict[tuple[str, str], tuple[int, int]] = {}
     for scenario, off in pairs:

@@ -71,6 +71,17 @@ def without(names: Sequence[str]) -> Iterator[Patches]:
         patches.restore()
 
 
+@contextmanager
+def here() -> Iterator[Patches]:
+    """This checkout as it is, with its programmes priced as the baseline's."""
+    patches = Patches()
+    try:
+        _price_programmes(patches, "planner")
+        yield patches
+    finally:
+        patches.restore()
+
+
 def turn_off(names: Sequence[str]) -> None:
     """Turn the mechanism off in a server's own process until that ends."""
     for name in names:
@@ -161,18 +172,26 @@ def _watch_probes(patches: Patches) -> None:
     patches.set(admission.Admission, "_with_deadline", watched)
 
 
-def _price_programmes(patches: Patches) -> None:
+def _price_programmes(patches: Patches, planner: str = "lane_plan") -> None:
     """Counts the dynamic programmes, and what they take of the event loop."""
-    lane_plan, budget = module("lane_plan"), module("planning_budget")
-    cut_window = lane_plan.cut_window
+    cut_window = module(planner).cut_window
 
     def priced(window: Any, costs: Any, limits: Any, **named: Any) -> Any:
-        reach = min(limits.max_rows, lane_plan.LARGEST_REACH)
-        patches.spent_s += DEARER * budget.planning_s(len(window), reach, window.shapes.shape[1])
+        patches.spent_s += DEARER * planning_s(
+            len(window), min(limits.max_rows, len(window)), window.shapes.shape[1]
+        )
         patches.fired["programmes"] += 1
         return cut_window(window, costs, limits, **named)
 
-    patches.set(lane_plan, "cut_window", priced)
+    patches.set(module(planner), "cut_window", priced)
+
+
+def planning_s(requests: int, reach: int, dimensions: int) -> float:
+    """Seconds of a programme as the baseline's budget prices it: `reach` requests in a segment at most."""
+    segments = requests * min(requests, reach, 128)
+    if dimensions < 2:
+        return 150e-6 + requests * 2e-6 + segments * 15e-9
+    return 300e-6 + requests * 2e-6 + segments * (dimensions // 2) * 120e-9
 
 
 # ------------------------------------------------------------ prefetch
@@ -541,4 +560,12 @@ MECHANISMS["all that went"] = Mechanism(
     off=_several(*_GONE), watched="recall", scenarios=(*LIMIT, *UNEQUAL, *LATE, *HOPELESS, *CAPPED, *CHEAP,
         "lognormal, 64, two workers", "bursts, 8 slots", "endless, padded", "endless, exact", "few lengths, 32 shapes"),
 )  # fmt: skip
+THIS = "this checkout"
+"""Stands for no ablation: what is played is this checkout, against the baseline."""
+MECHANISMS[THIS] = Mechanism(
+    off=lambda patches: None,
+    watched="programmes",
+    scenarios=MECHANISMS["all that went"].scenarios,
+    replaced=True,
+)
 """Ablations by name. A name with a colon puts something else in the place of the mechanism."""

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 SCHEDULING = "shapestream.scheduling."
-SIMULATION = "shapestream.simulation."
+
+
+def found(name: str, module: str) -> Any:
+    """A name of the simulation: the baseline's modules are parts of the lab here."""
+    places = {"trace": "shapestream.telemetry.trace", "true_cost": "shapestream_workers.lab.true_cost"}
+    try:
+        return getattr(import_module("shapestream.simulation." + module), name)
+    except ModuleNotFoundError:
+        return getattr(import_module(places.get(module, "shapestream_workers.lab.simulator")), name)
+
 
 EVENT_S, REQUEST_S, BATCH_S = 20e-6, 20e-6, 60e-6
 """Seconds of the server's event loop per event, per request that arrives and per batch that starts, programmes apart."""
@@ -70,9 +79,6 @@ class Scenario:
 
 def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, float]:
     """Plays a scenario; `spent` returns the seconds that dynamic programmes have taken so far, as they are priced."""
-    simulator = import_module(SIMULATION + "simulator")
-    slots = import_module(SIMULATION + "simulated_slots")
-    play = import_module(SIMULATION + "play")
     events = import_module(SCHEDULING + "events")
     scheduler = import_module(SCHEDULING + "scheduler").Scheduler(scenario.queue, 1 << 62)
     profile = events.ModelProfile(
@@ -90,16 +96,18 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
         table = _scaled(table, scenario.belief)
     alike = len(set(scenario.speeds)) == 1
     plans = [
-        slots.SlotPlan(worker="w" if alike else f"w{number}", speed=speed)
+        found("SlotPlan", "simulated_slots")(worker="w" if alike else f"w{number}", speed=speed)
         for number, speed in enumerate(scenario.speeds)
     ]
     requests = list(_requests(scenario, seed))
-    simulation = _with_loop(simulator, spent)(
+    simulation = _with_loop(found("_Simulation", "simulator"), spent)(
         scheduler,
         [profile],
         plans,
-        slots.Truth(costs={"m": truth}, noise=scenario.noise, way_s=scenario.way_s, seed=seed),
-        play.Workload(requests=iter(requests), in_flight=scenario.in_flight, round_trip_s=0.001),
+        found("Truth", "simulated_slots")(
+            costs={"m": truth}, noise=scenario.noise, way_s=scenario.way_s, seed=seed
+        ),
+        found("Workload", "play")(requests=iter(requests), in_flight=scenario.in_flight, round_trip_s=0.001),
         {"m": table},
         {},
     )
@@ -108,10 +116,10 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
 
 
 @cache
-def _with_loop(simulator: Any, spent: Callable[[], float]) -> Any:
+def _with_loop(simulation: Any, spent: Callable[[], float]) -> Any:
     """The simulation, with one thread that decides: events wait for it, and what is decided leaves it later."""
 
-    class Looped(simulator._Simulation):  # type: ignore[misc]  # a class of another commit
+    class Looped(simulation):  # type: ignore[misc]  # a class of another commit
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self._free_at = 0.0
@@ -141,7 +149,7 @@ def _scaled(table: Any, factor: float) -> Any:
 
 def _requests(scenario: Scenario, seed: int) -> Iterator[Any]:
     """In order of time; clients are numbered as their streams are."""
-    request = import_module(SIMULATION + "trace").TraceRequest
+    request = found("TraceRequest", "trace")
     rng = np.random.default_rng(seed)
 
     def one(client: int, stream: Stream) -> list[Any]:
@@ -230,7 +238,7 @@ def minilm() -> Any:
     engine = import_module("shapestream_engine.cost_table")
     points = tuple(engine.CostPoint(sizes=sizes, seconds=seconds) for sizes, seconds in MINILM.items())
     table = engine.CostTable(key="minilm", dimensions=("batch", "seq"), points=points)
-    return import_module(SIMULATION + "true_cost").TableCost(table)
+    return found("TableCost", "true_cost")(table)
 
 
 def formula(fixed_ms: float, ms_per_element: float, **more: Any) -> Callable[[], Any]:
@@ -238,7 +246,7 @@ def formula(fixed_ms: float, ms_per_element: float, **more: Any) -> Callable[[],
 
     @cache
     def make() -> Any:
-        return import_module(SIMULATION + "true_cost").FormulaCost(
+        return found("FormulaCost", "true_cost")(
             fixed_s=fixed_ms / 1e3, per_element_s=ms_per_element / 1e3, **more
         )
 

@@ -26,7 +26,9 @@ from shapestream_engine.model import (
     OutputSpec,
     OutputTensor,
     Preparations,
+    ReadModel,
     compile_model,
+    read_model,
 )
 from shapestream_engine.ports import (
     Counts,
@@ -41,7 +43,6 @@ from shapestream_engine.ports import (
     parse_rule,
 )
 from shapestream_engine.prepared import PreparedLimits
-from shapestream_engine.read_model import ReadModel, read_model
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape

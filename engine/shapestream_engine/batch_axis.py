@@ -7,13 +7,13 @@ along it are independent of each other, before any requests share a call.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from shapestream_engine.errors import RuleMissing
-from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, read_model
 from shapestream_engine.ports import BATCH, InputPort
-from shapestream_engine.read_model import read_model
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
@@ -24,9 +24,12 @@ __all__ = [
     "states_batch",
     "why_no_batch",
     "with_batch_axis",
+    "with_shared_rules",
     "without_batch_axis",
     "without_rules",
 ]
+
+M = TypeVar("M")
 
 _USUAL = re.compile(r".*batch.*|n|b|bs|s\d+", re.IGNORECASE)
 """Names of a first axis that stands for the batch; `s23` is a symbol of `torch.export`."""
@@ -45,7 +48,7 @@ class NoBatchAxis:
     reason: str
     """Names the inputs that are to blame."""
     shapes: Mapping[str, str] = field(default_factory=dict)
-    """Per input the shape to state; empty where no statement helps."""
+    """The shape to state for each input; empty where no statement helps."""
 
     @property
     def yaml(self) -> str:
@@ -69,15 +72,24 @@ def without_rules(spec: ModelSpec) -> ModelSignature:
 
     Allowed shapes are left out, which may name a batch axis that is yet to be found. Raises what `read_model` raises.
     """
+    model, _ = with_shared_rules(spec, read_model)
+    return model.signature
+
+
+def with_shared_rules(spec: ModelSpec, make: Callable[[ModelSpec], M]) -> tuple[M, list[str]]:
+    """The model that `make` makes of `spec`, and its outputs without a rule, which have the rule `shared` in it.
+
+    Allowed shapes are left out. Raises what `make` raises.
+    """
+    unknown: list[str] = []
     plain = replace(spec, strategy=Strategy())
-    unknown: set[str] = set()
     while True:
         try:
-            return read_model(plain).signature
+            return make(plain), unknown
         except RuleMissing as error:
             if error.output in unknown:
                 raise
-            unknown.add(error.output)
+            unknown.append(error.output)
             stated = plain.outputs.get(error.output, OutputSpec())
             outputs = {**plain.outputs, error.output: replace(stated, rule={"rule": "shared"})}
             plain = replace(plain, outputs=outputs)
@@ -169,7 +181,7 @@ def _blame(port: InputPort, stated: frozenset[str]) -> str | None:
 
 
 def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, str]:
-    """Per input that has no batch axis the shape that gives it one; empty where an input cannot have any."""
+    """Find the shape that gives each input without a batch axis one; empty where an input cannot have any."""
     shapes = {}
     for port in signature.inputs:
         if BATCH in port.axis_names:

@@ -40,7 +40,7 @@ class BatchRun:
         self._outputs: list[Tensors | None] = [None] * len(batch.members)
         """Parallel to the members: the results of those that are done."""
         self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
-        """Of members that are divided over calls: the results so far, and the rows of each."""
+        """Results so far, and the rows of each, of the members that are divided over calls."""
         self._calls: dict[tuple[int, ...], int] = {}
         """Calls so far, by their sizes."""
         self._run_s = 0.0

@@ -23,9 +23,8 @@ from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel
-from shapestream_engine.probing.inputs import Values, default_values, make_request
+from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Slot
 
 if TYPE_CHECKING:
@@ -34,15 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["MOST_FAILURES", "Calibration", "CalibrationBench", "calibrate"]
 
 PASSES = (0.6, 0.8, 0.95, 1.0)
-"""When each pass ends, as a share of the budget: the coarse grid, the same again, the finer points, and all of them
-again. What disturbs a machine lasts longer than a call, so repeats at another time tell more than those at once."""
+"""End of each pass, as a share of the budget: the coarse grid, the same again, the finer points, all of them again.
+A disturbance of a machine lasts longer than a call, so repeats at another time tell more than those at once."""
 MOST_ROUNDS = 5
 """Repeats of one point in one pass, at most."""
 LEAST_ROUNDS = 2
 POINT_SHARE = 1 / 50
-"""Of the budget: a point that has taken so long gets no more repeats than `LEAST_ROUNDS`."""
+"""Share of the budget after which a point gets no more repeats than `LEAST_ROUNDS`."""
 CALL_SHARE = 1 / 8
-"""Of the budget: larger calls than those that are expected to take so long are not measured."""
+"""Share of the budget: no call is measured that is expected to take longer, and none larger."""
 DIFFERENT = 2
 """Requests with inputs of their own; a call's rows take turns with them. Making inputs takes time as well."""
 MOST_FAILURES = 8
@@ -56,13 +55,13 @@ HANG_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured, and how that went."""
+    """The result of one calibration: a table, and its circumstances."""
 
     table: CostTable
     findings: tuple[str, ...] = ()
-    """What could not be measured, in words."""
+    """Reasons why points could not be measured, for people."""
     seconds: float = 0.0
-    """That it took."""
+    """Seconds that the calibration took."""
     from_cache: bool = False
 
 
@@ -130,12 +129,12 @@ class CalibrationBench:
     ) -> None:
         self.findings: list[str] = []
         self._signature = model.signature
-        self._values = _complete(model.signature, values)
+        self._values = complete_values(model.signature, values)
         self._budget_s = budget_s
         self._began = monotonic()
         self._times: dict[tuple[int, ...], list[float]] = {}
         self._first_s: dict[tuple[int, ...], float | None] = {}
-        """Per call shape: every slot's seconds, and those of its first call."""
+        """Seconds of the first call of each shape; `_times` has those of later ones."""
         self._refused: set[tuple[int, ...]] = set()
         self._resident = resident_nbytes()
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
@@ -159,7 +158,7 @@ class CalibrationBench:
                 slot.close()
 
     def points(self) -> tuple[CostPoint, ...]:
-        """What was found. Of a shape's times the lower quartile counts: what disturbs only makes them longer."""
+        """Points measured so far. Of a shape's times the lower quartile counts: disturbances only make them longer."""
         return tuple(
             CostPoint(
                 sizes=sizes,
@@ -230,7 +229,7 @@ class CalibrationBench:
         self._largest = max(self._largest, (prod(ran), seconds))
 
     def _round(self, work: Batch) -> list[BatchReport]:
-        """The same work on all slots at the same time."""
+        """Run the same batch on all slots at the same time."""
         batches = set()
         for slot in self._slots:
             self._batch += 1
@@ -278,9 +277,3 @@ def resident_nbytes() -> int:
 
 class _CallFailed(EngineError):
     """A shape that the model did not run."""
-
-
-def _complete(signature: ModelSignature, values: Mapping[str, Values]) -> dict[str, Values]:
-    return {
-        port.name: values.get(port.name) or default_values(port.element_type)[0] for port in signature.inputs
-    }

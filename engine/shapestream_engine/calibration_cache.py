@@ -6,7 +6,7 @@ Processes that want the same table at the same time wait for the first, which ho
 together they would slow each other down.
 
 Beside the tables lies what servers' traffic made of them, a file per table. Each is replaced as a whole, so of two servers
-the last one that writes is believed; nobody waits.
+the last writer wins, without a lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATELY_S = 3600.0
 MOST_LEARNED = 256
 """Tables whose corrections are kept; those written longest ago go first. Most take a few KB, none more than some 200."""
 _FORMAT = 2
-"""Of the entries, and of what is measured: raised when either changes, so that old tables are not taken for new ones."""
+"""Version of the entries and of the measurement. A change of either raises it, so that old tables are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class CostEntry:
     def begin(self) -> bool:
         """Notes that measuring begins. False if it began `MOST_TRIES` times lately and never ended.
 
-        A model may crash on inputs that nobody sends. Its process is started anew, and must not do the same for ever.
+        A model may crash on inputs that no client sends. Its process is started anew, and must not do the same for ever.
         """
         if self.path is None:
             return True
@@ -85,34 +85,24 @@ class CostEntry:
         write_plain(self.path, table.to_dict())
 
 
-class CostCache:
+class CostCache(KeptFiles):
     """A folder of tables, and of what traffic made of them; None: nothing is kept."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._files = KeptFiles(folder)
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the tables are."""
-        return self._files.folder
-
-    @classmethod
-    def of_environment(cls) -> CostCache:
-        """Where the environment says."""
-        return cls(KeptFiles.of_environment(ENVIRONMENT, "costs").folder)
+    VARIABLE = ENVIRONMENT
+    NAME = "costs"
 
     @contextmanager
     def entry(self, key: str) -> Iterator[CostEntry]:
-        """The entry for this table, which nobody else has meanwhile."""
-        with self._files.locked(key) as path:
+        """The entry for this table, locked against other processes meanwhile."""
+        with self.locked(key) as path:
             yield CostEntry(path)
 
     def learned(self, table: CostTable) -> LearnedCosts | None:
-        """What traffic made of this table, as far as that was kept."""
+        """Read the corrections of this table by traffic; None where none were kept."""
         return None if self.folder is None else _read_learned(self._learned_path(self.folder, table.digest))
 
     def all_learned(self) -> dict[str, LearnedCosts]:
-        """The same of all tables, by their digests."""
+        """Read the corrections of all tables, by the tables' digests."""
         if self.folder is None:
             return {}
         found = (_read_learned(path) for path in self.folder.glob("*.learned.json"))

@@ -1,4 +1,4 @@
-"""Which call shapes a calibration measures: a coarse grid first, finer points after it, small calls before large ones.
+"""The call shapes that a calibration measures: a coarse grid, then finer points, small calls before large ones.
 
 Calls cost a fixed part and something per element, so sizes are spread geometrically: equal factors tell equally much.
 A grid has a point for every combination of sizes, so beyond a few dimensions they grow together, along one line.
@@ -15,26 +15,27 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["call_nbytes", "most_rows", "stages"]
+__all__ = ["DEFAULT_MAX_BATCH", "call_nbytes", "most_rows", "stages"]
 
 Sizes = tuple[int, ...]
 
 DEFAULT_MAX_BATCH = 64
-"""Rows in one call where nobody says how many."""
+"""Rows in one call where neither the caller nor the model bounds them."""
 FIRST = 8
-"""Where the geometric part of a ladder starts: below, the fixed part of a call is nearly all that it costs."""
+"""Start of a ladder's geometric part: below it, a call's fixed part is nearly its whole cost."""
 COARSE = 4
 """Factor between neighbours of the coarse grid, or a power of it; the finer points lie halfway between."""
 UNBOUNDED = 1 << 14
-"""As far as a ladder goes where the model says no bound; time and bytes usually end it before."""
+"""Largest size of a ladder where the model states no bound; time and bytes usually end it before."""
 MOST_POINTS = 64
-"""In all, static shapes aside: each shape that an engine meets leaves something behind, and serving has yet to begin."""
+"""Points in all, static shapes aside: each shape that an engine meets leaves memory behind, before serving begins."""
 MOST_ALLOWED = 1024
-"""Of the combinations of sizes that a strategy allows: each may run, so more are worth trying while there is time."""
+"""Combinations of a strategy's sizes that are tried, at most: each may run, so more pay while there is time."""
 MOST_GRID_DIMENSIONS = 4
-"""Beside the rows. Of more, all sizes grow together: three sizes each would be 243 points for every number of rows."""
+"""Dimensions of a grid beside the rows. Of more, all sizes grow together: three sizes of each of five would be 243
+points for every number of rows."""
 MOST_NBYTES = 64 << 20
-"""Of a call's inputs. Larger ones are not measured: the engine would keep the memory, perhaps for nothing."""
+"""Bytes of a call's inputs, at most. The engine would keep the memory of a larger call, perhaps for nothing."""
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
@@ -51,7 +52,7 @@ def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]
     """Call shapes: static ones, a coarse grid, and what lies halfway between. Each ascends by elements; no shape twice.
 
     Where a strategy allows certain sizes only, these are the grid. Under a cap on shapes only a few are measured, since
-    each costs memory for good.
+    the memory of each is never freed.
     """
     static = [sizes for sizes in signature.static_sizes if prod(sizes) <= MAX_ELEMENTS]
     allowed = signature.allowed
@@ -68,7 +69,7 @@ def stages(signature: ModelSignature, max_batch: int | None) -> list[list[Sizes]
 def _coarse(
     signature: ModelSignature, allowed: Sequence[Sizes | None], max_batch: int | None
 ) -> list[list[int]]:
-    """Per dimension the sizes of the coarse grid, so few that their combinations can be listed."""
+    """Choose the coarse grid's sizes of each dimension, so few that their combinations can be listed."""
     factor = COARSE
     axes = list(_axes(signature, allowed, max_batch, factor))
     while _number(signature, axes) > MOST_POINTS and factor < UNBOUNDED:
@@ -114,7 +115,7 @@ def _is_line(others: Sequence[Sequence[int]]) -> bool:
 def _axes(
     signature: ModelSignature, allowed: Sequence[Sizes | None], max_batch: int | None, factor: int
 ) -> Iterator[list[int]]:
-    """Per dimension the sizes of the coarse grid."""
+    """Yield the coarse grid's sizes of each dimension."""
     for number, (bounds, sizes) in enumerate(zip(signature.bounds, allowed, strict=True)):
         if sizes is not None:
             yield list(sizes)
@@ -155,6 +156,6 @@ def _ladder(bounds: Dimension, *, first: int, last: int, factor: int) -> list[in
 
 
 def _halfway(sizes: Sequence[int]) -> list[int]:
-    """With those that lie geometrically halfway between neighbours."""
+    """Add the sizes that lie geometrically halfway between neighbours."""
     between = [round((low * high) ** 0.5) for low, high in pairwise(sizes)]
     return sorted({*sizes, *between})

@@ -20,10 +20,10 @@ __all__ = ["MAX_POINTS", "CostPoint", "CostTable", "LearnedCosts"]
 Sizes: TypeAlias = tuple[int, ...]
 
 MAX_POINTS = 4096
-"""More than a calibration ever measures; a table from elsewhere may not hold more."""
+"""Points of a table, at most: more than a calibration ever measures."""
 MAX_SECONDS = 30 * 86_400.0
 MAX_ELEMENTS = 1 << 53
-"""Of a call. What is larger than these is no measurement, and would overflow where costs are fitted."""
+"""Elements of a call, at most. More than these is no measurement, and would overflow where costs are fitted."""
 MAX_ENDS = 2
 """Points of a straight line that say all of it."""
 
@@ -35,14 +35,14 @@ class CostPoint:
     sizes: tuple[int, ...]
     """The call's size of each of the table's dimensions."""
     seconds: float
-    """Of a slot's time per call, once the shape is known to the device, with all slots of the process busy."""
+    """Seconds of a slot per call, once the shape is known to the device, with all slots of the process busy."""
     first_seconds: float | None = None
-    """Of the first call of this shape, preparation included; None: not measured."""
+    """Seconds of the first call of this shape, preparation included; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """What calls of one model cost on one kind of slot. Raises `EngineError` for what cannot be a table."""
+    """Costs of one model's calls on one kind of slot. Raises `EngineError` for values that cannot be a table."""
 
     key: str
     """Names what was measured: model, device, settings, versions. Equal keys mean slots that are alike."""
@@ -111,13 +111,13 @@ class LearnedCosts:
     table: str
     """The `CostTable.digest` of the table that they correct: measured anew, a model begins with what was measured."""
     batches: int
-    """That they rest on, those of earlier servers included."""
+    """Batches that the corrections rest on, those of earlier servers included."""
     saved_at: float
     """Seconds since the epoch."""
     seconds: Mapping[Sizes, float] = field(default_factory=dict)
-    """Of calls, by their size of each of the table's dimensions, where they are off what the table says."""
+    """Seconds of calls, by their size of each dimension, where these differ from the table's."""
     preparation: Mapping[float, float] = field(default_factory=dict)
-    """What it costs extra that a call is new, in seconds, by its elements: the ends of a straight line."""
+    """Extra seconds of a call with a new shape, by its elements: the ends of a straight line."""
 
     def __post_init__(self) -> None:
         if self.batches < 0 or len(self.seconds) > MAX_POINTS or len(self.preparation) > MAX_ENDS:
@@ -143,7 +143,7 @@ class LearnedCosts:
 
     @classmethod
     def from_dict(cls, plain: Any) -> LearnedCosts:
-        """What `plain` describes; it may come from anywhere. Raises `EngineError` for what is wrong."""
+        """Read the corrections from plain data of any origin. Raises `EngineError` for wrong ones."""
         try:
             match plain:
                 case {

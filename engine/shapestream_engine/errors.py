@@ -1,10 +1,10 @@
 """Every error of the engine, split by whose fault it is.
 
     EngineError
-    ├── ShapeError          a request, or a shape that somebody wrote, cannot be or does not fit
+    ├── ShapeError          a request, or a written shape, cannot be or does not fit
     │   └── ElementTypeError    the same, of an element type
     ├── SignatureError      the configuration contradicts the model, or asks for what cannot hold
-    │   └── RuleMissing         an output whose rows could be anybody's, and no rule says whose they are
+    │   └── RuleMissing         an output whose rows could be any request's, and no rule says which
     ├── ModelLoadError      a model file is missing, unreadable or refused by the engine
     ├── EngineMissing       the engine is not installed; names the extra that installs it
     └── InferenceError      a call failed on the device, in the engine's own words
@@ -76,7 +76,7 @@ class RuleMissing(SignatureError):
         super().__init__(message, key=("outputs", output))
 
     def of_model(self, name: str) -> RuleMissing:
-        """The same, naming the model."""
+        """The same error, with the model's name."""
         return RuleMissing(f"model {name!r}: {self}", output=self.output)
 
 

@@ -83,7 +83,7 @@ class InferRequest(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Until the call that `start_async` began is over; raises `InferenceError` if it failed."""
+        """Wait for the end of the call that `start_async` began; raises `InferenceError` if it failed."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -120,7 +120,7 @@ class InferRequest(ABC):
             tensor.data[...] = array
 
     def set_input_tensor(self, port: int | str, tensor: TensorLike | None) -> None:
-        """From now on the calls read this input from `tensor`, as it is when they start; None: from the request's own again.
+        """Let later calls read this input from `tensor`, as it is when they start; None: from the request's own again.
 
         The request's own tensor of the port then stands for this one: resizing either resizes it. OpenVINO, ONNX Runtime,
         PyTorch on a CPU and functions read its memory without a copy. A shape that the port does not take is refused when
@@ -132,9 +132,9 @@ class InferRequest(ABC):
         self._use_input(number, tensor)
 
     def set_output_tensor(self, port: int | str, tensor: Tensor) -> None:
-        """From now on the calls leave this output in `tensor`, and give it the output's shape, in place while it fits.
+        """Let later calls leave this output in `tensor`, and give it the output's shape, in place while it fits.
 
-        A tensor over somebody's array (`ArrayTensor`) cannot grow: it is refused, with `ShapeError`, unless the output's
+        A tensor over a caller's array (`ArrayTensor`) cannot grow: it is refused, with `ShapeError`, unless the output's
         upper bound fits. Any other grows where it must. OpenVINO writes into it without a copy: into the array, or else
         into memory of its own, of at least the same capacity, which the tensor takes up. Other engines copy.
         """
@@ -158,7 +158,7 @@ class InferRequest(ABC):
 
     @property
     def reallocations(self) -> int:
-        """How often an input tensor's data moved to another address, since the request was made."""
+        """Moves of the input tensors' data to another address, since the request was made."""
         return sum(tensor.reallocations for tensor in self.input_tensors)
 
 

@@ -19,10 +19,10 @@ from shapestream_engine.ports import InputPort
 __all__ = ["InputArrays", "as_port_array", "in_port_order", "plain_array", "same_numbers"]
 
 _EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
-"""Every integer of so many bits is a number of the float type."""
+"""Bits of the integers that the float type holds exactly."""
 
 InputArrays: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
-"""Per input, by name or in the order of the signature, an array (or what NumPy makes one of) or a tensor."""
+"""An array, a value that NumPy makes one of, or a tensor for each input, by name or in the signature's order."""
 
 
 def in_port_order(ports: Sequence[InputPort], inputs: InputArrays) -> list[Any]:
@@ -76,7 +76,7 @@ def as_port_array(port: InputPort, value: Any) -> np.ndarray[Any, Any]:
 
 
 def plain_array(value: Any) -> np.ndarray[Any, Any]:
-    """What NumPy makes of a value; raises `ElementTypeError` where that would lose something without a word.
+    """Make a NumPy array of a value; raises `ElementTypeError` where that would silently lose something.
 
     That is a mask under which elements are hidden, and integers that stand beside floats and have no exact f64.
     """
@@ -102,7 +102,7 @@ def plain_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def same_numbers(array: np.ndarray[Any, Any], converted: np.ndarray[Any, Any], element_type: str) -> bool:
-    """Whether numbers that became floats of a type are still the same; floats may be rounded, within the type's range."""
+    """Tell whether numbers kept their values as floats of a type; floats may be rounded, within the type's range."""
     bits = _EXACT_BITS.get(element_type)
     if bits is None or array.size == 0:
         return True

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 __all__ = ["KeptFiles", "read_plain", "write_plain"]
 
@@ -23,25 +23,30 @@ __all__ = ["KeptFiles", "read_plain", "write_plain"]
 class KeptFiles:
     """A folder of entries; None: nothing is kept."""
 
+    VARIABLE: ClassVar[str]
+    """The variable of the environment that names the folder; `off`: none."""
+    NAME: ClassVar[str]
+    """The folder's name in the user's cache folder, where no variable names it."""
+
     folder: Path | None
 
     @classmethod
-    def of_environment(cls, variable: str, name: str) -> Self:
-        """Where `variable` says (`off`: nowhere), else `name` in the user's cache folder."""
-        chosen = os.environ.get(variable, "")
+    def of_environment(cls) -> Self:
+        """The folder that the environment names, else the user's own."""
+        chosen = os.environ.get(cls.VARIABLE, "")
         if chosen == "off":
             return cls(None)
         if chosen:
             return cls(Path(chosen))
         home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         try:
-            return cls(Path(home).expanduser() / "shapestream" / name)
+            return cls(Path(home).expanduser() / "shapestream" / cls.NAME)
         except RuntimeError:
             return cls(None)  # a user without a home, as in many containers
 
     @contextmanager
     def locked(self, key: str) -> Iterator[Path | None]:
-        """The path of an entry that nobody else has meanwhile; None where nothing can be kept."""
+        """The path of an entry, locked against other processes meanwhile; None where nothing can be kept."""
         if self.folder is None:
             yield None
             return

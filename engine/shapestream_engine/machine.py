@@ -1,4 +1,7 @@
-"""What results and their cost depend on beside the model: the processor, and the installed runtime of an engine."""
+"""The machine: its processor, the runtime of an engine, and the division of its CPUs among slots.
+
+Results and their cost depend on these beside the model.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ import platform
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from shapestream_engine.backends.registry import ENTRY_POINT_GROUP
 
-__all__ = ["cpu_name", "runtime_of"]
+__all__ = ["CPUS_PER_SLOT", "Count", "cpu_name", "divide_cpus", "runtime_of"]
 
 _MODULES = {
     "openvino": ("openvino",),
@@ -68,3 +72,33 @@ def _distributions_of(module: str) -> list[str]:
 def _installed(_path: tuple[str, ...]) -> dict[str, list[str]]:
     """Module -> the distributions that bring it, on this path; it takes a while to read them all."""
     return dict(importlib.metadata.packages_distributions())
+
+
+Count: TypeAlias = "int | Literal['auto']"
+
+CPUS_PER_SLOT = 2
+"""With `auto`, one slot for so many CPUs.
+
+One would leave a CPU idle whenever its slot gathers or splits; with many, small calls spend their time on handing
+pieces to each other's threads. It is a starting point for measurements: both counts can be set.
+"""
+
+
+def divide_cpus(cpus: int, workers: int, slots: Count = "auto", threads: Count = "auto") -> tuple[int, int]:
+    """The slots of each worker, and the inference threads that its slots have together.
+
+    Each of `workers` equal processes gets `cpus // workers` CPUs, at least one. `threads` auto is that share, and at
+    least one per slot; `slots` auto is one per `CPUS_PER_SLOT` threads, rounded up. Counts that are given are kept as
+    they are, even where they ask for more than there is. So 2 CPUs and 2 workers make (1, 1), 16 CPUs and one (8, 16).
+
+    Raises `ValueError` for counts below 1.
+    """
+    given = [count for count in (cpus, workers, slots, threads) if count != "auto"]
+    if any(type(count) is not int or count < 1 for count in given):
+        raise ValueError(
+            f"CPUs, workers, slots and threads are counts from 1 (or auto): {cpus}, {workers}, {slots}, {threads}"
+        )
+    share = max(1, cpus // workers)
+    own_threads = share if threads == "auto" else threads
+    own_slots = -(-own_threads // CPUS_PER_SLOT) if slots == "auto" else slots
+    return own_slots, max(own_threads, own_slots) if threads == "auto" else own_threads

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, cast
 from shapestream_engine.backends.registry import check_engine, load_backend
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.errors import EngineError, SignatureError
-from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
+from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor, port_number
 from shapestream_engine.ports import InputPort, OutputPort, PadValue
 from shapestream_engine.prepared import PreparedLimits, PreparedModels, PreparedSizes
 from shapestream_engine.shapes import NamedShape, ShapeLike
@@ -38,14 +38,16 @@ __all__ = [
     "OutputSpec",
     "OutputTensor",
     "Preparations",
+    "ReadModel",
     "compile_model",
+    "read_model",
     "spec_of",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """What is to be known of an input beyond the model file. None: as the file says."""
+    """Facts about an input beyond the model file. None: as the file says."""
 
     shape: str | None = None
     """Names and bounds, `batch:1..64, seq:1..512, 384`. A name alone takes the bounds that another input states for it."""
@@ -56,7 +58,7 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """What is to be known of an output beyond the model file. None: as the file says, or as shape inference shows."""
+    """Facts about an output beyond the model file. None: as the file says, or as shape inference shows."""
 
     rule: Mapping[str, Any] | None = None
     """As in a configuration, `{"rule": "with", "output": "peaks"}`; see `parse_rule`."""
@@ -73,7 +75,7 @@ class ModelSpec:
     """
 
     name: str = ""
-    """Where it is left out: of the file or the function."""
+    """Name of the model; by default that of the file or the function."""
     path: Path | None = None
     """A str is made a `Path`."""
     function: str | None = None
@@ -85,9 +87,9 @@ class ModelSpec:
     outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
     strategy: Strategy = Strategy()  # noqa: RUF009 - frozen
-    """Which call shapes it is given."""
+    """Call shapes that the model is given."""
     prepared: PreparedLimits = PreparedLimits()  # noqa: RUF009 - frozen
-    """How many models for single shapes are kept, where the strategy and the engine make such."""
+    """Bounds on the models for single shapes, where the strategy and the engine make such."""
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -140,7 +142,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparations:
-    """What a device that prepares itself for each shape has done so far."""
+    """Preparations of a device so far, where it prepares itself for each shape."""
 
     count: int
     """Shapes that it met for the first time, and compiled or built something for."""
@@ -152,25 +154,25 @@ class CompiledModel(ABC):
     """A model that is ready to run, from any number of requests at a time."""
 
     prepares: ClassVar[bool] = False
-    """Whether it gains by a model of its own per allowed shape; see `prepare`."""
+    """True if the engine gains by a model of its own for each allowed shape; see `prepare`."""
 
     def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:
         self.signature = signature
         self.properties: Mapping[str, Any] = dict(properties)
-        """What the engine runs with in the end, as plain data for a log; defaults included."""
+        """The engine's properties in effect, defaults included, as plain data for a log."""
         self.prepared: PreparedModels | None = None
         """The models for single shapes, where the strategy asks for some and the engine makes them."""
         self.digest: str | None = None
-        """The sha256 of the files that it was read from, where whoever compiled it has looked; None for a function."""
+        """The sha256 of the files that it was read from, if its caller computed one; None for a function."""
 
     @property
     def inputs(self) -> tuple[InputPort, ...]:
-        """What it takes, in the order of its ports: `name`, `element_type`, `shape`, `partial_shape`."""
+        """Inputs in the order of their ports, with `name`, `element_type`, `shape` and `partial_shape`."""
         return self.signature.inputs
 
     @property
     def outputs(self) -> tuple[OutputPort, ...]:
-        """What it gives, likewise."""
+        """Outputs in the order of their ports, with the same attributes."""
         return self.signature.outputs
 
     @property
@@ -184,7 +186,7 @@ class CompiledModel(ABC):
 
     @property
     def preparations(self) -> Preparations | None:
-        """How often the device has prepared itself for a new shape; None where the engine does not tell, or need not."""
+        """Preparations of the device for new shapes; None where the engine does not count them, or makes none."""
         return None
 
     @abstractmethod
@@ -196,7 +198,7 @@ class CompiledModel(ABC):
         """Let go of the device's resources. Requests that were made of it must not be used afterwards."""
 
     def is_closed(self) -> RuntimeError:
-        """What a closed model raises when it is asked for a request."""
+        """Make the error of a closed model that is asked for a request."""
         return RuntimeError(f"{self!r} is closed and makes no requests; compile it anew")
 
     def __repr__(self) -> str:
@@ -255,3 +257,94 @@ def _prepare_static(model: CompiledModel, prepared: PreparedModels, shape: tuple
             f"model {model.signature.name!r}: strategy native: static: {{{words}}}: {error}",
             key=("strategy", "static"),
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """The inputs and outputs of a model, by its file and its spec together, before it is compiled.
+
+    It is frozen: `reshape` gives another one.
+
+        model = read_model(Path("model.xml"))
+        print(model.input().partial_shape)                        # [?,?]
+        model = model.reshape([(1, 10), "8..512"])
+        print(model.output().partial_shape)                       # [1..10,8..512]
+        request = model.compile().create_infer_request()
+    """
+
+    spec: ModelSpec
+    signature: ModelSignature
+
+    @property
+    def inputs(self) -> tuple[InputPort, ...]:
+        """All inputs, in the order of the model's ports."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[OutputPort, ...]:
+        """All outputs, in the order of the model's ports."""
+        return self.signature.outputs
+
+    def input(self, port: int | str = 0) -> InputPort:
+        """An input, by number or name; its `partial_shape` is what it may be."""
+        return self.signature.inputs[port_number("input", port, self.signature)]
+
+    def output(self, port: int | str = 0) -> OutputPort:
+        """An output, by number or name; its `partial_shape` is what shape inference shows of it."""
+        return self.signature.outputs[port_number("output", port, self.signature)]
+
+    def reshape(self, shapes: ShapeLike | Mapping[int | str, ShapeLike]) -> ReadModel:
+        """The same model for other shapes: of its only input, or of inputs by name or number.
+
+        In any spelling: `"1, ?"`, `[1, -1]`, `[(1, 10), "8..512"]`. An axis keeps its name unless it is given another.
+        Raises `ShapeError` for what is no shape, and `SignatureError` for one that the model does not take.
+        """
+        if not isinstance(shapes, Mapping):
+            if len(self.signature.inputs) != 1:
+                names = ", ".join(port.name for port in self.signature.inputs)
+                raise SignatureError(
+                    f"model {self.spec.name!r} has several inputs, {names}: say whose shape it is"
+                )
+            shapes = {0: shapes}
+        wanted = {}
+        for key, value in cast("Mapping[int | str, ShapeLike]", shapes).items():
+            port, shape = self.input(key), NamedShape.of(value)
+            if len(shape) == len(port.shape):
+                kept = (new or own for new, own in zip(shape.names, port.shape.names, strict=True))
+                shape = NamedShape(tuple(kept), shape.dimensions)
+            wanted[port.name] = shape
+        return read_model(self.spec.reshape(wanted))
+
+    def compile(
+        self,
+        *,
+        device: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        slots: int = 1,
+        threads: int | None = None,
+    ) -> CompiledModel:
+        """The model, ready to run; see `compile_model`.
+
+        `device` and `properties` are the engine's own, as in `ModelSpec`; None: as the spec says.
+        """
+        spec = self.spec
+        if device is not None:
+            spec = replace(spec, device=device)
+        if properties is not None:
+            spec = replace(spec, properties=properties)
+        return compile_model(spec, slots=slots, threads=threads)
+
+
+def read_model(model: ModelSpec | Path | str) -> ReadModel:
+    """Read a model, given by its file or by a spec, without compiling it for its device where the engine can do that.
+
+    Raises what `compile_model` raises, except for what only the device could object to.
+    """
+    spec = spec_of(model)
+    backend = load_backend(spec.effective_engine)
+    read_spec = getattr(backend, "read_spec", None)
+    if read_spec is not None:
+        return ReadModel(spec, read_spec(spec))
+    compiled = backend.compile_spec(spec, slots=1, threads=1)
+    compiled.close()
+    return ReadModel(spec, compiled.signature)

@@ -1,4 +1,4 @@
-"""Which files a model consists of, and the digest of their bytes: for pins, for caches, and for what is served.
+"""The files that a model consists of, and the digest of their bytes: for pins, caches and served models.
 
 An OpenVINO IR is an .xml and the .bin beside it. An ONNX file, under whatever name, may keep tensors in any number of
 further files, which it names; it is read here field by field, by the numbers that onnx.proto gives to those on the way
@@ -72,7 +72,7 @@ def outputs_that_are_no_tensors(path: Path) -> list[str]:
 
 
 def input_symbols(path: Path) -> dict[str, tuple[str | None, ...]]:
-    """Per input of an ONNX file what it calls each axis (`dim_param`); None for an axis without a name.
+    """Read the name that an ONNX file gives each axis of each input (`dim_param`); None for an axis without a name.
 
     Empty for what is no ONNX file. Inputs that are no tensors, and those of any rank, are left out. Raises OSError.
     """
@@ -111,13 +111,13 @@ MESSAGES: dict[str, dict[int, str]] = {
     },
     "SparseTensorProto": {1: _TENSOR, 2: _TENSOR},
 }
-"""Per message the fields that are, or lead to, tensors: by their numbers, the messages that they hold."""
+"""Fields of each message that are, or lead to, tensors: by their numbers, the messages that they hold."""
 EXTERNAL_DATA, DATA_LOCATION, EXTERNAL = 13, 14, 1
-"""Of a tensor: the entries about its file, and where its data is; and the value for "in that file"."""
+"""Numbers of a tensor's fields: the entries about its file, and the place of its data; the value "in that file"."""
 KEY, VALUE = 1, 2
-"""Of an entry."""
+"""Numbers of an entry's fields."""
 _GRAPH, _INPUT, _OUTPUT = 7, 11, 12
-"""Of a model its graph, and of a graph its inputs and outputs."""
+"""Numbers of a model's field for its graph, and of a graph's for its inputs and outputs."""
 _TYPE, _TENSOR_TYPE, _SHAPE, _AXIS, _AXIS_NAME = 2, 1, 2, 1, 2
 """From an input to the names of its axes. The input's own name has the number of an entry's key."""
 _MOST_NAME_BYTES = 1 << 16

@@ -15,7 +15,7 @@ __all__ = ["die_with_writer"]
 
 
 def die_with_writer(pipe: int) -> None:
-    """From now on the kernel kills this process when `pipe` is written to, or its last writer has gone.
+    """Let the kernel kill this process when `pipe` is written to, or its last writer has gone.
 
     What is no pipe is left alone, and what has ended before is not noticed: a thread that reads it is still needed.
     """

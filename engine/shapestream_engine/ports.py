@@ -101,7 +101,7 @@ class PaddedCounts:
 
 @dataclass(frozen=True, slots=True)
 class Recount:
-    """How many rows `output` has in the whole batch: one number, recomputed from what each request got of it."""
+    """The number of rows of `output` in the whole batch, recomputed from each request's part of it."""
 
     NAME: ClassVar[str] = "recount"
     output: str
@@ -109,7 +109,7 @@ class Recount:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The same for every request of the batch, such as anchors or a table of classes: each gets a copy of all.
+    """An output that is the same for every request of the batch, such as anchors: each gets a copy of all.
 
     It may follow padded dimensions, and is trimmed along them; it follows neither the batch axis nor any data. Nothing
     in a batch shows whether that holds, so it takes a probe that saw it unchanged under other batch-mates, or trust.
@@ -151,7 +151,7 @@ def parse_rule(value: Mapping[str, Any]) -> Rule:
         takes = f"takes {', '.join(sorted(known))}" if known else "takes no argument"
         raise SignatureError(f"the rule {name} does not know {', '.join(unknown)}; it {takes}")
     for argument, given in arguments.items():
-        # A bool is an int to isinstance, and a column to nobody.
+        # A bool is an int to isinstance, and no number of a column.
         if type(given) is not _ARGUMENT_TYPES[argument]:
             raise SignatureError(
                 f"the rule {name}: {argument} is of type {_ARGUMENT_TYPES[argument].__name__}, not {given!r}"
@@ -226,12 +226,12 @@ class InputPort:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether it may take more than one shape."""
+        """Tell whether the port may take more than one shape."""
         return self.shape.is_dynamic
 
     @property
     def axis_names(self) -> tuple[str | None, ...]:
-        """Per axis the name of its dimension, `<input>.<axis>` where it has none; None for a static axis."""
+        """Names of each axis's dimension, `<input>.<axis>` where it has none; None for a static axis."""
         return tuple(
             (name or f"{self.name}.{axis}") if dimension.is_dynamic else None
             for axis, (name, dimension) in enumerate(
@@ -240,11 +240,11 @@ class InputPort:
         )
 
     def pads(self, dimension: str) -> bool:
-        """Whether this input may be padded along `dimension`; a mask always may."""
+        """Tell whether this input may be padded along `dimension`; a mask always may."""
         return self.mask_of is not None or dimension in self.pad
 
     def pad_value(self, dimension: str) -> PadValue:
-        """What padding along `dimension` consists of; 0 unless the configuration says otherwise."""
+        """Value of the padding along `dimension`; 0 unless the configuration says otherwise."""
         return self.pad.get(dimension, 0)
 
     def _check_pad(self, dimension: str, value: PadValue) -> None:
@@ -318,7 +318,7 @@ class OutputPort:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether it may take more than one shape."""
+        """Tell whether the port may take more than one shape."""
         return self.shape.is_dynamic
 
     @property
@@ -374,7 +374,7 @@ def _check_port(kind: str, name: str, element_type: str) -> None:
 
 
 def _holds(element_type: str, value: object) -> bool:
-    """Whether the element type can hold `value`: exactly, or, for floats, rounded but within its range."""
+    """Tell whether the element type can hold `value`: exactly, or, for floats, rounded but within its range."""
     dtype = dtype_of(element_type)
     if not isinstance(value, bool | int | float):
         return False
@@ -419,13 +419,13 @@ class DimensionTable:
     names: tuple[str, ...]
     """`batch` first where there is a batch axis, then in order of first occurrence."""
     bounds: tuple[Dimension, ...]
-    """What all inputs admit together."""
+    """Sizes of each dimension that all inputs admit together."""
     paddable: tuple[bool, ...]
-    """Every input that has the dimension allows padding of it, which none may do for `batch`."""
+    """True for a dimension of which all inputs that have it allow padding, which none may do for `batch`."""
     has_batch: bool
-    """Every input has a dynamic dimension `batch`; otherwise requests cannot be put together."""
+    """True if every input has a dynamic dimension `batch`; otherwise requests cannot be put together."""
     axes: tuple[tuple[int | None, ...], ...]
-    """Per input, per axis: the number of its dimension, or None where the axis is static."""
+    """Number of the dimension of each axis of each input; None where the axis is static."""
 
     @classmethod
     def of(cls, inputs: Sequence[InputPort]) -> DimensionTable:
@@ -458,7 +458,7 @@ class DimensionTable:
 def _bounds(
     names: Sequence[str], inputs: Sequence[InputPort], axis_names: Sequence[Sequence[str | None]]
 ) -> tuple[Dimension, ...]:
-    """What all axes of a name admit. A static axis of the same name ties the dynamic ones to its size."""
+    """Sizes that all axes of a name admit. A static axis of the same name ties the dynamic ones to its size."""
     bounds = dict.fromkeys(names, Dimension())
     for port, per_axis in zip(inputs, axis_names, strict=True):
         for axis, dimension in enumerate(port.shape.dimensions):

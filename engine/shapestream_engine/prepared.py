@@ -23,11 +23,11 @@ PreparedSizes: TypeAlias = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedLimits:
-    """How many prepared models are kept at a time. One that runs is never dropped."""
+    """Bounds on the prepared models that are kept at a time. One that runs is never dropped."""
 
     max_prepared: int = 64
     max_prepared_bytes: int | None = None
-    """Of what an engine knows of their memory, which is weights and inputs."""
+    """Bytes of their weights and inputs, at most: the part of their memory that an engine knows. None: any."""
     warm_up: bool = False
     """Prepare as many as are kept before the first request comes."""
 
@@ -36,7 +36,7 @@ class PreparedLimits:
 class _Entry:
     model: CompiledModel
     free: list[InferRequest] = field(default_factory=list)
-    """Requests that nobody uses; the one used last is lent next."""
+    """Requests that are not lent; the one used last is lent next."""
     leased: int = 0
 
 
@@ -52,10 +52,10 @@ class PreparedModels:
             raise ValueError(f"at least one prepared model is kept, not {limits.max_prepared}")
         self._prepare = prepare
         self._limits = limits
-        # Guards what follows, and tells those who wait for a model that another thread prepares.
+        # Guards what follows, and wakes the threads that wait for a model that another one prepares.
         self._changed = threading.Condition()
         self._entries: OrderedDict[PreparedSizes, _Entry] = OrderedDict()
-        """Those used last stand last."""
+        """Prepared models by sizes; those used last stand last."""
         self._in_preparation: set[PreparedSizes] = set()
         self.preparations = 0
         """Models prepared so far."""
@@ -64,7 +64,7 @@ class PreparedModels:
 
     @property
     def nbytes(self) -> int:
-        """Of all that are kept."""
+        """Bytes of all models that are kept."""
         return sum(entry.model.nbytes for entry in self._entries.values())
 
     def lease(self, sizes: PreparedSizes) -> tuple[InferRequest, bool]:
@@ -83,7 +83,7 @@ class PreparedModels:
         return request, new
 
     def give_back(self, sizes: PreparedSizes, request: InferRequest) -> None:
-        """The lease ends: nobody may use the request's tensors any more."""
+        """End the lease: the caller must not use the request's tensors any more."""
         entry = self._entries[sizes]  # what is lent is never dropped
         entry.free.append(request)
         self._return(entry)
@@ -132,7 +132,7 @@ class PreparedModels:
             self._make_room(self._limits.max_prepared)
 
     def _make_room(self, count: int) -> None:
-        """Drops the models used least recently that nobody uses now, until the limits hold or none is left to drop."""
+        """Drop the models used least recently that are not lent, until the limits hold or none is left to drop."""
         most = self._limits.max_prepared_bytes
         idle = [sizes for sizes, entry in self._entries.items() if not entry.leased]
         for sizes in idle:

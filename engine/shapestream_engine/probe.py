@@ -23,15 +23,7 @@ from shapestream_engine.probing.examination import ProbeOptions, treatments
 from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
 from shapestream_engine.signature import OutputPort
 
-__all__ = [
-    "Finding",
-    "ProbeOptions",
-    "ProbeReport",
-    "ProofCache",
-    "Treatment",
-    "complete_rules",
-    "prove",
-]
+__all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "complete_rules", "prove"]
 
 _MOST_CHILDREN = 8
 """Processes that one proof may use up."""

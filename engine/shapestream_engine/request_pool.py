@@ -25,7 +25,7 @@ class RequestPool:
         self.planner = CallPlanner(model.signature)
         self.cutter = PieceCutter(model.signature)
         self.prepared = model.prepared
-        """Where the requests of calls come from whose shapes have models of their own. Nothing is lent where all have."""
+        """The models for single shapes, which lend the requests of such calls; None where there are none."""
         takes_any = self.prepared is None or not model.signature.strategy.sizes
         wanted = size if takes_any else 0
         self._all = tuple(model.create_infer_request() for _ in range(wanted))
@@ -39,7 +39,7 @@ class RequestPool:
             return None
 
     def give_back(self, request: InferRequest) -> None:
-        """The lease ends: nobody may use the request's tensors any more. Raises `ValueError` if it was not lent."""
+        """End the lease: the caller must not use the request's tensors any more. Raises `ValueError` if it was not lent."""
         if request in self._free or request not in self._all:
             raise ValueError("this request was not lent by this pool")
         self._free.append(request)
@@ -51,7 +51,7 @@ class RequestPool:
 
     @property
     def reallocations(self) -> int:
-        """Of the input tensors of all requests, since the pool was made."""
+        """Reallocations of the input tensors of all requests, since the pool was made."""
         return sum(request.reallocations for request in self._all)
 
     def __repr__(self) -> str:

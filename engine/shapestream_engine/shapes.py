@@ -133,7 +133,7 @@ class Dimension:
 
     @property
     def is_dynamic(self) -> bool:
-        """More than one size is admitted."""
+        """Tell whether more than one size is admitted."""
         return self.minimum != self.maximum
 
     def __contains__(self, size: object) -> bool:
@@ -181,7 +181,7 @@ class PartialShape:
 
     @property
     def is_dynamic(self) -> bool:
-        """More than one shape is admitted."""
+        """Tell whether more than one shape is admitted."""
         return any(dimension.is_dynamic for dimension in self.dimensions)
 
     @property
@@ -190,7 +190,7 @@ class PartialShape:
         return not self.is_dynamic
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of these sizes fits: the same rank, and every size within its dimension."""
+        """Tell whether a tensor of these sizes fits: the same rank, and every size within its dimension."""
         return len(shape) == self.rank and all(
             size in dimension for size, dimension in zip(shape, self.dimensions, strict=True)
         )
@@ -245,7 +245,7 @@ class NamedShape:
 
     @property
     def partial_shape(self) -> PartialShape:
-        """The same dimensions without their names."""
+        """The dimensions without their names."""
         return PartialShape(self.dimensions)
 
     @property
@@ -255,7 +255,7 @@ class NamedShape:
 
     @property
     def is_dynamic(self) -> bool:
-        """More than one shape is admitted."""
+        """Tell whether more than one shape is admitted."""
         return any(dimension.is_dynamic for dimension in self.dimensions)
 
     def __len__(self) -> int:

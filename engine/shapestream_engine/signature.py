@@ -51,9 +51,9 @@ class RequestShape:
     """Bytes of each tensor, parallel to the layout."""
     total_nbytes: int
     positions: tuple[int | None, ...]
-    """Per input of the signature: its place in the layout; None for a mask that the request leaves out."""
+    """Place in the layout of each input of the signature; None for a mask that the request leaves out."""
     rounded: tuple[int, ...] = ()
-    """What the model's strategy pads it to, rows excepted; requests share calls by these. Its own sizes if empty."""
+    """Sizes that the strategy pads it to, rows excepted: requests with equal ones share calls. Empty: its own sizes."""
     answer: Tensors | None = None
     """The results of a request without elements, where the ports tell them: it needs no call."""
     elements: int = field(init=False)
@@ -111,7 +111,7 @@ def resolve_layout(
 
 
 def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
-    """Which entry of the layout is which input."""
+    """Find the entry of the layout for each input; None for a mask that is left out."""
     if not isinstance(layout, tuple):
         raise ShapeError(f"a layout is a tuple of (port, element type, shape), not {type(layout).__name__}")
     positions: list[int | None] = [None] * len(inputs)
@@ -233,7 +233,7 @@ def empty_answer(
 
 
 def _shape(port: OutputPort, own: Mapping[str, int], *, has_rows: bool) -> tuple[int, ...] | None:
-    """What the output is for such a request; None where the data decides, or has elements of the model's own."""
+    """Shape of the output for such a request; None where the data decides, or has elements of the model's own."""
     rule = port.rule
     data_axis = port.data_axis
     if isinstance(rule, Recount):
@@ -353,7 +353,7 @@ class ModelSignature:
         return tuple(rounded)
 
     def runs_exactly(self, sizes: Sizes) -> bool:
-        """Whether a batch of these sizes is sure to be one call of them: nothing is padded, filled up or divided."""
+        """Tell whether a batch of these sizes is sure to be one call of them: not padded, filled up or divided."""
         if self.strategy.max_prepared is not None:
             return False
         rows_are_free = not self.has_batch or self.allowed[0] is None

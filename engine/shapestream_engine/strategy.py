@@ -109,7 +109,7 @@ class Strategy:
         return None if self.max_prepared is None else self.max_prepared - self.max_prepared // 8
 
     def allowed(self, table: DimensionTable) -> tuple[Sizes | None, ...]:
-        """Per dimension of the model its allowed sizes; None: any size.
+        """Return the allowed sizes of each dimension of the model; None: any size.
 
         Raises `SignatureError` where the model has no such dimension, admits no such size, or may not be padded, and
         for a cap on shapes without an upper bound to round up to.
@@ -157,7 +157,7 @@ class Strategy:
         return tuple([_static_sizes(shape, table) for shape in self.static_shapes])
 
     def words(self, dimension: str) -> str | None:
-        """What is done along a dimension, for a human; None if nothing special is."""
+        """Describe the treatment of a dimension, for people; None if it has any size."""
         sizes = self.sizes.get(dimension)
         if sizes is None:
             return None

@@ -54,7 +54,7 @@ class TensorLike(Protocol):
 
     @property
     def reallocations(self) -> int:
-        """How often the data moved to another address since the tensor was made."""
+        """Moves of the data to another address since the tensor was made."""
 
 
 class Tensor:
@@ -129,7 +129,7 @@ class Tensor:
 
     @property
     def reallocations(self) -> int:
-        """How often the data moved to another address since the tensor was made."""
+        """Moves of the data to another address since the tensor was made."""
         return self._reallocations
 
     def set_shape(self, shape: Sequence[int]) -> None:
@@ -286,7 +286,7 @@ def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
 
 
 def reserved(bounds: Sequence[int | None], budget: int = RESERVE_BYTES) -> tuple[bool, ...]:
-    """Which tensors are given their upper bound at once: in their order, while the budget of the request lasts."""
+    """Choose the tensors that get their upper bound at once: in their order, while the request's budget lasts."""
     chosen = []
     for bound in bounds:
         fits = bound is not None and bound <= budget

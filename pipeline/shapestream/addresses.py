@@ -1,4 +1,4 @@
-"""What an address says: who can get there, and whether a client can connect there at all."""
+"""Addresses: their reach, and checks of those that a client connects to."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["check_destination", "is_beyond_loopback", "is_protectable", "missing
 
 
 def is_protectable(address: str) -> bool:
-    """Whether a key can be asked for there. Over ipc none is: the folder's mode says who gets there."""
+    """True for an address that can ask for keys. Over ipc the folder's mode decides about access instead."""
     return address.startswith("tcp://")
 
 
 def is_beyond_loopback(address: str) -> bool:
-    """Whether other machines may reach `tcp://HOST:PORT`. A name other than localhost may mean any of our interfaces."""
+    """True where other machines may reach `tcp://HOST:PORT`. A name other than localhost may mean any of our interfaces."""
     if not is_protectable(address):
         return False
     host = _host(address)
@@ -30,7 +30,7 @@ def is_beyond_loopback(address: str) -> bool:
 
 
 def reached_from_here(address: str) -> str:
-    """Where a process on this machine connects to reach who listens at `address`: all interfaces are no destination."""
+    """The destination of a process on this machine for a server that listens at `address`, perhaps at all interfaces."""
     if is_protectable(address):
         host, port = _host(address), address.rpartition(":")[2]
         if host in ("*", "0.0.0.0"):
@@ -41,7 +41,7 @@ def reached_from_here(address: str) -> str:
 
 
 def check_destination(address: str) -> None:
-    """Raise `TransportError` for what no client can connect to, with the address that was probably meant."""
+    """Raise `TransportError` for an address that no client can connect to, with the one that was probably meant."""
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in ("tcp", "ipc"):
         raise TransportError(f"{address!r} is no address; {_meant(address)}")
@@ -54,7 +54,7 @@ def check_destination(address: str) -> None:
 
 
 def missing_socket(address: str) -> str | None:
-    """Why nothing can listen at an `ipc://` address at the moment, in words; None where something may."""
+    """The reason, in words, why no server listens at an `ipc://` address; None where one may."""
     path = Path(address.removeprefix("ipc://"))
     if not address.startswith("ipc://") or str(path).startswith("@"):  # Linux's abstract sockets are no files
         return None
@@ -89,7 +89,7 @@ def _check_ipc(address: str, path: Path) -> None:
 
 
 def _meant(address: str) -> str:
-    """What to write instead."""
+    """The advice for an address that is none."""
     before, colon, port = address.rpartition(":")
     host = before.rpartition("/")[2] or before.strip("/:")
     if colon and host and port.strip("/").isdigit():

@@ -4,7 +4,7 @@
     ├── RequestError            one request failed; it carries the code that travels on the wire
     │   ├── InvalidRequest      invalid            the caller must change the request
     │   ├── TooLarge            too_large          the caller must send less at once
-    │   ├── Overloaded          overloaded         nobody's fault; try again later
+    │   ├── Overloaded          overloaded         the queue is full; try again later
     │   ├── Draining            draining           the server is going away; try another, or later
     │   ├── Unavailable         unavailable        no server, or no worker for this model, can be reached
     │   ├── DeadlineExceeded    deadline_exceeded  the time that the caller gave has passed
@@ -20,7 +20,7 @@
     ├── TransportError          the way to a peer is closed
     │   ├── AddressInUse        another process listens there already
     │   ├── PeerGone            the peer has disconnected, or was never there
-    │   └── OutboxFull          the peer does not read what it asked for; it must be cut off
+    │   └── OutboxFull          the peer reads too slowly; it must be cut off
     └── ConfigurationError      the YAML, or a file that it names, is wrong
 
 Errors of libraries are turned into these at the edges only: the codec, the executor, the settings loader.
@@ -133,7 +133,7 @@ class WorkerLost(RequestError):
 
 
 class Poisoned(RequestError):
-    """The request killed the worker that ran it alone; it, and what equals it, is refused for a while."""
+    """The request killed the worker that ran it alone; it, and any equal request, is refused for a while."""
 
     code = "poisoned"
 
@@ -145,7 +145,7 @@ class Conflict(RequestError):
 
 
 class AlreadyAnswered(RequestError):
-    """The request was answered before, and its reply is no longer kept; whether it ran is known to whoever had that."""
+    """The request was answered before, and its reply is no longer kept: it may have run."""
 
     code = "answered"
 
@@ -173,7 +173,7 @@ class ProtocolError(ShapestreamError):
 
 
 class TransportError(ShapestreamError):
-    """The base of what a socket refuses; no message was sent."""
+    """The base of a socket's refusals; no message was sent."""
 
 
 class AddressInUse(TransportError):
@@ -181,7 +181,7 @@ class AddressInUse(TransportError):
 
 
 class PeerGone(TransportError):
-    """No connected peer has this id; what was queued for it is dropped."""
+    """No connected peer has this id; messages queued for it are dropped."""
 
 
 class OutboxFull(TransportError):

@@ -23,7 +23,7 @@ OPTIONAL = {
     "openvino": "engine/shapestream_engine/backends/openvino/",
     "onnxruntime": "engine/shapestream_engine/backends/onnxruntime/",
     "torch": "engine/shapestream_engine/backends/torch/",
-    "torch_xla": "engine/shapestream_engine/backends/torch/xla.py",
+    "torch_xla": "engine/shapestream_engine/backends/torch/devices.py",
 }
 
 
@@ -79,7 +79,7 @@ def test_nothing_catches_base_exception() -> None:
 
 
 # Imported inside the function that needs it: XLA is optional beside torch itself.
-LAZY = [("shapestream_engine.backends.torch.devices", "shapestream_engine.backends.torch.xla")]
+LAZY = [("shapestream_engine.backends.torch.devices", "shapestream_engine.backends.torch.devices")]
 
 
 @pytest.mark.parametrize("package", ["shapestream_engine"])

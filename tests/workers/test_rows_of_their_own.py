@@ -13,11 +13,11 @@ import pytest
 import trio
 from onnx import TensorProto, helper
 from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.real_sockets import socket_serving
 
 import shapestream
 from shapestream.errors import ConfigurationError
-from shapestream.serving.models import ModelOptions
 from shapestream.serving.server import serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings, load_settings
@@ -25,7 +25,6 @@ from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream_engine import CompiledModel
 from shapestream_workers.models import compile_models
-from shapestream_workers.serve import model_options
 from shapestream_workers.worker import Worker
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
@@ -125,7 +124,7 @@ async def served(path: Path, arrays: Sequence[Array]) -> list[Array]:
     settings = load_settings(path).settings
     models = compiled(path)
     (address,) = settings.server.listen
-    async with socket_serving(address, SlotThreads(models=models, slots=2), models=model_options(settings)):
+    async with socket_serving(address, SlotThreads(models=models, slots=2), models=settings.models_by_name):
         return await answers(address, arrays)
 
 
@@ -149,7 +148,7 @@ async def test_other_dimensions_are_still_rounded_under_the_cap(tmp_path: Path) 
     settings = load_settings(path).settings
     (address,) = settings.server.listen
     local = SlotThreads(models=compiled(path), slots=2)
-    async with socket_serving(address, local, models=model_options(settings)) as server:
+    async with socket_serving(address, local, models=settings.models_by_name) as server:
         assert [] == wrong(arrays, await answers(address, arrays), blended)
         assert server.statistics()["distinct_shapes"] <= 8 * 4, "four at most for each number of rows"
 
@@ -162,7 +161,7 @@ async def test_copies_of_rows_are_not_made_where_the_trial_could_tell_nothing(tm
     settings = load_settings(path).settings
     (address,) = settings.server.listen
     async with (
-        socket_serving(address, SlotThreads(models=compiled(path)), models=model_options(settings)),
+        socket_serving(address, SlotThreads(models=compiled(path)), models=settings.models_by_name),
         shapestream.connect(address) as client,
     ):
         for array in arrays:  # one after the other, so that none has company
@@ -188,7 +187,7 @@ async def test_a_server_makes_no_larger_calls_than_a_worker_has_tried(
     clients, workers = f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/w"
     arrays = [np.random.default_rng(number).random((2, 3), np.float32) for number in range(60)]
     async with trio.open_nursery() as nursery:
-        known = {} if promised is None else {"m": ModelOptions(max_batch=promised)}
+        known = {} if promised is None else {"m": model_settings(max_batch=promised)}
         settings = ServerSettings(listen=(clients,), worker_listen=workers)
         await nursery.start(partial(serve, settings, models=known))
 

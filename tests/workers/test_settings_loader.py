@@ -10,10 +10,8 @@ from typing import get_args
 import pytest
 
 from shapestream.errors import ConfigurationError
-from shapestream.serving.models import ModelOptions
 from shapestream.settings import LoadedSettings, OutputSettings, json_schema, load_settings
 from shapestream_engine.ports import Rule, parse_rule
-from shapestream_workers.serve import model_options
 
 
 def write(folder: Path, text: str) -> Path:
@@ -391,16 +389,16 @@ def test_a_memory_limit_is_a_size_or_nothing(tmp_path: Path) -> None:
 def test_the_bytes_of_a_batch_can_be_limited(tmp_path: Path) -> None:
     """`batching.max_batch_bytes`, in the units that people write."""
     limited = ONE_MODEL + "    batching: {max_batch_bytes: 16 MiB}\n"
-    assert 16 << 20 == model_options(load(tmp_path, limited).settings)["m"].max_batch_bytes
-    unlimited = model_options(load(tmp_path, ONE_MODEL).settings)["m"]
-    assert unlimited.max_batch_bytes is ModelOptions().max_batch_bytes is None
+    assert 16 << 20 == load(tmp_path, limited).settings.models_by_name["m"].batching.max_batch_bytes
+    unlimited = load(tmp_path, ONE_MODEL).settings.models_by_name["m"]
+    assert unlimited.batching.max_batch_bytes is None
 
 
 def test_when_a_batch_hangs_can_be_said_per_model(tmp_path: Path) -> None:
     """`batching.hang_after_s`: seconds, `off`, or by what batches usually take."""
     for text, expected in (("60", 60.0), ("off", inf), ("auto", None)):
         said = f"models: [{{name: m, path: m.xml, batching: {{hang_after_s: {text}}}}}]\n"
-        assert expected == model_options(load(tmp_path, said).settings)["m"].hang_after_s
+        assert expected == load(tmp_path, said).settings.models_by_name["m"].batching.hang_limit_s
 
 
 @pytest.mark.parametrize("text", ["0", "-1", ".inf", "true", '"60"', "never"])
@@ -536,4 +534,6 @@ def test_the_json_schema_knows_every_key() -> None:
     schema = json_schema()
     assert {"server", "models", "workers", "in_process", "logging"} == set(schema["properties"])
     assert schema["additionalProperties"] is False
-    assert "What clients call it." == schema["$defs"]["ModelSettings"]["properties"]["name"]["description"]
+    assert (
+        "The name that clients use." == schema["$defs"]["ModelSettings"]["properties"]["name"]["description"]
+    )

@@ -5,17 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
-from shapestream_workers.supervisor.events import (
+from shapestream_workers.supervisor.core import (
     Action,
     GiveUp,
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    RestartPolicy,
     RestartRequested,
     StartWorker,
+    State,
     StopNow,
     StopRequested,
+    Supervisor,
     TerminateWorker,
     TimePassed,
     WorkerExited,

@@ -1,4 +1,4 @@
-"""`shapestream check`: what `serve` would do with a YAML, tried without opening a port.
+"""`shapestream check`: the start of `serve` with a YAML, tried without opening a port.
 
 Each model is compiled, its batching and padding are put to the proof, and it is run on made-up inputs: a request alone
 at the smallest sizes and at middling ones, and, where there is a batch axis, two in one call, divided again by the
@@ -26,16 +26,15 @@ from shapestream_engine.model import CompiledModel
 from shapestream_engine.ports import BATCH
 from shapestream_engine.probe import ProbeReport
 from shapestream_engine.probing.examination import values_of
-from shapestream_engine.probing.inputs import Values, default_values, make_request
+from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Slot
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, problem_of
-from shapestream_workers.proof import probe_options
+from shapestream_workers.proof import probe_options, try_model
 from shapestream_workers.security import server_security
-from shapestream_workers.tried_model import try_model
 
 __all__ = ["CheckReport", "ModelReport", "check_configuration", "check_models"]
 
@@ -60,7 +59,7 @@ class ModelReport:
 
 @dataclass(slots=True, kw_only=True)
 class CheckReport:
-    """What was found."""
+    """Findings of a check."""
 
     models: list[ModelReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -68,7 +67,7 @@ class CheckReport:
     warnings: list[str] = field(default_factory=list)
 
     def lines(self, shown: LoadedSettings | None) -> Iterator[str]:
-        """For a person; `shown` are settings to print too, each with its origin."""
+        """The report for a person; `shown` are settings to print too, each with its origin."""
         if shown is not None:
             for value in shown.effective_values():
                 yield f"{value.key} = {value.value!r}  ({value.origin})"
@@ -85,7 +84,7 @@ class CheckReport:
             yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run"
 
     def to_dict(self, shown: LoadedSettings | None) -> dict[str, Any]:
-        """For a script."""
+        """The report for a script."""
         plain: dict[str, Any] = {
             "ok": not self.problems,
             "problems": self.problems,
@@ -109,7 +108,7 @@ class CheckReport:
 
 
 def check_models(config: Path) -> list[str]:
-    """What is wrong with the models of a file of which another section cannot be used; nothing if they cannot be either."""
+    """Problems of a file's models when another section cannot be used; none if the models cannot be read either."""
     try:
         loaded = load_models(config)
     except ConfigurationError:
@@ -118,7 +117,7 @@ def check_models(config: Path) -> list[str]:
 
 
 def check_configuration(loaded: LoadedSettings) -> CheckReport:
-    """Compiles and tries every model; what is wrong is in the report, nothing is raised for it."""
+    """Compile and try every model; problems are in the report, none is raised."""
     report = CheckReport()
     if loaded.settings.in_process is not None:
         report.warnings.append(
@@ -167,7 +166,7 @@ def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, re
 
 @dataclass(slots=True)
 class _Tried:
-    """What ran, and what did not."""
+    """Calls that ran, and findings about others."""
 
     calls: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -262,20 +261,14 @@ def _clamped(size: int, bounds: Dimension) -> int:
     return size if bounds.maximum is None else min(size, bounds.maximum)
 
 
-def _values(settings: ModelSettings, signature: ModelSignature) -> dict[str, Values]:
-    """What the configuration calls realistic, and the first of the defaults where it is silent."""
-    given = values_of(signature, probe_options(settings))
-    first = {port.name: default_values(port.element_type)[0] for port in signature.inputs}
-    return {**first, **given}
-
-
 class _Runner:
     """Runs calls on one slot, with inputs as the configuration describes them."""
 
     def __init__(self, settings: ModelSettings, compiled: CompiledModel) -> None:
         self.signature = compiled.signature
         self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
-        self._values = _values(settings, compiled.signature)
+        given = values_of(compiled.signature, probe_options(settings))
+        self._values = complete_values(compiled.signature, given)
         self._reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
         self._slot = Slot("check", {settings.name: RequestPool(compiled, 1)}, self._reports.put)
         self._model = settings.name

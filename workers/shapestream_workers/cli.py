@@ -224,7 +224,7 @@ def models(
         if costs:
             if "://" in target:
                 raise typer.BadParameter("costs are measured for a CONFIG", param_hint="--costs")
-            from shapestream_workers.costs_report import costs_of
+            from shapestream_workers.costs import costs_of
 
             configure("warning", "auto")
             typer.echo("\n".join(costs_of(load_settings(target), as_json=as_json)))
@@ -233,7 +233,7 @@ def models(
         warnings: list[str] = []
         if "://" in target:
             from shapestream_workers.inference import signatures_of
-            from shapestream_workers.tried_model import why_alone
+            from shapestream_workers.proof import why_alone
 
             if not is_protectable(target):
                 key = server_key = None

@@ -1,4 +1,4 @@
-"""How a command ends: errors become messages on stderr and an exit status, as the command line promises."""
+"""End of a command: errors become messages on stderr and an exit status."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["reported"]
 
 @contextmanager
 def reported(*, as_json: bool = False) -> Iterator[None]:
-    """Turns errors into messages and exit statuses; where the reader of stdout is gone, typer ends without a word.
+    """Turn errors into messages and exit statuses; without a reader of stdout typer ends silently.
 
-    What is nobody's mistake but ours keeps its traceback.
+    A defect of the program keeps its traceback.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def reported(*, as_json: bool = False) -> Iterator[None]:
 
 
 def _stdout_is_read() -> bool:
-    """Whether the other end of stdout, if it is a pipe, is open."""
+    """True if the other end of stdout, if it is a pipe, is open."""
     watched = select.poll()
     watched.register(1, 0)
     return not any(events & select.POLLERR for _, events in watched.poll(0))

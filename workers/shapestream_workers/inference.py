@@ -21,7 +21,7 @@ __all__ = ["format_result", "read_inputs", "run_one", "save_outputs", "signature
 # A terminal is not the place for more numbers; --json and --save give all of them.
 SHOWN_ELEMENTS = 24
 SHOWN_CHARACTERS = 200
-"""Of a value that cannot be read."""
+"""Characters shown of a value that cannot be read."""
 
 
 def read_inputs(arguments: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The memory that this process holds, and when that is too much: measured here, decided without a clock or a system call.
+"""Memory of this process against its limit: measured here, judged without a clock or a system call.
 
 A process that passes its limit cannot give back what an engine has allocated for the shapes that it met, so it is
 replaced (a worker) or says so (a server with models in its own process). docs/memory.md is the page for users.
@@ -30,18 +30,18 @@ def resident_bytes(statm: Path = _STATM) -> int:
 
 
 class Verdict(enum.Enum):
-    """What a measurement means."""
+    """Meaning of a measurement."""
 
     BELOW = "below"
     ABOVE = "above"
-    """For the first time in a row: giving freed memory back to the system may be enough."""
+    """First measurement above in a row: giving freed memory back to the system may be enough."""
     STILL_ABOVE = "still above"
     PASSED = "passed"
-    """For so long that it will not get better."""
+    """Above for so long that it will not get better."""
 
 
 class Watermark:
-    """Judges one measurement after the other against a limit."""
+    """Judge of one measurement after the other against a limit."""
 
     def __init__(self, limit_bytes: int, patience: int = PATIENCE) -> None:
         self.limit_bytes = limit_bytes
@@ -49,7 +49,7 @@ class Watermark:
         self._above = 0
 
     def judge(self, measured_bytes: int) -> Verdict:
-        """The next measurement."""
+        """Judge the next measurement."""
         if measured_bytes <= self.limit_bytes:
             self._above = 0
             return Verdict.BELOW
@@ -83,6 +83,6 @@ async def watch_memory(
 
 
 def spell_bytes(count: int) -> str:
-    """For people: `312 MiB`, `2.5 GiB`; rounded up, so that it can be written into a setting."""
+    """Bytes for people, `312 MiB` or `2.5 GiB`; rounded up, so that a setting can hold them."""
     mebibytes = -(-count // (1 << 20))
     return f"{mebibytes} MiB" if mebibytes < 10_240 else f"{mebibytes / 1024:.1f} GiB"

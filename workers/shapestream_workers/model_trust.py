@@ -1,4 +1,4 @@
-"""What may be run: files whose bytes somebody vouched for, and functions that an installed package registers.
+"""Trust in models: files whose digest the configuration states, and functions that an installed package registers.
 
 A configuration names what a process loads, and loading a function is running it. So a `function:` needs more than a
 line of YAML: a package that registers it,
@@ -33,7 +33,7 @@ class Distrusted(ModelLoadError):
 
 
 def allow_any_function() -> None:
-    """For this process and those that it starts."""
+    """Allow any importable function in this process and those that it starts."""
     os.environ[ENVIRONMENT] = "1"
 
 

@@ -14,15 +14,20 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, Location, ModelSettings, ShapesSettings
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.model import (
+    CompiledModel,
+    InputSpec,
+    ModelSpec,
+    OutputSpec,
+    compile_model,
+    read_model,
+)
 from shapestream_engine.ports import BATCH
 from shapestream_engine.prepared import PreparedLimits
-from shapestream_engine.read_model import read_model
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
 from shapestream_workers.model_trust import require_trusted
-from shapestream_workers.proof import Judgement, rows_together, without_padding
-from shapestream_workers.tried_model import may_share, try_model
+from shapestream_workers.proof import Judgement, may_share, rows_together, try_model, without_padding
 
 __all__ = ["ReadModels", "available_cpus", "compile_models", "model_spec", "problem_of", "read_signatures"]
 
@@ -118,7 +123,7 @@ def compile_models(
 
 @dataclass(frozen=True, slots=True)
 class ReadModels:
-    """What models take and give, and what there is to say about that."""
+    """Signatures of models as they are served, with warnings about them."""
 
     signatures: tuple[ModelSignature, ...]
     warnings: tuple[str, ...]
@@ -126,7 +131,7 @@ class ReadModels:
 
 
 def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | None = None) -> ReadModels:
-    """What the models (all by default) take and give as they are served: the loader of every command that serves nothing.
+    """Signatures of the models (all by default) as they are served: the loader of every command that serves nothing.
 
     Where the file and the configuration leave rules or the batch axis open, the model is tried, as a server would try
     it; what was proved before is recalled. Raises `ConfigurationError` with a line for each that cannot be served.

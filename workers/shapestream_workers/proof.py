@@ -1,4 +1,8 @@
-"""What a proof means for a configuration: what is refused, what is left off, and what the user is told.
+"""The trial of a model before it is served, and its verdict: the one way that all commands load a model.
+
+Rules that the configuration leaves out are looked for on the model. Where the configuration names no batch axis, the
+one that the file names is taken, or the first axis under a usual name. The proof then decides: where it does not hold
+with an axis that no user wrote, requests run alone, and a warning says why and what would help. For the rest:
 
 refuted    refused, with the output, the difference and what to do
 unproved   padding is left off; batching goes on, and no rows are filled up; both with a warning. Where larger calls may be
@@ -9,13 +13,21 @@ proved     served as configured
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.settings import Location, ModelSettings, ProbeSettings
-from shapestream_engine.errors import RuleMissing
+from shapestream_engine.batch_axis import (
+    NoBatchAxis,
+    states_batch,
+    why_no_batch,
+    with_batch_axis,
+    without_batch_axis,
+    without_rules,
+)
+from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
 from shapestream_engine.ports import Shared
 from shapestream_engine.probe import (
@@ -31,16 +43,24 @@ from shapestream_engine.signature import ModelSignature
 
 __all__ = [
     "Judgement",
+    "TriedModel",
     "compile_seeing",
     "judge",
+    "may_share",
     "probe_model",
     "probe_options",
     "rows_together",
+    "try_model",
+    "why_alone",
     "without_padding",
 ]
 
 _Line: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and what to say about it."""
+
+
+_PROBE = "say by `probe` what realistic inputs are"
+_VOUCH = "vouch for it by trust: true"
 
 
 class _Refusal(NamedTuple):
@@ -68,7 +88,7 @@ class Judgement:
 
 
 def probe_options(model: ModelSettings) -> ProbeOptions:
-    """What the configuration says about realistic inputs, as the engine takes it."""
+    """The configuration's description of realistic inputs, as the engine takes it."""
     values = {name: known for name, probe in model.probe.items() if (known := _values(probe)) is not None}
     samples = {name: Path(probe.samples) for name, probe in model.probe.items() if probe.samples is not None}
     return ProbeOptions(
@@ -87,7 +107,7 @@ def rows_together(model: ModelSettings) -> int | None:
 def probe_model(
     model: ModelSettings, spec: ModelSpec, compiled: CompiledModel, *, threads: int | None
 ) -> ProbeReport:
-    """Tries the model, or recalls what came of it; raises `EngineError` where it cannot be tried at all."""
+    """Try the model, or recall an earlier verdict; raises `EngineError` where it cannot be tried at all."""
     return prove(spec, compiled, probe_options(model), threads=threads, cache=ProofCache.of_environment())
 
 
@@ -112,32 +132,18 @@ def compile_seeing(
 
 
 def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) -> Judgement:
-    """What follows from a report; `trust` turns what would be refused into warnings."""
+    """The consequences of a report; `trust` turns refusals into warnings."""
     refused = [_refusal(model, finding) for finding in report.of("refuted")]
     unproved = report.of("unproved")
-    shared = {port.name for port in signature.outputs if isinstance(port.rule, Shared)}
+    shared = sorted(port.name for port in signature.outputs if isinstance(port.rule, Shared))
     warnings: list[_Line] = []
     off: frozenset[str] = frozenset()
     for finding in unproved:
-        if finding.is_short:
-            refused.append(_unproved_rows(model, finding))
-            continue
-        lost = [name for name in sorted(shared) if finding.output in (None, name)]
-        if finding.treatment.kind == "batching" and lost:
-            refused += [_unproved_shared(name, finding) for name in lost]
-            continue
-        if finding.treatment.kind == "invariance":
-            refused.append(_unproved_invariance(finding))
-            continue
-        if finding.treatment.kind == "strategy":
-            refused.append(_unproved_strategy(finding))
-            continue
-        needed = [name for name in finding.treatment.dimensions if name in model.shapes.sizes]
-        if needed:
-            refused.append(_unproved_sizes(model.shapes.strategy, needed[0], finding))
-            continue
-        off |= frozenset(finding.treatment.dimensions)
-        warnings.append(_doubt(model, finding))
+        if needed := list(_unproved(model, finding, shared)):
+            refused += needed
+        else:
+            off |= frozenset(finding.treatment.dimensions)
+            warnings.append(_doubt(model, finding))
     lines = tuple(refusal.line(trusted=model.trust) for refusal in refused)
     if model.trust:
         return Judgement(warnings=(*lines, *warnings))
@@ -146,7 +152,7 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
 
 
 def without_padding(spec: ModelSpec, dimensions: frozenset[str]) -> ModelSpec:
-    """The same model with these dimensions as the requests have them."""
+    """The model without padding of these dimensions."""
     inputs = {
         name: replace(port, pad={each: value for each, value in port.pad.items() if each not in dimensions})
         for name, port in spec.inputs.items()
@@ -174,7 +180,11 @@ def _refusal(model: ModelSettings, finding: Finding) -> _Refusal:
     what = f"{finding.subject}: {treatment}{strategy} changes the results: {finding.evidence}"
     match treatment.kind:
         case "invariance":
-            return _variance(finding)
+            return _Refusal(
+                ("batching", "batch_invariant"),
+                f"{finding.subject}: the results depend on who shares the call: {finding.evidence}",
+                "batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only",
+            )
         case "static":
             return _Refusal(("shapes", "static"), what, f"remove that shape; {vouch}")
         case "strategy":
@@ -189,68 +199,48 @@ def _refusal(model: ModelSettings, finding: Finding) -> _Refusal:
     return _Refusal(_output_place(model, finding.output), what, f"{alone}; {vouch}")
 
 
-def _variance(finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("batching", "batch_invariant"),
-        f"{finding.subject}: the results depend on who shares the call: {finding.evidence}",
-        "batch_invariant: 1 runs every request alone; without batch_invariant they are equal within tolerances only",
-    )
+def _unproved(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> Iterator[_Refusal]:
+    """Yield the refusals of what the configuration cannot do without; none where it is left off, or goes on.
 
-
-def _unproved_invariance(finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("batching", "batch_invariant"),
-        f"{finding.subject}: batch_invariant is unproved: {finding.why}",
-        "say by `probe` what realistic inputs are, or vouch for it by trust: true",
-    )
-
-
-def _unproved_strategy(finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("shapes",),
-        f"{finding.subject}: {finding.treatment} needs padding that is proved harmless, and it is unproved: {finding.why}",
-        "say by `probe` what realistic inputs are, choose the strategy native, or vouch for it by trust: true",
-    )
+    `shared` are the outputs with that rule.
+    """
+    treatment, shapes = finding.treatment, model.shapes
+    about = f"{finding.subject}: {treatment} is unproved"
+    needed = [name for name in treatment.dimensions if name in shapes.sizes]
+    if finding.is_short:
+        remedy = f"set batching.max_batch to {finding.rows}"
+        if shapes.strategy == "native" and shapes.max_prepared is not None:
+            # Calls are filled up to the bound, whatever `max_batch` says.
+            remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
+        what = f"{about} beyond {finding.rows} rows: {finding.why}"
+        yield _Refusal(("batching", "max_batch"), what, f"{remedy}, or {_VOUCH}")
+    elif treatment.kind == "batching":
+        for name in shared:
+            if finding.output in (None, name):
+                what = (
+                    f"output {name!r}: the rule shared holds only where the output is the same whatever else is in the "
+                    f"batch, and nothing has proved that: {finding.why}"
+                )
+                yield _Refusal(("outputs", name), what, "trust: true vouches for it")
+    elif treatment.kind == "invariance":
+        what = f"{finding.subject}: batch_invariant is unproved: {finding.why}"
+        yield _Refusal(("batching", "batch_invariant"), what, f"{_PROBE}, or {_VOUCH}")
+    elif treatment.kind == "strategy":
+        what = f"{finding.subject}: {treatment} needs padding that is proved harmless, and it is unproved: {finding.why}"
+        yield _Refusal(("shapes",), what, f"{_PROBE}, choose the strategy native, or {_VOUCH}")
+    elif needed:
+        what = f"{about}: {finding.why}; the strategy {shapes.strategy} cannot do without it"
+        yield _Refusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
 
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Line:
-    advice = "say by `probe` what realistic inputs are, or vouch for it by trust: true"
+    advice = f"{_PROBE}, or {_VOUCH}"
     about = f"{finding.subject}: {finding.treatment} is unproved: {finding.why}"
     if finding.treatment.kind == "static":
         return ("shapes", "static"), f"{about}; it is served all the same ({advice})"
     if dimensions := finding.treatment.dimensions:
         return _pad_place(model, dimensions), f"{about}; {', '.join(dimensions)} is not padded ({advice})"
     return _output_place(model, finding.output), f"{about}; requests share calls all the same ({advice})"
-
-
-def _unproved_shared(name: str, finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("outputs", name),
-        f"output {name!r}: the rule shared holds only where the output is the same whatever else is in the batch, and "
-        f"nothing has proved that: {finding.why}",
-        "trust: true vouches for it",
-    )
-
-
-def _unproved_rows(model: ModelSettings, finding: Finding) -> _Refusal:
-    remedy = f"set batching.max_batch to {finding.rows}"
-    if model.shapes.strategy == "native" and model.shapes.max_prepared is not None:
-        # Calls are filled up to the bound, whatever `max_batch` says.
-        remedy = f"bound batch by {finding.rows} in the shape of an input, or remove shapes.max_prepared"
-    return _Refusal(
-        ("batching", "max_batch"),
-        f"{finding.subject}: {finding.treatment} is unproved beyond {finding.rows} rows: {finding.why}",
-        f"{remedy}, or vouch for it by trust: true",
-    )
-
-
-def _unproved_sizes(strategy: str, dimension: str, finding: Finding) -> _Refusal:
-    return _Refusal(
-        ("shapes", dimension),
-        f"{finding.subject}: {finding.treatment} is unproved: {finding.why}; "
-        f"the strategy {strategy} cannot do without it",
-        "say by `probe` what realistic inputs are, or vouch for it by trust: true",
-    )
 
 
 def _pad_place(model: ModelSettings, dimensions: tuple[str, ...]) -> Location:
@@ -263,3 +253,183 @@ def _pad_place(model: ModelSettings, dimensions: tuple[str, ...]) -> Location:
 
 def _output_place(model: ModelSettings, output: str | None) -> Location:
     return ("outputs", output) if output in model.outputs and output is not None else ()
+
+
+MEANT = "batching: {max_batch: 1} says that this is meant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedModel:
+    """The compiled model, with what was found; padding that the judgement forbids is still in it."""
+
+    spec: ModelSpec
+    compiled: CompiledModel
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Rules that the configuration leaves out, as seen on the model."""
+    proof: ProbeReport
+    judgement: Judgement
+
+
+def may_share(model: ModelSettings) -> bool:
+    """True if the configuration lets requests share calls, where the model has a batch axis."""
+    return model.batching.max_batch != 1 and model.idempotent
+
+
+def try_model(
+    model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None, prove_trusted: bool = False
+) -> TriedModel:
+    """Compile and try the model; raises `EngineError` where it cannot be served whatever the proof says.
+
+    `spec` is the model as the configuration describes it. With `trust: true` nothing is proved unless
+    `prove_trusted`, and no axis is guessed.
+    """
+    trial = _Trial(model, slots, threads, prove_trusted=prove_trusted)
+    if not may_share(model):
+        return trial.of(spec)
+    if states_batch(spec):
+        tried = trial.of(spec)
+        signature = tried.compiled.signature
+        if signature.has_batch:
+            return tried
+        tried.compiled.close()
+    else:
+        signature = without_rules(spec)
+    if signature.has_batch:
+        return trial.guess(spec, spec, signature, named=True)
+    guess = with_batch_axis(spec, signature)
+    if isinstance(guess, NoBatchAxis):
+        return trial.alone(spec, _why_alone(guess))
+    if model.function is not None:
+        return trial.alone(
+            spec,
+            _why_alone(
+                NoBatchAxis(reason="no axis is called batch", shapes=_guessed_shapes(guess, signature))
+            ),
+        )
+    if model.trust:
+        reason = "the first axis of every input may be the batch, and trust: true lets nothing be tried"
+        return trial.alone(
+            spec, _why_alone(NoBatchAxis(reason=reason, shapes=_guessed_shapes(guess, signature)))
+        )
+    return trial.guess(guess, spec, signature, named=False)
+
+
+def why_alone(signatures: Iterable[ModelSignature]) -> Iterator[str]:
+    """Reason and remedy per model of a running server whose requests run alone without the user's word."""
+    for signature in signatures:
+        if (found := why_no_batch(signature)) is not None:
+            yield f"model {signature.name!r}: every request runs alone: {_why_alone(found)}"
+
+
+class _Trial:
+    """Trials of specifications of one model."""
+
+    def __init__(self, model: ModelSettings, slots: int, threads: int | None, *, prove_trusted: bool) -> None:
+        self._model = model
+        self._slots = slots
+        self._threads = threads
+        self._proves = prove_trusted or not model.trust
+
+    def of(self, spec: ModelSpec) -> TriedModel:
+        """The model as `spec` describes it; raises `EngineError`."""
+        complete, compiled, rules = compile_seeing(
+            self._model, spec, slots=self._slots, threads=self._threads
+        )
+        if not self._proves:
+            proof = ProbeReport(model=self._model.name, findings=())
+            return TriedModel(spec=complete, compiled=compiled, proof=proof, judgement=Judgement())
+        try:
+            proof = replace(probe_model(self._model, complete, compiled, threads=self._threads), rules=rules)
+        except EngineError:
+            compiled.close()
+            raise
+        judgement = judge(self._model, compiled.signature, proof)
+        return TriedModel(spec=complete, compiled=compiled, rules=rules, proof=proof, judgement=judgement)
+
+    def alone(self, spec: ModelSpec, why: str) -> TriedModel:
+        """The model as `spec` describes it, which has no batch axis, with a warning."""
+        return self.warned(self.of(spec), why)
+
+    def warned(self, tried: TriedModel, why: str) -> TriedModel:
+        """Add the warning that its requests run alone."""
+        place = ("inputs",) if self._model.inputs else ()
+        warnings = ((place, f"every request runs alone: {why}"), *tried.judgement.warnings)
+        return replace(tried, judgement=replace(tried.judgement, warnings=warnings))
+
+    def guess(
+        self, guess: ModelSpec, spec: ModelSpec, signature: ModelSignature, *, named: bool
+    ) -> TriedModel:
+        """The model with a batch axis that no user wrote, or, where that does not hold, without one and with a warning.
+
+        `named`: the model file itself calls the axis `batch`, which counts as much as a user's word where nothing could
+        be proved. Raises `EngineError` where the model cannot be compiled either way.
+        """
+        axis = (
+            "the axis that the model file calls batch" if named else "the first axis of every input as batch"
+        )
+        try:
+            tried = self.of(guess)
+        except EngineError as error:
+            alone = self._without_batch(spec, signature)
+            if alone is None:
+                raise
+            words = str(error).removeprefix(f"model {self._model.name!r}: ")
+            return self.warned(alone, f"with {axis}, {words}; {MEANT}")
+        doubt = None if self._model.trust else _axis_doubt(tried, named=named)
+        if doubt is None:
+            return tried
+        why = f"with {axis}, {_axis_words(doubt, guess, signature)}"
+        alone = self._without_batch(spec, signature)
+        if alone is None:
+            # Allowed shapes ask for sizes of the batch, so there is no way around it.
+            refused = tried.judgement.refused or ((("shapes",), why),)
+            return replace(tried, judgement=replace(tried.judgement, refused=refused))
+        tried.compiled.close()
+        return self.warned(alone, why)
+
+    def _without_batch(self, spec: ModelSpec, signature: ModelSignature) -> TriedModel | None:
+        try:
+            return self.of(without_batch_axis(spec, signature))
+        except EngineError:
+            return None
+
+
+def _axis_doubt(tried: TriedModel, *, named: bool) -> Finding | None:
+    """The finding for which requests must not share calls along an axis that no user wrote."""
+    batching = [finding for finding in tried.proof.findings if finding.treatment.kind == "batching"]
+    for finding in batching:
+        if finding.verdict == "refuted" or finding.is_short:
+            return finding
+    unproved = [finding for finding in batching if finding.verdict == "unproved"]
+    return unproved[0] if unproved and (not named or tried.judgement.refused) else None
+
+
+def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature) -> str:
+    about = f"{doubt.subject}: {doubt.treatment}"
+    if doubt.verdict == "refuted":
+        return f"{about} changes the results: {doubt.evidence} ({MEANT})"
+    if doubt.is_short:
+        words = f"{about} is unproved beyond {doubt.rows} rows: {doubt.why}"
+        return (
+            f"{words} (with batching: {{max_batch: {doubt.rows}}} requests share calls)"
+            if doubt.rows > 1
+            else words
+        )
+    found = NoBatchAxis(reason="", shapes=_guessed_shapes(guess, signature))
+    write = f", or add {found.yaml} to the model" if found.shapes else ""
+    return f"{about} is unproved: {doubt.why} (say by `probe` what realistic inputs are{write}; else {MEANT})"
+
+
+def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, str]:
+    """Per input the shape that was guessed; none where the file says it itself."""
+    if signature.has_batch:
+        return {}
+    return {port.name: guess.inputs[port.name].shape or "" for port in signature.inputs}
+
+
+def _why_alone(found: NoBatchAxis) -> str:
+    if not found.shapes:
+        return f"{found.reason} (export it with a dynamic first axis of every input; or {MEANT})"
+    return (
+        f"{found.reason} (if rows do not depend on each other, add {found.yaml} to the model; else {MEANT})"
+    )

@@ -47,7 +47,7 @@ def server_security(loaded: LoadedSettings) -> ServerSecurity | None:
 
 
 def caller_keys(key: Path | None, server_key: str | None) -> CallerKeys | None:
-    """What `--key` and `--server-key` name, or None without them; raises `ConfigurationError` for half of them."""
+    """The keys that `--key` and `--server-key` name; None without both. Raises `ConfigurationError` for only one."""
     if key is None and server_key is None:
         return None
     if key is None or server_key is None:

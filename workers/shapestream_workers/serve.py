@@ -24,13 +24,12 @@ import trio
 from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.serving.models import ModelOptions
 from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import LoadedSettings, Settings, load_settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
-from shapestream_engine.resources import divide_cpus
+from shapestream_engine.machine import divide_cpus
 from shapestream_workers.costs import tables
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
@@ -38,10 +37,10 @@ from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, exit_after
 from shapestream_workers.security import server_security
+from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
-from shapestream_workers.supervisor.records import RestartPolicy
 
-__all__ = ["model_options", "run_server", "worker_commands"]
+__all__ = ["run_server", "worker_commands"]
 
 log = structlog.get_logger()
 
@@ -80,7 +79,7 @@ def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]
 
 
 def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
-    """What each worker serves, by the names that `worker_commands` gives them."""
+    """The models of each worker, by the names that `worker_commands` gives them."""
     groups = [group for group in settings.worker_groups for _ in range(group.count)]
     return {
         f"w{number}": frozenset(model.name for model in settings.models_of(group))
@@ -88,23 +87,8 @@ def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
     }
 
 
-def model_options(settings: Settings) -> dict[str, ModelOptions]:
-    """How each model is batched."""
-    return {
-        model.name: ModelOptions(
-            max_batch=model.batching.max_batch,
-            max_delay_s=model.batching.max_delay_ms / 1000,
-            max_padding_ratio=model.batching.max_padding_ratio,
-            max_batch_bytes=model.batching.max_batch_bytes,
-            hang_after_s=model.batching.hang_limit_s,
-            idempotent=model.idempotent,
-        )
-        for model in settings.models
-    }
-
-
 def run_server(loaded: LoadedSettings) -> int:
-    """Serves until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
+    """Serve until told to stop; returns the exit status. Raises `ConfigurationError` before any port is open."""
     keep_freed_memory()
     raise_descriptor_limit()
     keys = server_security(loaded)
@@ -125,7 +109,7 @@ def run_server(loaded: LoadedSettings) -> int:
         start = partial(
             serve,
             loaded.settings.server,
-            models=model_options(loaded.settings),
+            models=loaded.settings.models_by_name,
             digests=digests,
             keys=keys,
             cost_cache=CostCache.of_environment(),
@@ -137,7 +121,7 @@ def run_server(loaded: LoadedSettings) -> int:
 
 
 def _digests_in_process(local: SlotThreads) -> dict[str, str]:
-    """Of the files that models of this process were read from: they stay what they are until it ends."""
+    """Digests of the files that this process read its models from, which stay until it ends."""
     return dict(local.digests)
 
 
@@ -184,8 +168,10 @@ def _own_workers_address(settings: Settings) -> Iterator[str | None]:
 
 
 def has_terminal() -> bool:
-    """Whether somebody sees what is logged. When a terminal is closed its foreground processes get a SIGHUP, too: then it
-    means what Ctrl-C does, or a server would stay behind that nobody sees."""
+    """True if the log goes to a terminal.
+
+    A closed terminal sends SIGHUP to its foreground processes. It then ends the server as Ctrl-C does.
+    """
     return os.isatty(2)
 
 
@@ -206,13 +192,13 @@ class _Serving:
         self._drained = trio.Event()
         self._workers: WorkerProcesses | None = None
         self._models = models_of_workers(loaded.settings)
-        """What each worker serves, as the YAML said when it was read last."""
+        """The models of each worker, as the YAML said when it was read last."""
         self._status = EXIT_OK
         self._stop_asked = False
         self._had_terminal = has_terminal()
 
     async def run(self, obeys_signals: Callable[[], None]) -> int:
-        """Returns the exit status. `obeys_signals` is told when signals are received here."""
+        """Serve and return the exit status. `obeys_signals` is called once signals are received here."""
         # From before anybody can know of the server: a signal that came earlier than its receiver would end the process.
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             obeys_signals()
@@ -238,7 +224,7 @@ class _Serving:
             self._drained.set()
 
     async def _run_workers(self, server: Server) -> None:
-        """Returns when there are none left: after the server has drained, or when they were given up."""
+        """Run the workers until none is left: after the server has drained, or when they were given up."""
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
         sound = set(self._models)
@@ -282,7 +268,7 @@ class _Serving:
         workers.stop(STOP_GRACE_S)
 
     async def _restart_workers(self, server: Server) -> None:
-        """Serves the models' files as they are now, by processes that read the YAML as it is now.
+        """Serve the models' files as they are now, by processes that read the YAML as it is now.
 
         Where the YAML cannot be used, nothing changes.
         """
@@ -325,13 +311,13 @@ class _Serving:
         return fresh, digests_of(fresh.settings.models)
 
     def _expect(self, server: Server, settings: Settings) -> None:
-        """Tells the server which models its workers will serve from now on, and which none of them will."""
+        """Tell the server which models its workers serve from now on, and which none of them does."""
         before = frozenset[str]().union(*self._models.values())
         self._models = models_of_workers(settings)
         now = frozenset[str]().union(*self._models.values())
-        options = model_options(settings)
+        models = settings.models_by_name
         for name in sorted(now):
-            server.model_expected(name, options[name])
+            server.model_expected(name, models[name])
         for name in sorted(before - now):
             server.model_given_up(name, "the configuration, as read on SIGHUP, gives it to no worker")
 

@@ -138,7 +138,7 @@ class HostTensors(InferRequest):
                 tensor.check()
 
     def keep(self, outputs: list[_Array]) -> None:
-        """After a call: what `outputs` gives from now on. Those that were set get a copy."""
+        """Keep a call's outputs for `outputs`. Tensors that were set get a copy."""
         for number, tensor in self._set_outputs.items():
             tensor.shape = outputs[number].shape
             tensor.data[...] = outputs[number]

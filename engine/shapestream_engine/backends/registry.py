@@ -1,4 +1,4 @@
-"""Which engines there are, and how each is loaded: ours, and those that installed packages bring by entry point.
+"""The engines and their loading: ours, and those that installed packages bring by entry point.
 
 A package adds an engine with an entry point of the group `shapestream.backends`:
 

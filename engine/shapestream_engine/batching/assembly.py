@@ -87,7 +87,7 @@ class Assembly:
         return [Tensors(layout=layout, buffers=parts) for layout, parts in zip(layouts, buffers, strict=True)]
 
     def join(self, parts: Sequence[Tensors], rows: Sequence[int]) -> Tensors:
-        """One request's results of the calls that it was divided over, in order; `rows` are its rows in each of them.
+        """Join one request's results of the calls that it was divided over, in order; `rows` are its rows in each.
 
         Raises `RuleError` where they do not fit together.
         """
@@ -138,7 +138,7 @@ def _company_refused(model: str, rows: int, most: int) -> str:
 
 
 def _splitters_of(signature: ModelSignature) -> tuple[OutputSplitter, ...]:
-    """One per output, in the order in which a call's outputs are to be divided."""
+    """Make the splitter of each output, in the order in which a call's outputs are divided."""
     splitters = [_splitter(number, port, signature) for number, port in enumerate(signature.outputs)]
     return tuple(sorted(splitters, key=lambda splitter: splitter.STAGE))
 

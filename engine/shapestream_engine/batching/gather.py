@@ -72,7 +72,7 @@ class InputGatherer:
     def _sources(
         self, members: Sequence[Tensors], shapes: Sequence[RequestShape]
     ) -> tuple[list[Buffer], list[int]]:
-        """Per request its bytes of this input, and how many there are by its shape."""
+        """Find each request's bytes of this input, and their number by its shape."""
         number = self._number
         sources, lengths = [], []
         for member, shape in zip(members, shapes, strict=True):

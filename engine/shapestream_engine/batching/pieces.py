@@ -31,7 +31,7 @@ class Piece:
 
 
 def divide(calls: Sequence[PlannedCall], rows: Sequence[int]) -> list[list[Piece]]:
-    """Per call its pieces, in order; `rows` are those of the members. A member without rows is in one call too."""
+    """Find the pieces of each call, in order, by the members' `rows`. A member without rows is in one call too."""
     members = iter(enumerate(rows))
     member, left = next(members, (-1, 0))
     taken = 0

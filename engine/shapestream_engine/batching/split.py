@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows of a data-dependent output are whose; shared with the outputs that follow it."""
+    """The rows of a data-dependent output that belong to each request; shared with the outputs that follow it."""
 
     order: Array | None
     """Row numbers sorted by request, stable; None where the rows are in that order already."""
@@ -64,11 +64,11 @@ class Division:
     """The call's, parallel to the signature's `dimensions`."""
     shapes: Sequence[RequestShape]
     rows: list[int]
-    """Of each request, along the batch axis."""
+    """Rows of each request, along the batch axis."""
     batch: int
-    """Rows of the call; those after the requests' own, if there are any, belong to nobody."""
+    """Rows of the call; those after the requests' own, if there are any, belong to no request."""
     selections: dict[str, Selection] = field(default_factory=dict)
-    """Of the outputs that are divided so far and that others follow, by name."""
+    """Selections of the outputs divided so far that others follow, by name."""
 
     @classmethod
     def of(
@@ -87,7 +87,7 @@ class Division:
 
 
 class OutputSplitter(ABC):
-    """What every rule needs of its output: its number, its type, and cutting it into runs of rows.
+    """Base of the splitters, one per rule: the output's number and type, and cutting it into runs of rows.
 
     `own_axes` are those that the rule itself cuts. Other axes named like a dimension of the inputs are trimmed.
     """
@@ -112,15 +112,15 @@ class OutputSplitter(ABC):
 
     @property
     def number(self) -> int:
-        """Of the output in the signature."""
+        """Number of the output in the signature."""
         return self._number
 
     @abstractmethod
     def divide(self, division: Division) -> Column:
-        """Each request's part; raises `RuleError` where the output breaks its rule."""
+        """Divide the output among the requests; raises `RuleError` where the output breaks its rule."""
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
-        """One request's parts of several calls as the one result; `rows` are those of the request in each of them.
+        """Join one request's parts of several calls to its result; `rows` are those of the request in each of them.
 
         Raises `RuleError` where they do not fit together.
         """
@@ -160,7 +160,7 @@ class OutputSplitter(ABC):
             )
 
     def _trims(self, output: Array, division: Division) -> _Trims:
-        """Those of the axes that follow a dimension along which some request was padded."""
+        """Find the axes that follow a dimension along which some request was padded."""
         trims = []
         for axis, dimension in self._follows:
             size = division.sizes[dimension]
@@ -211,7 +211,7 @@ class RowSplitter(OutputSplitter):
         super().__init__(number, port, table, [self._axis])
 
     def divide(self, division: Division) -> Column:
-        """Each request's part; raises `RuleError` where the output does not have the call's sizes."""
+        """Divide the output by rows; raises `RuleError` where it does not have the call's sizes."""
         output = self._checked(division)
         self._check_size(output, self._axis, division.batch)
         return self._cut(output, division.rows, division, axis=self._axis)

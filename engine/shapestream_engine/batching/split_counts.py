@@ -143,7 +143,7 @@ class PaddedSplitter(OutputSplitter):
         return super().join(grown, rows)
 
     def _blanked(self, own: Array, counts: Array, most: int) -> Array:
-        """A copy without what the model has left beyond the counts, which depends on who knows what."""
+        """Copy the table without the model's leftovers beyond the counts, which may be anything."""
         own = own.copy()
         beyond = counts[:, None] <= np.arange(most)
         np.moveaxis(own, (self._batch_axis, self._data_axis), (0, 1))[beyond] = 0

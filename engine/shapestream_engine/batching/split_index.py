@@ -46,7 +46,7 @@ class IndexSplitter(OutputSplitter):
                 f"output {self._port.name!r} has no column {column}; its shape is {list(output.shape)}"
             )
         index = self._batch_index(table[:, column], division.batch)
-        # The start of each request, and behind the last that of the rows that belong to nobody.
+        # The start of each request, and behind the last that of the rows that belong to no request.
         starts = np.array([0, *accumulate(division.rows)])
         # The last request that starts at or before the index: of those that start together, only it has rows.
         owner = np.searchsorted(starts, index, side="right") - 1

@@ -115,7 +115,7 @@ def rungs(bounds: Dimension, ladder: Sequence[int]) -> list[int]:
 
 
 def is_affordable(signature: ModelSignature, sizes: tuple[int, ...]) -> bool:
-    """Whether one request of these sizes is small enough to be tried many times."""
+    """Tell whether one request of these sizes is small enough to be tried many times."""
     return sum(int(np.prod(shape)) for shape in signature.input_shapes(sizes)) <= _MOST_ELEMENTS
 
 
@@ -175,7 +175,7 @@ def _baseline(
 
 
 def tells(result: Array) -> bool:
-    """Whether a result has anything that a neighbour or padding could change visibly, which its infinities are not."""
+    """Tell whether a result has elements that a neighbour or padding could change visibly: infinities are none."""
     return bool(result.size) and (
         result.dtype.kind in "iub" or bool(np.isfinite(result.astype(np.float64)).any())
     )

@@ -56,26 +56,16 @@ class Entry:
         write_plain(self.path, report.to_dict())
 
 
-class ProofCache:
+class ProofCache(KeptFiles):
     """A folder of verdicts; None: none are kept."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._files = KeptFiles(folder)
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the verdicts."""
-        return self._files.folder
-
-    @classmethod
-    def of_environment(cls) -> ProofCache:
-        """The folder that the environment names."""
-        return cls(KeptFiles.of_environment(ENVIRONMENT, "probe").folder)
+    VARIABLE = ENVIRONMENT
+    NAME = "probe"
 
     @contextmanager
     def entry(self, task: Task, signature: ModelSignature | None) -> Iterator[Entry]:
         """The entry for this task, locked meanwhile; without a signature, for a guess at rules."""
-        with self._files.locked(_key(task, signature)) as path:
+        with self.locked(_key(task, signature)) as path:
             yield Entry(path)
 
 

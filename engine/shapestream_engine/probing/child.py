@@ -24,8 +24,9 @@ from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import IO, Any
 
-from shapestream_engine.errors import EngineError, RuleMissing, SignatureError
-from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.batch_axis import with_shared_rules
+from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.parent_pipe import die_with_writer
 from shapestream_engine.probing.bench import Announce
 from shapestream_engine.probing.examination import ProbeOptions, examine, values_of
@@ -215,7 +216,9 @@ def _work(task: Task, channel: IO[str]) -> None:
 
 
 def _guess(task: Task, announce: Announce) -> dict[str, OutputPort]:
-    model, unknown = compile_without_rules(task.spec, task.threads)
+    model, unknown = with_shared_rules(
+        task.spec, lambda spec: compile_model(spec, slots=1, threads=task.threads)
+    )
     return guess_rules(
         model,
         unknown,
@@ -225,22 +228,6 @@ def _guess(task: Task, announce: Announce) -> dict[str, OutputPort]:
         announce=announce,
         skip=task.skip,
     )
-
-
-def compile_without_rules(spec: ModelSpec, threads: int | None) -> tuple[CompiledModel, list[str]]:
-    """The model with the rule `shared` for each output that has none, and which these are."""
-    unknown: list[str] = []
-    plain = replace(spec, strategy=Strategy())
-    while True:
-        try:
-            return compile_model(plain, slots=1, threads=threads), unknown
-        except RuleMissing as error:
-            if error.output in unknown:
-                raise
-            unknown.append(error.output)
-            stated = plain.outputs.get(error.output, OutputSpec())
-            outputs = {**plain.outputs, error.output: replace(stated, rule={"rule": "shared"})}
-            plain = replace(plain, outputs=outputs)
 
 
 def _read(length: int) -> bytes:

@@ -70,9 +70,9 @@ class ProbeOptions:
     max_batch: int | None = None
     """Rows that a call may have; None: as the signature says. With 1 batching is not tried."""
     batch_invariant: bool = False
-    """Whether results must be the same to the bit whatever shares the call; calls then have a fixed number of rows."""
+    """True if results must be the same to the bit in any company; calls then have a fixed number of rows."""
     budget_s: float = 30.0
-    """After so long a treatment for which there is enough evidence gets no further cases.
+    """Seconds after which a treatment with enough evidence gets no further cases.
 
     No call that may be served is tried that would take half of it, and those of a calibration's sizes take a twentieth
     of it together.
@@ -329,14 +329,14 @@ class Evidence:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no further case can change the verdict of any output."""
+        """Tell whether no further case can change the verdict of any output."""
         return self._failure is not None or all(
             worst is not None and not worst.difference.within for worst in self._worst
         )
 
     @property
     def is_enough(self) -> bool:
-        """Whether every output that can be proved could be by now."""
+        """Tell whether there are enough cases for every output that can be proved."""
         return all(
             cases + hidden >= ENOUGH or number in self._baseline.blank
             for number, (cases, hidden) in enumerate(zip(self._cases, self._hidden, strict=True))

@@ -31,6 +31,7 @@ __all__ = [
     "Samples",
     "Uniform",
     "Values",
+    "complete_values",
     "default_values",
     "drawn",
     "extremes",
@@ -153,6 +154,13 @@ def default_values(element_type: str) -> tuple[Values, ...]:
         case _:
             # Mostly indices: small ones are in every table.
             return (Integers(0, 1), Integers(0, 99))
+
+
+def complete_values(signature: ModelSignature, given: Mapping[str, Values]) -> dict[str, Values]:
+    """The values of every input: those that are given, else the first default of its element type."""
+    return {
+        port.name: given.get(port.name) or default_values(port.element_type)[0] for port in signature.inputs
+    }
 
 
 def drawn(

@@ -50,7 +50,7 @@ class Finding:
     rows: int = 0
     """Rows of the largest call that ran; 0 where none did."""
     is_short: bool = False
-    """Whether it is unproved only since larger calls, which may be served, were not tried."""
+    """True if larger calls, which may be served, were not tried, and only that leaves the output unproved."""
     largest: float | None = None
     """The largest difference seen (in proportion to what is allowed); None where nothing could be subtracted."""
     allowed: float | None = None
@@ -93,7 +93,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """All that was found of a model."""
+    """The findings of one proof of a model."""
 
     model: str
     findings: tuple[Finding, ...]
@@ -107,7 +107,7 @@ class ProbeReport:
     """The only rule that held in every case, for each output without one in the configuration."""
     notes: tuple[str, ...] = ()
     conclusive: bool = True
-    """Whether the same would be found again: not after a crash, a hang, or a budget that ran out."""
+    """True if another proof would find the same: not after a crash, a hang, or a budget that ran out."""
     seconds: float = 0.0
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
@@ -115,7 +115,7 @@ class ProbeReport:
         return tuple(finding for finding in self.findings if finding.verdict == verdict)
 
     def lines(self) -> Iterator[str]:
-        """For a person."""
+        """Describe the findings, for people."""
         for output, axes in self.follows.items():
             yield f"{output} is seen to be [{axes}]"
         for output, rule in self.rules.items():

@@ -1,4 +1,4 @@
-"""Whose rows are whose, seen on the live model: for outputs of which neither the file nor the configuration says it.
+"""The rule of an output, guessed on the live model where neither the file nor the configuration states one.
 
 Every rule that could be is tried on recorded batches: outputs are divided by it, and each part is compared with what the
 same request gave alone. A rule is certain if it is the only one of its kind under which all parts agree.
@@ -120,7 +120,7 @@ class _Search:
                 yield _with_rule(port, IndexColumn(column))
 
     def _holds(self, port: OutputPort, known: Mapping[str, OutputPort]) -> bool:
-        """Whether every part of every batch is what its request gave alone, and enough of them are not empty."""
+        """Tell whether every part of every batch equals its request's result alone, and enough parts are not empty."""
         places = [
             number
             for number, other in enumerate(self.signature.outputs)

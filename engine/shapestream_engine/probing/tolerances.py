@@ -95,7 +95,7 @@ class OutputTolerance:
         ) + self.tolerance.of_magnitude * self._largest(reference)
 
     def hides(self, reference: Array) -> bool:
-        """Whether some element may be off by more than results differ at all: equality shows nothing there."""
+        """Tell whether some element may be off by more than results differ at all: there equality shows nothing."""
         if self.tolerance is None or not reference.size:
             return False
         own = reference.astype(np.float64)
@@ -185,7 +185,7 @@ class Difference:
 
     @property
     def within(self) -> bool:
-        """Whether they count as equal."""
+        """Tell whether the two results count as equal."""
         return self.amount <= self.allowed
 
     @property

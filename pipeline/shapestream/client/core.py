@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeAlias
 
@@ -70,15 +71,22 @@ class Inbox:
     The queue needs no bound: a call posts one ticket and waits, and a stream posts what it has permits for.
     """
 
-    def __init__(self, deliver: Callable[[list[AnyTicket]], None]) -> None:
-        """`deliver` gets the tickets that are refused."""
+    def __init__(
+        self, deliver: Callable[[list[AnyTicket]], None], wake_core: Callable[[], None] | None = None
+    ) -> None:
+        """`deliver` gets the tickets that are refused.
+
+        `wake_core` is called in the core's thread after a post from another one, until the end; `wake` by default.
+        """
         self._deliver = deliver
+        self._wake_core = wake_core or self.wake
         self._items: deque[Posted] = deque()
         self._awake = False
         """Whether a turn is due that has not begun: items posted until then need no further wake-up."""
         self._closed = False
         self._token: trio.lowlevel.TrioToken | None = None
-        self._wakeup = trio.Event()
+        self._due = False
+        self._parked: trio.lowlevel.Task | None = None
         self._process = os.getpid()
 
     # ------------------------------------------------------------ faces
@@ -95,7 +103,7 @@ class Inbox:
         self._items.append(item)
         if not self._awake:
             self._awake = True
-            self._wakeup.set()
+            self.wake()
         if self._closed:
             self._refuse_leftovers()
 
@@ -115,7 +123,7 @@ class Inbox:
         # A forked child would wake its parent, or wait for a lock that a thread of the parent held.
         if self._token is not None and os.getpid() == self._process:
             with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self.wake)
+                self._token.run_sync_soon(self._woken_from_thread)
 
     # ------------------------------------------------------------ the core
 
@@ -125,15 +133,31 @@ class Inbox:
 
     def wake(self) -> None:
         """Make another turn due, whether or not an item was posted."""
-        self._wakeup.set()
+        self._due = True
+        if self._parked is not None:
+            trio.lowlevel.reschedule(self._parked)
+            self._parked = None
+
+    def _woken_from_thread(self) -> None:
+        if not self._closed:
+            self._wake_core()
 
     async def wait(self) -> None:
-        """Wait until another turn is due."""
-        await self._wakeup.wait()
+        """Wait until another turn is due, in one task."""
+        if self._due:
+            await trio.lowlevel.checkpoint()
+            return
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._parked = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._parked = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(abort)
 
     def turn_begins(self) -> None:
         """A turn looks at all items now; items from here on wake the core again."""
-        self._wakeup = trio.Event()
+        self._due = False
 
     def take(self) -> Iterator[Posted]:
         """All items, in order, also those posted meanwhile."""
@@ -196,12 +220,13 @@ class Core:
         self._session = Session(
             client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
         )
-        self._inbox = Inbox(deliver)
+        self._inbox = Inbox(deliver, self._turn_at_once)
         self.post = self._inbox.post
         self.post_from_thread = self._inbox.post_from_thread
         self.check_process = self._inbox.check_process
         self._streams: dict[int, Owner] = {}
         self._stopping = False
+        self._timer = trio.CancelScope()
         self._asleep_until = math.inf
         self._connection: Connection | None = None
         self._connection_scope = trio.CancelScope()
@@ -231,12 +256,37 @@ class Core:
 
     @trio.lowlevel.enable_ki_protection
     async def _take_turns(self) -> None:
-        while not self._stopping and not self._is_abandoned():
-            self._asleep_until = self._session.next_wakeup()
-            with trio.move_on_after(max(0.0, self._asleep_until - self.clock())):
-                await self._inbox.wait()
-            self._inbox.turn_begins()
-            self._turn()
+        while not self._must_end():
+            # One scope for many turns: traffic moves the next wake-up away, and a timer that fires early costs a turn.
+            with trio.CancelScope() as self._timer:
+                self._asleep_until = math.inf
+                self._set_timer(self.clock())
+                while not self._must_end():
+                    await self._inbox.wait()
+                    self._take_turn()
+            if self._timer.cancelled_caught:
+                self._take_turn()
+
+    def _must_end(self) -> bool:
+        return self._stopping or self._is_abandoned()
+
+    def _take_turn(self) -> None:
+        self._inbox.turn_begins()
+        self._turn()
+
+    def _turn_at_once(self) -> None:
+        """Take a turn where another thread has posted: one turn of the event loop less than to wake `_take_turns`."""
+        if self._must_end():
+            self._inbox.wake()
+        else:
+            self._take_turn()
+
+    def _set_timer(self, now: float) -> None:
+        """Let the timer fire at the session's next wake-up, where it would fire later."""
+        wakeup_at = self._session.next_wakeup()
+        if wakeup_at < self._asleep_until:
+            self._asleep_until = wakeup_at
+            self._timer.deadline = trio.current_time() + max(0.0, wakeup_at - now)
 
     @trio.lowlevel.enable_ki_protection
     async def _keep_connected(self, connection: Connection) -> None:
@@ -245,11 +295,13 @@ class Core:
             self._session.refused(self._connector.refusal())
             with trio.CancelScope() as self._connection_scope:
                 async with trio.open_nursery() as nursery:
+                    self._connector.on_messages(partial(self._receive, connection))
                     await nursery.start(connection.run)
                     nursery.start_soon(self._send_blocked, connection)
                     self._session.connected(self.clock())
                     self._turn()
-                    await self._receive(connection)
+                    while True:
+                        self._received(await connection.receive())
             connection.close()
             self._session.refused(self._connector.refusal())
             self._unsent.clear()
@@ -266,20 +318,22 @@ class Core:
                 await trio.sleep(self._rest_s)
 
     @trio.lowlevel.enable_ki_protection
-    async def _receive(self, connection: Connection) -> None:
-        while True:
-            messages = await connection.receive()
-            now = self.clock()
-            for frames in messages:
-                try:
-                    envelope = decode(frames, role=Role.CLIENT)
-                except ProtocolError as error:
-                    self._session.unreadable(str(error), now)
-                    break
-                self._session.receive(envelope.entries, now)
-                for bad in envelope.bad:
-                    self._session.unreadable_entry(bad.id, bad.message)
-            self._turn()
+    def _receive(self, connection: Connection) -> None:
+        """Take the messages that wait, in the task that watches the connection."""
+        self._received(connection.receive_nowait())
+
+    def _received(self, messages: list[Message]) -> None:
+        now = self.clock()
+        for frames in messages:
+            try:
+                envelope = decode(frames, role=Role.CLIENT)
+            except ProtocolError as error:
+                self._session.unreadable(str(error), now)
+                break
+            self._session.receive(envelope.entries, now)
+            for bad in envelope.bad:
+                self._session.unreadable_entry(bad.id, bad.message)
+        self._turn()
 
     @trio.lowlevel.enable_ki_protection
     async def _send_blocked(self, connection: Connection) -> None:
@@ -305,8 +359,7 @@ class Core:
             self._deliver(finished)
         if turn.reconnect:
             self._connection_scope.cancel()
-        if self._session.next_wakeup() < self._asleep_until:
-            self._inbox.wake()
+        self._set_timer(now)
 
     def _take_inbox(self) -> list[AnyTicket]:
         """Submit the posted tickets; returns those that need no server, since they were refused before."""

@@ -360,10 +360,13 @@ class Session:
         if self._credit is not None:
             entries.append(self._credit)
             self._credit = None
-        requests = self._ledger.take_sendable(now, self._link.one_way_s)
-        if repeats_credit or any(request.remaining_ms is not None for request in requests):
+        if self._ledger.has_waiting:
+            requests = self._ledger.take_sendable(now, self._link.one_way_s)
+            if repeats_credit or any(request.remaining_ms is not None for request in requests):
+                entries.append(_clock(now))
+            entries += requests
+        elif repeats_credit:
             entries.append(_clock(now))
-        entries.extend(requests)
         if not entries and self._link.heartbeat_due(now):
             entries.append(Heartbeat())
         return entries

@@ -136,6 +136,11 @@ AnyTicket: TypeAlias = Question | EndTicket
 
 def hand_back(finished: Sequence[AnyTicket]) -> None:
     """Give finished tickets to their owners, each owner's together and in order."""
+    if len(finished) == 1:
+        (ticket,) = finished
+        if not ticket.owner.closed:
+            ticket.owner.finish([ticket])
+        return
     by_owner: dict[int, list[AnyTicket]] = {}
     for ticket in finished:
         mine = by_owner.get(id(ticket.owner))

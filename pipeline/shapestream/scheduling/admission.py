@@ -5,7 +5,7 @@ refused as `overloaded`, with an estimate of when the queue will have drained. R
 admitted before, and are never refused.
 
 Deadlines need predictions, so they work only where costs are measured. A *hopeless* request is
-refused and never runs: that takes an optimistic prediction.
+refused and never runs: that takes an optimistic prediction. An idle slot with an empty queue tries whatever comes.
 """
 
 from __future__ import annotations
@@ -72,10 +72,6 @@ class Caution:
 
 OPTIMISM: Final = 0.5
 """Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
-
-PROBE_EVERY: Final = 16
-"""Of the requests that seem hopeless though a slot is free, every so many are tried all the same: a prediction that
-is wrong, and keeps everything from running, would never be corrected."""
 
 SAMPLE: Final = 64
 """Slots, and waiting requests, that are looked at for an estimate, at most; of more, every so many stands for the others."""
@@ -215,12 +211,10 @@ class Terms(NamedTuple):
 class Estimates:
     """The experience with the estimated waits of one model."""
 
-    __slots__ = ("caution", "probes", "saturated_at")
+    __slots__ = ("caution", "saturated_at")
 
     def __init__(self) -> None:
         self.caution = Caution()
-        self.probes = 0
-        """Requests whose deadline seemed hopeless though a slot was free."""
         self.saturated_at = -inf
         """Last time that a request was refused because of its predicted wait."""
 
@@ -396,15 +390,14 @@ class Admission:
         estimates = self._estimates[arrival.model]
         idle = bool(queue.free) and not queue.waiting
         free_in_s = earliest_s(queue, now)
-        if OPTIMISM * (free_in_s + alone_s) >= left_s:
-            estimates.probes += idle
-            if not idle or estimates.probes % PROBE_EVERY:
-                message = (
-                    f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
-                )
-                return Refusal("deadline_exceeded", message)
-        elif not idle:
-            return self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
+        if not idle:
+            if OPTIMISM * (free_in_s + alone_s) < left_s:
+                return self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
+            message = (
+                f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
+            )
+            return Refusal("deadline_exceeded", message)
+        # Whatever comes is tried: a prediction that is too long, and keeps everything from running, would stay so.
         return terms._replace(promised=estimates.caution.factor * (free_in_s + alone_s) <= left_s)
 
     def _with_others(

@@ -7,7 +7,7 @@ rounded to, or where a static model of a somewhat larger shape is faster than th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
-
-if TYPE_CHECKING:
-    from shapestream.scheduling.planner import LanePlan
 
 __all__ = ["Call", "CallCosts", "Prediction"]
 
@@ -54,15 +51,14 @@ class Prediction(Protocol):
         """Of batches of 0 to `max_batch` rows at each shape; not to be written to."""
 
     @property
-    def kind(self) -> object:
-        """The same for surfaces that predict the same, but for what is new to their devices."""
-
-    @property
     def prepares(self) -> bool:
         """Whether anything is known to cost extra because a shape is new."""
 
     def preparation_s(self, rows: int, shape: Shape) -> float:
         """What it costs extra if this batch's call is new to the device."""
+
+    def most_s(self, rows: int, shape: Shape) -> float:
+        """Seconds of a batch whose calls each last as long as the longest that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,6 @@ class CallCosts:
         "_statics",
         "_tables",
         "bytes",
-        "plans",
         "profile",
         "sizes",
         "surface",
@@ -116,8 +111,6 @@ class CallCosts:
         # Preparations outlive versions: that a shape has become known is noted one by one.
         self._new: dict[Shape, NDArray[np.float64]] = {}
         self._prepares = False
-        self.plans: dict[Shape, LanePlan] = {}
-        """Where the lanes of the model were last cut, by what they may not be padded along; planner.py's own."""
 
     def renew(self) -> None:
         """Forgets what is out of date; to be called before each batch."""
@@ -128,8 +121,6 @@ class CallCosts:
             self._prepares = surface.prepares
             self._tables.clear()
             self._best.clear()
-            if len(self._new) > _REMEMBERED:
-                self._new.clear()
 
     # ------------------------------------------------------------ which call
 
@@ -200,7 +191,7 @@ class CallCosts:
 
     def table(self, shapes: NDArray[np.intp], max_rows: int) -> NDArray[np.float64]:
         """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""
-        tables = self._tables
+        tables = self._remembered()
         keys = [tuple(shape) for shape in shapes.tolist()]
         missing = [key for key in keys if (known := tables.get(key)) is None or len(known) <= max_rows]
         if missing:
@@ -209,7 +200,7 @@ class CallCosts:
 
     def row_seconds(self, shape: Shape) -> NDArray[np.float64]:
         """Of every number of rows, from 0 to `max_batch`, at one shape."""
-        known = self._tables.get(shape)
+        known = self._remembered().get(shape)
         max_rows = self.profile.max_batch
         if known is None or len(known) <= max_rows:
             self._learn([shape], max_rows)
@@ -227,11 +218,16 @@ class CallCosts:
             best = self._best[shape] = int((each <= NEAR_BEST * each.min()).argmax()) + 1
         return best
 
-    def _learn(self, shapes: list[Shape], max_rows: int) -> None:
-        if len(self._tables) + len(shapes) > _REMEMBERED:
+    def _remembered(self) -> dict[Shape, NDArray[np.float64]]:
+        """The tables by shape; where they are too many, all are forgotten first."""
+        if len(self._tables) > _REMEMBERED:
             self._tables.clear()
-            if len(self._new) > _REMEMBERED:
-                self._new.clear()
+            self._best.clear()
+        if len(self._new) > _REMEMBERED:
+            self._new.clear()
+        return self._tables
+
+    def _learn(self, shapes: list[Shape], max_rows: int) -> None:
         count = max_rows + 1
         if self.sizes is None and not self._statics:
             seconds = [each[:count] for each in self.surface.row_seconds(shapes)]

@@ -18,8 +18,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Grid, Line, Seconds, Sizes, elements_of, elements_of_many
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.rounding import ShapeRounding
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
 
 __all__ = ["NOTHING_LEARNED", "CostModel", "Kind", "Surface"]
@@ -91,6 +93,8 @@ class Kind:
         """Sum of `Surface.speed_log` over the workers present; their mean is what the grid itself is off."""
         self._ran_s = 0.0
         """Seconds of the longest call that ran."""
+        self.call_costs: CallCosts | None = None
+        """Those that its surfaces share as long as nothing costs extra because it is new to one of them."""
         self.version = next(versions)
         self.has_points = bool(points)
         self._table = "" if table is None or not points else table.digest
@@ -335,6 +339,8 @@ class Surface:
         """`second`, likewise."""
         self._company: dict[tuple[int, Sizes], tuple[float, float]] = {}
         self._version = 0
+        self.call_costs: CallCosts | None = None
+        """Its own, where preparations are known; otherwise its kind has them."""
 
     @property
     def version(self) -> int:
@@ -505,6 +511,8 @@ def _parted(calls: Sequence[Sizes]) -> tuple[NDArray[np.intp], NDArray[np.intp]]
 @dataclass(slots=True)
 class _Model:
     profile: ModelProfile
+    rounding: ShapeRounding | None = None
+    """The sizes that call shapes are rounded up to, where the model has a cap on them."""
     kinds: dict[str, Kind] = field(default_factory=dict)
     """By the key of the table; "" where there is none."""
     slots: dict[int, Surface] = field(default_factory=dict)
@@ -541,6 +549,10 @@ class CostModel:
     def add_model(self, profile: ModelProfile) -> None:
         """Take in a model; slots that have it may have joined before."""
         model = self._models[profile.name] = _Model(profile)
+        if profile.max_shapes is not None:
+            model.rounding = ShapeRounding(
+                profile, lambda rows, shapes: self._surface(model).seconds(rows, shapes)
+            )
         for slot, joined in self._joined.items():
             if profile.name in joined.models:
                 self._connect(model, slot, joined)
@@ -639,6 +651,20 @@ class CostModel:
     def surface(self, model: str, slot: int | None = None) -> Surface:
         """Return the slot's surface, or that of the most common kind. Raises KeyError for an unknown model."""
         return self._surface(self._models[model], slot)
+
+    def call_costs(self, model: str, slot: int | None = None) -> CallCosts:
+        """Return the costs of the calls that batches become, on `surface`. Raises KeyError for an unknown model."""
+        known = self._models[model]
+        surface = self._surface(known, slot)
+        owner = surface if surface.prepares else surface.kind
+        if owner.call_costs is None:
+            owner.call_costs = CallCosts(surface, known.profile, known.rounding)
+        owner.call_costs.renew()
+        return owner.call_costs
+
+    def rounding(self, model: str) -> ShapeRounding | None:
+        """Return the sizes that call shapes of a model are rounded up to; None where any may be run."""
+        return self._models[model].rounding
 
     def measured(self, model: str) -> bool:
         """Whether predictions are seconds, by a table or by what ran."""

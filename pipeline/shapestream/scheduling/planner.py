@@ -1,130 +1,24 @@
 """The batch former: the members of a batch, and its size.
 
-Nothing here changes a queue; only the plan of a lane is kept. The scheduler asks for the batch of the request that goes
-next (`plan_batch`), and takes its members out of the queue itself.
-
-A plan does not name requests. It says from which size to which a batch reaches, and how many of each size it takes. New
-requests of a size take the places of those that have gone, so a plan outlives the requests that it was made for. Sizes
-unknown to it are taken in where that is cheaper than a call of their own. Later it is made anew, if the budget allows.
+Nothing here changes a queue. The scheduler asks for the batch of the request that goes next (`plan_batch`), and takes
+its members out of the queue itself. A window of requests around that one is cut once per turn of the event loop (`Plan`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile, zip_longest
 from math import inf, isfinite, prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.call_costs import CallCosts, Prediction
+from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import elements_of, elements_of_many
-from shapestream.scheduling.costs import Surface
-from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.queueing import Bucket, Lane, ModelQueue
-from shapestream.scheduling.rounding import ShapeRounding
-from shapestream.scheduling.segments import PAIRS, Limits, Window, cut_window
+from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.scheduling.state import Request, Slot
-
-SHARE = 0.02
-"""Of each batch's predicted seconds, what may be spent on planning."""
-LOOP_SHARE = 0.1
-"""Of the time that passes, what may be spent on planning: many slots have many batches, one thread plans."""
-MOST_S = 0.02
-"""What may be saved up: some twenty windows of 256."""
-FIRST_S = 0.005
-"""What there is before the first batch."""
-UNMEASURED_S = 0.01
-"""What a batch is taken to last while nothing of its model is measured."""
-
-MOST_CUT_S = 1e-3
-"""What one dynamic programme may take; the window is made so small."""
-
-CUT_S = 150e-6
-"""Of one dynamic programme, whatever its size."""
-REQUEST_S = 2e-6
-"""Per request in its window."""
-SEGMENT_S = 15e-9
-"""Per segment that it looks at, where one dimension is padded: each has the shape of its last request."""
-MIXED_CUT_S = 150e-6
-MIXED_SEGMENT_S = 120e-9
-"""In addition, and instead, where two or three dimensions are padded, and each segment has a shape of its own; with each
-two more it takes that much more."""
-
-_SURFACES = 256
-"""Surfaces whose costs are remembered. Workers that are alike share theirs, unless what is new to each of them matters."""
-
-
-def planning_s(requests: int, reach: int, dimensions: int) -> float:
-    """Seconds that the optimal cuts of a window take: `requests` in it, `reach` in a segment at most."""
-    segments = requests * min(requests, reach)
-    if dimensions < 2:
-        return CUT_S + requests * REQUEST_S + segments * SEGMENT_S
-    return CUT_S + MIXED_CUT_S + requests * REQUEST_S + segments * (dimensions // 2) * MIXED_SEGMENT_S
-
-
-class PlanningBudget:
-    """A scheduler's account of planning: earned by batches, spent on cuts. It keeps what was worked out on costs.
-
-    Planning may take a share of the time of the batches that it plans. It is counted in work, not by a clock, so that the
-    same events give the same cuts. The seconds that work is said to take were measured on one core of a 2020s server;
-    where they are off, so is the share, by the same factor.
-    """
-
-    __slots__ = ("_at", "_costs", "_free_s", "balance_s", "cuts", "share", "spent_s")
-
-    def __init__(self, share: float = SHARE, first_s: float = FIRST_S) -> None:
-        self.share = share
-        self.balance_s = first_s
-        self._at: float | None = None
-        self._free_s = MOST_S
-        """Of the planning thread's own time, what batches have not earned yet."""
-        self.cuts = 0
-        """Dynamic programmes that were run."""
-        self.spent_s = 0.0
-        """Seconds that they are said to have taken."""
-        self._costs: dict[tuple[str, int], CallCosts] = {}
-
-    def __repr__(self) -> str:
-        return (
-            f"<planning: {self.cuts} cuts, {self.spent_s * 1e3:.3g} ms, {self.balance_s * 1e3:.3g} ms left>"
-        )
-
-    def earn(self, batch_s: float | None, now: float) -> None:
-        """A batch was started; None where it cannot be predicted in seconds."""
-        if self._at is not None:
-            self._free_s = min(MOST_S, self._free_s + LOOP_SHARE * (now - self._at))
-        self._at = now
-        earned = min(self._free_s, self.share * (UNMEASURED_S if batch_s is None else batch_s))
-        self._free_s -= earned
-        self.balance_s = min(MOST_S, self.balance_s + earned)
-
-    def spend(self, seconds: float) -> bool:
-        """Whether there was enough, and it is no more than one programme may take; then it is spent."""
-        if seconds > self.balance_s or seconds > MOST_CUT_S:
-            return False
-        self.balance_s -= seconds
-        self.spent_s += seconds
-        self.cuts += 1
-        return True
-
-    def costs(
-        self, surface: Prediction, profile: ModelProfile, sizes: ShapeRounding | None = None
-    ) -> CallCosts:
-        """The costs of a model on a surface, as far as they were worked out before."""
-        key = profile.name, id(surface if surface.prepares else surface.kind)
-        known = self._costs.get(key)
-        # The entry holds on to its surface and so to its kind: nothing else can have their ids.
-        if known is None:
-            if len(self._costs) >= _SURFACES:
-                del self._costs[next(iter(self._costs))]
-            known = self._costs[key] = CallCosts(surface, profile, sizes)
-        known.renew()
-        return known
-
 
 SAMPLE = 32
 """Busy slots that are looked at, at most; of more, every so many stands for its neighbours."""
@@ -147,7 +41,7 @@ ALL = Portion()
 
 
 def portion(
-    queue: ModelQueue, slot: Slot, anchor: Request, surface: Surface, speed: float, now: float
+    queue: ModelQueue, slot: Slot, anchor: Request, costs: CallCosts, speed: float, now: float
 ) -> Portion:
     """What a batch with `anchor` should take at most, on `slot`.
 
@@ -164,7 +58,7 @@ def portion(
         return ALL
     share_s = 0.0
     slots = len(queue.free)
-    if surface.measured:
+    if costs.surface.measured:
         level_s, slots = water_level(queue, sum([other.cost_s for other in slot.queues]), now)
         start_s = 0.0 if slot.batch is None else max(0.0, slot.batch.ends_at - now)
         share_s = level_s - start_s
@@ -173,9 +67,9 @@ def portion(
     even = max(1, -(-rows // slots))
     if even >= max_batch:
         return ALL
-    if not surface.measured:
+    if not costs.surface.measured:
         return Portion(max_rows=even)
-    return Portion(most_s=max(share_s, speed * surface.second(even, anchor.shape)))
+    return Portion(most_s=max(share_s, speed * costs.surface.second(even, anchor.shape)))
 
 
 def water_level(queue: ModelQueue, work_s: float, now: float) -> tuple[float, int]:
@@ -193,217 +87,97 @@ def water_level(queue: ModelQueue, work_s: float, now: float) -> tuple[float, in
     return level_s, slots
 
 
-WINDOWS = (256, 128, 64, 32, 16)
-"""Requests that are planned at once; the most that can be afforded, and no more than wait. The largest only where that is
-the whole lane: in simulations of longer queues, 64 gave the same goodput as 256."""
-LARGEST_REACH = 128
-"""Requests in a segment, at most, however large `max_batch` is. Equal shapes are not bound by it."""
-RENEW = 4
-"""A plan is made anew when more than one in so many of its requests have gone and others have come."""
-_PLANS = 1024
-"""Lanes of a model whose plans are kept."""
+WINDOW = 64
+"""Requests that are planned at once, at most. Of 32 to 256, none gave more than 0.5 % more goodput (docs/decisions.md)."""
 BATCH_S = 1e-3
 """What a batch costs its slot besides its own time: the hand-over. It decides between cuts that are otherwise equal."""
 
-Key = tuple[int, tuple[int, ...]]
+
+Segment: TypeAlias = dict[Bucket, int]
+"""One batch of the optimal cuts: how many of the first requests of each bucket it takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSegment:
-    """From one size to another, both included. The sizes at its ends may belong to its neighbours too."""
+class Plan:
+    """The cuts of one turn of the event loop: segments that no slot has taken yet, by lane.
 
-    low: Key
-    high: Key
-    counts: dict[tuple[int, ...], int]
-    """By shape, how many were there when it was planned."""
+    A window is cut once. Its segments go, exactly as cut, to the slots that are free in the same turn. Nothing arrives in
+    between, so nothing has to be repaired; the next turn plans anew.
+    """
 
+    __slots__ = ("_left", "cuts")
 
-@dataclass(frozen=True, slots=True)
-class LanePlan:
-    """The segments of one window, in order."""
+    def __init__(self) -> None:
+        self._left: dict[Lane, list[Segment]] = {}
+        self.cuts = 0
+        """Dynamic programmes that were run."""
 
-    segments: list[PlannedSegment]
-    highs: list[Key]
-    counts: dict[tuple[int, ...], int]
-    """By shape, over all segments."""
-    requests: int
-    arrivals: int
-    """Of the lane, when it was made. A lane that becomes empty ends; the next of its name begins at 0."""
-    version: tuple[int, int]
-    cut_off: tuple[bool, bool]
-    """Whether the lane went on beyond the window's smallest, and largest, requests; there it is cut by accident."""
+    def __repr__(self) -> str:
+        return f"<plan: {self.cuts} cuts>"
 
-    def outdated(self, lane: Lane, bucket: Bucket, version: tuple[int, int]) -> bool:
-        """Whether it should be made anew to serve a bucket."""
-        return (
-            (lane.arrivals - self.arrivals) * RENEW > self.requests
-            or lane.arrivals < self.arrivals
-            or self.version != version
-            or bucket.shape not in self.counts
-            or (self.cut_off[0] and bucket.key <= self.highs[0])
-            or (self.cut_off[1] and bucket.key >= self.segments[-1].low)
-        )
+    def begin_turn(self) -> None:
+        """Forget the segments of the last turn."""
+        self._left.clear()
 
-    def segment(self, bucket: Bucket) -> PlannedSegment | None:
-        """The first segment that this size falls into; None if it lies between two, or beyond them."""
-        at = bisect_left(self.highs, bucket.key)
-        if at == len(self.segments) or bucket.key < self.segments[at].low:
-            return None
-        return self.segments[at]
-
-    def allowed(self, segment: PlannedSegment, bucket: Bucket) -> int:
-        """How many requests of a bucket the segment may take: those that no other segment has a claim to."""
-        shape = bucket.shape
-        if segment.low < bucket.key < segment.high:
-            return bucket.count
-        claimed = self.counts.get(shape, 0) - segment.counts.get(shape, 0)
-        return bucket.count - max(0, min(claimed, bucket.count - segment.counts.get(shape, 0)))
+    def take(self, bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None) -> list[Request]:
+        """The segment of the first request of a bucket: that bucket's requests first. No other slot gets it."""
+        left = self._left.get(bucket.lane, [])
+        if not any(bucket in segment for segment in left):
+            self.cuts += 1
+            left = self._left[bucket.lane] = _optimal_segments(bucket, costs, limits, delayed)
+        segment = next(segment for segment in left if bucket in segment)
+        left.remove(segment)
+        members = bucket.prefix(limits.max_rows, segment[bucket])
+        rows = sum([request.rows for request in members])
+        buckets = list(segment)
+        at = buckets.index(bucket)
+        # Neighbours stay together, so that halves of the batch, if it fails, are near in size.
+        for other in (*buckets[at + 1 :], *reversed(buckets[:at])):
+            more = other.prefix(limits.max_rows - rows, segment[other])
+            members.extend(more)
+            rows += sum([request.rows for request in more])
+        return members
 
 
-def current_plan(
-    bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None, budget: PlanningBudget
-) -> LanePlan | None:
-    """The plan of the bucket's lane, made anew if that is due and can be afforded; None if there is none at all."""
-    lane = bucket.lane
-    plan = costs.plans.get(lane.key)
-    version = costs.version
-    if plan is not None and not plan.outdated(lane, bucket, version):
-        return plan
-    reach = min(limits.max_rows, LARGEST_REACH)
-    dimensions = len(bucket.shape) - len(lane.key)
-    present = _at_least(lane, bucket.first().queue)
-    # A plan of the whole lane serves every batch; one of a part serves few besides the next.
-    sizes = WINDOWS if present <= WINDOWS[0] else WINDOWS[1:]
-    for wanted in sorted({min(size, present, PAIRS // reach) for size in sizes}, reverse=True):
-        if budget.spend(planning_s(wanted, reach, dimensions)):
-            plan = make_plan(bucket, wanted, costs, limits, delayed)
-            if len(costs.plans) >= _PLANS:
-                costs.plans.clear()
-            costs.plans[lane.key] = plan
-            break
-    return plan
+def _optimal_segments(
+    bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None
+) -> list[Segment]:
+    """The optimal cuts of the window around a bucket."""
+    parts = bucket.lane.window(bucket, WINDOW)
+    batch_s = BATCH_S if costs.surface.measured else 0.0
+    ends = cut_window(_window(parts), costs, limits, delayed=delayed, batch_s=batch_s)
+    return _segments(parts, ends)
 
 
-def _at_least(lane: Lane, queue: ModelQueue) -> int:
-    """The requests of a lane, if they are fewer than the largest window."""
-    if len(queue.lanes) == 1:
-        return queue.count
-    return sum([bucket.count for bucket in islice(lane.buckets, WINDOWS[0])])
-
-
-def make_plan(bucket: Bucket, size: int, costs: CallCosts, limits: Limits, delayed: float | None) -> LanePlan:
-    """The optimal cuts of the `size` requests around a bucket."""
-    parts = bucket.lane.window(bucket, size)
-    window = _window(parts, limits)
-    measured = costs.surface.measured
-    ends = cut_window(
-        window,
-        costs,
-        limits,
-        delayed=delayed,
-        batch_s=BATCH_S if measured else 0.0,
-    )
-    segments = _segments(parts, ends)
-    return LanePlan(
-        segments=segments,
-        highs=[segment.high for segment in segments],
-        counts={part.shape: count for part, count in parts},
-        requests=len(window),
-        arrivals=bucket.lane.arrivals,
-        version=costs.version,
-        cut_off=(_cut_off(bucket.lane.buckets[0], parts[0]), _cut_off(bucket.lane.buckets[-1], parts[-1])),
-    )
-
-
-def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[PlannedSegment]:
+def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[Segment]:
     """The segments that end before these requests of the window."""
     segments = []
     remaining = iter(parts)
-    part, left = next(remaining)
+    left = 0
     start = 0
     for end in ends:
-        wanted = end - start
-        if not left:
-            part, left = next(remaining)
-        low = part.key
-        counts = {}
-        while wanted > left:
-            counts[part.shape] = left
-            wanted -= left
-            part, left = next(remaining)
-        counts[part.shape] = wanted
-        left -= wanted
-        segments.append(PlannedSegment(low, part.key, counts))
+        counts: Segment = {}
+        missing = end - start
+        while missing:
+            if not left:
+                bucket, left = next(remaining)
+            counts[bucket] = taken = min(missing, left)
+            missing -= taken
+            left -= taken
+        segments.append(counts)
         start = end
     return segments
 
 
-def _cut_off(outermost: Bucket, part: tuple[Bucket, int]) -> bool:
-    return part[0] is not outermost or part[1] < outermost.count
-
-
-def _window(parts: list[tuple[Bucket, int]], limits: Limits) -> Window:
+def _window(parts: list[tuple[Bucket, int]]) -> Window:
     counts = [count for _, count in parts]
     shapes = np.repeat(np.array([bucket.shape for bucket, _ in parts], dtype=np.intp), counts, axis=0)
     if all(bucket.single_rows for bucket, _ in parts):
         return Window(rows=np.ones(len(shapes), dtype=np.intp), shapes=shapes)
     requests = [request for bucket, count in parts for request in bucket.first_requests(count)]
-    return Window(
-        rows=np.array([request.rows for request in requests], dtype=np.intp),
-        shapes=shapes,
-    )
+    return Window(rows=np.array([request.rows for request in requests], dtype=np.intp), shapes=shapes)
 
 
 _Number = TypeVar("_Number", np.intp, np.float64)
-
-REACH = 64
-"""Sizes on either side that are looked at. It bounds the time where a plan is old and many sizes have come."""
-
-
-def planned_company(plan: LanePlan, bucket: Bucket, costs: CallCosts, limits: Limits) -> list[Request]:
-    """The first of a bucket with the company that the plan has for them, and what has arrived near them since.
-
-    What the plan did not count on comes along where that costs less than alone. If the whole is not worth it any
-    more, because much of the segment has gone, the bucket goes by itself.
-    """
-    segment = plan.segment(bucket)
-    if segment is None:
-        return bucket.prefix(limits.max_rows)
-    most = limits.max_rows
-    members = bucket.prefix(most, min(most, plan.allowed(segment, bucket)))
-    rows = sum([request.rows for request in members])
-    shape = bucket.shape
-    seconds = costs.call(rows, shape).seconds
-    apart = seconds
-    for other in _around(bucket, segment):
-        allowed = min(plan.allowed(segment, other), most - len(members))
-        more = other.prefix(most - rows, allowed) if allowed > 0 else []
-        if not more:
-            continue
-        more_rows = rows + sum([request.rows for request in more])
-        larger = tuple(map(max, shape, other.shape))
-        together_s = costs.call(more_rows, larger).seconds
-        alone_s = costs.call(more_rows - rows, other.shape).seconds
-        if len(more) > segment.counts.get(other.shape, 0) and together_s > seconds + alone_s:
-            continue
-        members.extend(more)
-        rows, shape, seconds = more_rows, larger, together_s
-        apart += alone_s
-    if seconds > apart:
-        return bucket.prefix(limits.max_rows)
-    return members
-
-
-def _around(bucket: Bucket, segment: PlannedSegment) -> list[Bucket]:
-    """The neighbours of a bucket within a segment, nearest first, in turn from either side."""
-    buckets = bucket.lane.buckets
-    at = bucket.lane.position(bucket)
-    above = buckets[at + 1 : at + 1 + REACH]
-    larger = list(takewhile(lambda other: other.key <= segment.high, above))
-    below = reversed(buckets[max(0, at - REACH) : at])
-    smaller = list(takewhile(lambda other: other.key >= segment.low, below))
-    both = zip_longest(larger, smaller)
-    return [other for pair in both for other in pair if other is not None]
 
 
 def within_limits(
@@ -551,8 +325,8 @@ class Cut:
 
 def plan_batch(
     anchor: Request,
-    surface: Prediction,
-    budget: PlanningBudget,
+    costs: CallCosts,
+    plan: Plan,
     *,
     speed: float = 1.0,
     most_s: float | None = None,
@@ -568,10 +342,9 @@ def plan_batch(
     """
     queue = anchor.queue
     profile = queue.profile
-    costs = budget.costs(surface, profile, queue.rounding)
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or queue.count == 1 or anchor.empty:
-        return _cut([anchor], costs, anchor.bucket)
+        return together([anchor], costs, anchor.bucket)
     limits = Limits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,
@@ -579,15 +352,14 @@ def plan_batch(
         most_s=None if most_s is None else most_s / speed,
     )
     bucket = anchor.bucket
-    delayed = DELAYED * queue.count if surface.measured else None
+    delayed = DELAYED * queue.count if costs.surface.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
         members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)
     else:
-        plan = current_plan(bucket, costs, limits, delayed, budget)
-        members = bucket.prefix(rows) if plan is None else planned_company(plan, bucket, costs, limits)
+        members = plan.take(bucket, costs, limits, delayed)
     members = within_limits(members or [anchor], costs, limits, speed, now)
     # Its own bucket comes first, so if the last is of it, all are.
-    return _cut(members, costs, bucket if members[-1].bucket is bucket else None)
+    return together(members, costs, bucket if members[-1].bucket is bucket else None)
 
 
 def unplanned(members: Sequence[Request]) -> Cut:
@@ -595,12 +367,6 @@ def unplanned(members: Sequence[Request]) -> Cut:
     shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
     rows = sum([request.rows for request in members])
     return Cut(members, rows, shape, call_rows=rows)
-
-
-def together(members: Sequence[Request], surface: Prediction) -> Cut:
-    """The batch of exactly these requests."""
-    queue = members[0].queue
-    return _cut(members, CallCosts(surface, queue.profile, queue.rounding))
 
 
 def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None) -> int:
@@ -618,8 +384,8 @@ def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float
     return best if isfinite(each[best - 1]) else 1
 
 
-def _cut(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None = None) -> Cut:
-    """A cut of these members, which are all in `bucket` if that is given."""
+def together(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None = None) -> Cut:
+    """The batch of exactly these requests, which are all in `bucket` if that is given."""
     if bucket is not None:
         rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
         shape = bucket.shape

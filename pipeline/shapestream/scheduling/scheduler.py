@@ -15,7 +15,8 @@ from math import inf
 from typing import assert_never
 
 from shapestream.scheduling.admission import Admission, Refusal
-from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel, Surface
+from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.events import (
     Action,
     Arrival,
@@ -43,7 +44,7 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.planner import Cut, PlanningBudget, plan_batch, portion, together, unplanned
+from shapestream.scheduling.planner import Cut, Plan, plan_batch, portion, together, unplanned
 from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import (
     Apart,
@@ -54,7 +55,6 @@ from shapestream.scheduling.recovery import (
     Recovery,
     Reports,
 )
-from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.state import RERUN, RUNNING, Batch, BatchState, Request, Slot, SlotTable, Trial
 from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
 from shapestream_engine.cost_table import LearnedCosts
@@ -147,8 +147,8 @@ class Dispatching:
         "_queues",
         "_slots",
         "_watch",
-        "budget",
         "isolation",
+        "plan",
     )
 
     def __init__(
@@ -166,12 +166,13 @@ class Dispatching:
         self._slots = slots
         self._costs = costs
         self._queues = queues
-        self.budget = PlanningBudget()
+        self.plan = Plan()
         self.isolation = Isolation(ledger, slots, self._start_alone)
         self._next_batch = 1
 
     def run(self, now: float, actions: list[Action]) -> None:
         """Starts batches until no slot is free or nothing may start: the scheduler is work-conserving."""
+        self.plan.begin_turn()
         waiting = self._queues.waiting()
         slots = self._slots
         isolation = self.isolation
@@ -246,35 +247,35 @@ class Dispatching:
         name = queue.profile.name
         ledger = self._ledger
         clients = len(ledger.clients)
-        surface = self._costs.surface(name, slot.id)
+        costs = self._costs.call_costs(name, slot.id)
         speed = self._costs.speed(name, slot.id)
         if request.state is RERUN:
             group = queue.take_rerun()
-            plan, predicted_s = self._cut(lambda: together(group, surface), group, surface, speed, actions)
+            cut, predicted_s = self._cut(lambda: together(group, costs), group, costs, speed, actions)
         else:
             anchor = request
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
 
             def planned() -> Cut:
-                most_s, max_rows = portion(queue, slot, anchor, surface, speed, now)
-                plan = plan_batch(
-                    anchor, surface, self.budget, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
+                most_s, max_rows = portion(queue, slot, anchor, costs, speed, now)
+                cut = plan_batch(
+                    anchor, costs, self.plan, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
                 )
-                if len(plan.members) > 1 and (apart := self._apart.of(name)) is not None:
-                    plan = _apart(apart, anchor, plan, surface)
-                return plan
+                if len(cut.members) > 1 and (apart := self._apart.of(name)) is not None:
+                    cut = _apart(apart, anchor, cut, costs)
+                return cut
 
-            plan, predicted_s = self._cut(planned, [anchor], surface, speed, actions)
-            members_s = sum([member.share_s for member in plan.members])
+            cut, predicted_s = self._cut(planned, [anchor], costs, speed, actions)
+            members_s = sum([member.share_s for member in cut.members])
             queue.shares.dispatched(anchor.tag, anchor.rank, members_s, clients)
-            queue.take(plan.members)
-        return self._start(queue, slot, plan, request, predicted_s, now)
+            queue.take(cut.members)
+        return self._start(queue, slot, cut, request, predicted_s, now)
 
     def _cut(
         self,
         plan: Callable[[], Cut],
         otherwise: Sequence[Request],
-        surface: Surface,
+        costs: CallCosts,
         speed: float,
         actions: list[Action],
     ) -> tuple[Cut, float | None]:
@@ -284,10 +285,9 @@ class Dispatching:
         """
         try:
             cut = plan()
-            predicted_s = _predicted_s(cut, surface, speed)
-            rounding = otherwise[0].queue.rounding
-            if rounding is not None:
-                rounding.start(cut.call_rows, cut.shape)
+            predicted_s = _predicted_s(cut, costs, speed)
+            if costs.sizes is not None:
+                costs.sizes.start(cut.call_rows, cut.shape)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in otherwise])
             actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
@@ -297,39 +297,36 @@ class Dispatching:
     def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
         """Starts the first suspect of a model, where nothing else runs."""
         name = queue.profile.name
-        surface = self._costs.surface(name, slot.id)
+        costs = self._costs.call_costs(name, slot.id)
         request, accused = queue.take_suspect()
         speed = self._costs.speed(name, slot.id)
-        plan, predicted_s = self._cut(
-            lambda: together([request], surface), [request], surface, speed, actions
-        )
+        cut, predicted_s = self._cut(lambda: together([request], costs), [request], costs, speed, actions)
         trial = Trial.ACCUSED if accused else Trial.LAST
-        return self._start(queue, slot, plan, request, predicted_s, now, trial)
+        return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
     def _start(
         self,
         queue: ModelQueue,
         slot: Slot,
-        plan: Cut,
+        cut: Cut,
         first: Request,
         predicted_s: float | None,
         now: float,
         trial: Trial = Trial.NONE,
     ) -> StartBatch:
         batch = Batch(
-            self._next_batch, slot, queue, plan.members, plan.sizes(queue.has_batch), predicted_s, trial
+            self._next_batch, slot, queue, cut.members, cut.sizes(queue.has_batch), predicted_s, trial
         )
         if predicted_s is not None:
-            batch.guess_s = plan.seconds * self._costs.speed(queue.profile.name, slot.id)
+            batch.guess_s = cut.seconds * self._costs.speed(queue.profile.name, slot.id)
         self._next_batch += 1
-        self.budget.earn(predicted_s, now)
         behind = slot.batch
         if behind is None:
             self._slots.start(slot, batch, now)
             self._watch.began(batch, now)
         else:
             self._slots.queue_behind(slot, batch)
-        self._ledger.start(batch, plan, first, behind, now)
+        self._ledger.start(batch, cut, first, behind, now)
         return StartBatch(
             batch=batch.id,
             slot=slot.id,
@@ -342,12 +339,12 @@ class Dispatching:
     def _fills(self, anchor: Request) -> bool:
         """Whether the batch of this request would be full; asked only for models that wait for company."""
         profile = anchor.queue.profile
-        surface = self._costs.surface(profile.name)
         try:
-            plan = plan_batch(anchor, surface, self.budget, speed=1.0, most_s=None, now=float("-inf"))
+            # By a plan of its own, because nothing is started.
+            cut = plan_batch(anchor, self._costs.call_costs(profile.name), Plan(), now=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
-        return plan.rows >= profile.max_batch
+        return cut.rows >= profile.max_batch
 
     # ------------------------------------------------------------ ahead of time
 
@@ -360,26 +357,26 @@ class Dispatching:
             actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
 
 
-def _apart(apart: ModelApart, anchor: Request, plan: Cut, surface: Surface) -> Cut:
+def _apart(apart: ModelApart, anchor: Request, cut: Cut, costs: CallCosts) -> Cut:
     """The same batch without those that run apart from the anchor; if there are any, only its own shape is left."""
     if apart.runs_alone(anchor):
-        return together([anchor], surface)
+        return together([anchor], costs)
     mark = apart.mark(anchor)
-    if all(apart.mark(member) == mark for member in plan.members):
-        return plan
+    if all(apart.mark(member) == mark for member in cut.members):
+        return cut
     shape = anchor.shape
     return together(
-        [member for member in plan.members if member.shape == shape and apart.mark(member) == mark],
-        surface,
+        [member for member in cut.members if member.shape == shape and apart.mark(member) == mark], costs
     )
 
 
-def _predicted_s(plan: Cut, surface: Surface, speed: float) -> float | None:
+def _predicted_s(cut: Cut, costs: CallCosts, speed: float) -> float | None:
     """Seconds of a batch on its slot; None while nothing is measured."""
+    surface = costs.surface
     if not surface.measured:
         return None
-    rows, shape = plan.call_rows, plan.shape
-    return speed * min(plan.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
+    rows, shape = cut.call_rows, cut.shape
+    return speed * min(cut.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
 def _has_free(queue: ModelQueue, now: float) -> bool:
@@ -522,7 +519,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """Counters and present state."""
-        return _take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching.budget)
+        return _take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching.plan)
 
     def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
         """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
@@ -535,10 +532,7 @@ class Scheduler:
         if known is None:
             queue = self._queues[profile.name] = ModelQueue(profile)
             self._costs.add_model(profile)
-            if profile.max_shapes is not None:
-                queue.rounding = ShapeRounding(
-                    profile, lambda rows, shapes: self._costs.surface(profile.name).seconds(rows, shapes)
-                )
+            queue.rounding = self._costs.rounding(profile.name)
             self._slots.connect_model(queue)
         elif known.profile != profile:
             raise ContractError(f"model {profile.name!r} is here already, with another profile")
@@ -636,7 +630,7 @@ def _take_stock(
     queues: Mapping[str, ModelQueue],
     slots: SlotTable,
     costs: CostModel,
-    budget: PlanningBudget,
+    plan: Plan,
 ) -> Statistics:
     """The statistics of a scheduler that consists of these."""
     counters = ledger.counters
@@ -660,8 +654,7 @@ def _take_stock(
         batches_started=counters.batches_started,
         batches_ahead=counters.batches_ahead,
         batches_recalled=counters.batches_recalled,
-        planning_cuts=budget.cuts,
-        planning_s=budget.spent_s,
+        planning_cuts=plan.cuts,
         rows_started=counters.rows_started,
         padding_ratio=counters.padding_ratio,
         models=tuple(

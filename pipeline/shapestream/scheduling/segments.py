@@ -25,10 +25,7 @@ from numpy.typing import NDArray
 
 from shapestream.scheduling.cost_grid import elements_of_many
 
-__all__ = ["PAIRS", "Limits", "SegmentCosts", "Window", "cut_window", "optimal_ends", "segment_seconds"]
-
-PAIRS = 16384
-"""Segments that are looked at per window, at most: 256 ends of up to 64 requests each."""
+__all__ = ["Limits", "SegmentCosts", "Window", "cut_window", "optimal_ends", "segment_seconds"]
 
 _Number = TypeVar("_Number", np.intp, np.float64)
 
@@ -124,7 +121,7 @@ def segment_seconds(window: Window, costs: SegmentCosts, limits: Limits) -> NDAr
     A single request is always legal.
     """
     n = len(window)
-    reach = max(1, min(n, limits.max_rows, PAIRS // n))
+    reach = max(1, min(n, limits.max_rows))
     shapes, places = _call_shapes(window.shapes, reach)
     rows: NDArray[np.intp] = np.broadcast_to(np.arange(reach, 0, -1), (n, reach))
     single = bool((window.rows == 1).all())

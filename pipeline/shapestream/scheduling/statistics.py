@@ -100,8 +100,6 @@ class Statistics:
     """Of those in turn, the ones that were called back, whether or not in time."""
     planning_cuts: int
     """Dynamic programmes that the planner ran."""
-    planning_s: float
-    """Seconds that they are taken to have cost; nothing here reads a clock, see planner.py."""
     rows_started: int
     padding_ratio: float
     """Elements computed only as padding / elements computed, over all batches started."""

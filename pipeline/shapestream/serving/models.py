@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -12,24 +11,23 @@ import structlog
 
 from shapestream.errors import ConfigurationError, Unavailable
 from shapestream.scheduling.events import InputBytes, ModelProfile
+from shapestream.settings import ModelSettings
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
 from shapestream_engine.batching.calls import CallPlanner
+from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Layout
+from shapestream_engine.memo import Memo
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = ["DEFAULT_MAX_BATCH", "ModelOptions", "ServedModel", "ServedModels", "most_rows"]
+__all__ = ["ServedModel", "ServedModels", "most_rows"]
 
 log = structlog.get_logger()
 
-# Rows in one call where neither the configuration nor the signature's bound says anything.
-DEFAULT_MAX_BATCH = 64
 # Bytes of the inputs of one call, padding included, where the configuration says nothing. Larger calls gain next to nothing
 # from company, and each slot keeps room for the largest that it ran.
 DEFAULT_BATCH_BYTES = 256 << 20
-# Layouts remembered per model; when there are more, all are forgotten and checked afresh.
-MAX_REMEMBERED = 4096
 # What working out the calls of every batch may take: half a second. One size that is tried for one number of rows is
 # a step, a call costs as much as several.
 MAX_STEPS = 1 << 20
@@ -44,44 +42,26 @@ _MEMBER_BYTES = 32
 _BATCH_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """What the configuration says about batching a model."""
-
-    max_batch: int | None = None
-    """Rows in one call; None: the upper bound of the batch dimension, or `DEFAULT_MAX_BATCH`."""
-    max_delay_s: float = 0.0
-    max_padding_ratio: float | None = None
-    max_batch_bytes: int | None = None
-    """Bytes of the inputs of one call, padding and filled rows included; None: `DEFAULT_BATCH_BYTES`."""
-    hang_after_s: float | None = None
-    """Seconds after which a running batch is taken to hang; None: by what they usually take, `inf`: never."""
-    idempotent: bool = True
-    """Whether a request may run again when the worker that ran it is lost. If not, each runs alone, and once."""
-
-
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
     __slots__ = (
         "_description",
-        "_resolved",
+        "_known",
         "name",
         "number",
-        "options",
         "profile",
         "signature",
         "unavailable",
     )
 
-    def __init__(self, number: int, name: str, signature: ModelSignature, options: ModelOptions) -> None:
+    def __init__(self, number: int, name: str, signature: ModelSignature, settings: ModelSettings) -> None:
         self.number = number
         self.name = name
         self.signature = signature
-        self.options = options
-        self.profile = _profile(name, signature, options)
+        self.profile = _profile(name, signature, settings)
         self._description: dict[str, Any] | None = None
-        self._resolved: dict[Layout, RequestShape] = {}
+        self._known = Memo(self._resolve)
         self.unavailable: str | None = None
         """Why every request is refused, if it is; set by `ServedModels`."""
 
@@ -91,20 +71,18 @@ class ServedModel:
         Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
         Raises ShapeError, and Unavailable while all requests are refused.
         """
-        shape = self._resolved.get(layout)
-        if shape is None:
-            shape = self.signature.resolve(layout)
-            if self.unavailable is not None:
-                raise Unavailable(self.unavailable)
-            if len(self._resolved) >= MAX_REMEMBERED:
-                self._resolved.clear()
-            self._resolved[layout] = shape
+        return self._known(layout)
+
+    def _resolve(self, layout: Layout) -> RequestShape:
+        shape = self.signature.resolve(layout)
+        if self.unavailable is not None:
+            raise Unavailable(self.unavailable)
         return shape
 
     def refuse_all(self, why: str | None) -> None:
         """From now on, or no longer: every request ends as `unavailable`. Asked only of layouts that are looked at anew."""
         self.unavailable = why
-        self._resolved.clear()
+        self._known = Memo(self._resolve)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -114,26 +92,26 @@ class ServedModel:
         return self._description
 
 
-def _profile(name: str, signature: ModelSignature, options: ModelOptions) -> ModelProfile:
-    max_batch = _max_batch(signature, options)
-    strategy = signature.strategy
+def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> ModelProfile:
+    max_batch = _max_batch(signature, settings)
+    batching, strategy = settings.batching, signature.strategy
     return ModelProfile(
         name=name,
         dimensions=signature.dimensions,
         has_batch=signature.has_batch,
         paddable=signature.paddable,
         max_batch=max_batch,
-        max_delay_s=options.max_delay_s,
-        max_padding_ratio=options.max_padding_ratio,
+        max_delay_s=batching.max_delay_ms / 1000,
+        max_padding_ratio=batching.max_padding_ratio,
         inputs=_input_bytes(signature),
-        max_batch_bytes=DEFAULT_BATCH_BYTES if options.max_batch_bytes is None else options.max_batch_bytes,
-        hang_after_s=options.hang_after_s,
+        max_batch_bytes=batching.max_batch_bytes or DEFAULT_BATCH_BYTES,
+        hang_after_s=batching.hang_limit_s,
         bounds=tuple([bounds.maximum for bounds in signature.bounds]),
         row_calls=_row_calls(signature, max_batch),
         max_shapes=strategy.chosen_shapes,
         fills_rows=strategy.fill_rows and max_batch > 1,
         static_shapes=signature.static_sizes,
-        idempotent=options.idempotent,
+        idempotent=settings.idempotent,
     )
 
 
@@ -155,15 +133,15 @@ def _input_bytes(signature: ModelSignature) -> tuple[InputBytes, ...]:
     )
 
 
-def _max_batch(signature: ModelSignature, options: ModelOptions) -> int:
+def _max_batch(signature: ModelSignature, settings: ModelSettings) -> int:
     """Rows in one call: as configured, or as the model takes, and never more than fit a message to a worker."""
-    if not options.idempotent or signature.strategy.alone:
+    if not settings.idempotent or signature.strategy.alone:
         return 1  # a request with more rows runs all the same, alone
     allowed = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
     bound = signature.bounds[0].maximum if signature.has_batch else None
     # More rows than the largest call that is allowed would run one call after the other, beside idle slots.
     by_default = DEFAULT_MAX_BATCH if bound is None else bound
-    max_batch = options.max_batch or (allowed[-1] if allowed else by_default)
+    max_batch = settings.batching.max_batch or (allowed[-1] if allowed else by_default)
     if not allowed and bound is not None:
         # Only a batch axis with allowed sizes is divided into calls.
         max_batch = min(max_batch, bound)
@@ -232,7 +210,7 @@ class ServedModels:
     """All models by number and by name, and the names that the configuration promises for later."""
 
     def __init__(
-        self, expected: Mapping[str, ModelOptions], digests: Mapping[str, str] | None = None
+        self, expected: Mapping[str, ModelSettings], digests: Mapping[str, str] | None = None
     ) -> None:
         """`digests`: as for `serve_files`."""
         self._expected = dict(expected)
@@ -276,10 +254,10 @@ class ServedModels:
         if name in self._by_name:
             self._by_name[name].refuse_all(None)
 
-    def expect(self, name: str, options: ModelOptions) -> None:
-        """Expect a model that the configuration promises. One that is here keeps its options."""
+    def expect(self, name: str, settings: ModelSettings) -> None:
+        """Expect a model that the configuration promises. One that is here keeps its settings."""
         if name not in self._by_name:
-            self._expected[name] = options
+            self._expected[name] = settings
 
     def is_expected(self, name: str) -> bool:
         """Whether the configuration names it."""
@@ -327,4 +305,4 @@ class ServedModels:
                 )
                 raise ConfigurationError([text])
             return None
-        return ServedModel(number, name, signature, self._expected.get(name, ModelOptions()))
+        return ServedModel(number, name, signature, self._expected.get(name) or ModelSettings(name=name))

@@ -33,12 +33,12 @@ from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.listening import listen
-from shapestream.serving.models import ModelOptions, ServedModels
+from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.slot_threads import Slots
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
-from shapestream.settings import ServerSettings
+from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
@@ -183,9 +183,9 @@ class Server:
             self._availability.give_up(name, why, trio.current_time())
             self._dispatcher.end_turn()
 
-    def model_expected(self, name: str, options: ModelOptions) -> None:
-        """Let requests wait for a model whose worker will come. `options` are for a model that is new here."""
-        self._models.expect(name, options)
+    def model_expected(self, name: str, settings: ModelSettings) -> None:
+        """Let requests wait for a model whose worker will come. `settings` are for a model that is new here."""
+        self._models.expect(name, settings)
         self.model_awaited(name)
 
     def model_awaited(self, name: str) -> None:
@@ -326,7 +326,7 @@ class Server:
 async def serve(
     settings: ServerSettings,
     *,
-    models: Mapping[str, ModelOptions] | None = None,
+    models: Mapping[str, ModelSettings] | None = None,
     digests: Mapping[str, str] | None = None,
     keys: ServerSecurity | None = None,
     cost_cache: CostCache | None = None,

@@ -1,4 +1,4 @@
-"""The configuration: a YAML file, and the frozen models that it becomes, which server and workers take as they are."""
+"""The configuration: a YAML file, read into frozen models that server and workers take as they are."""
 
 from shapestream.settings.document import (
     InProcessSettings,
@@ -8,10 +8,16 @@ from shapestream.settings.document import (
     json_schema,
 )
 from shapestream.settings.loader import EffectiveValue, LoadedSettings, load_models, load_settings
-from shapestream.settings.models import BatchingSettings, ModelSettings, OutputSettings, ProbeSettings
-from shapestream.settings.places import is_public_key, registered_functions
-from shapestream.settings.server import SecuritySettings, ServerSettings
-from shapestream.settings.shapes import InputSettings, ShapesSettings
+from shapestream.settings.models import (
+    BatchingSettings,
+    InputSettings,
+    ModelSettings,
+    OutputSettings,
+    ProbeSettings,
+    ShapesSettings,
+    registered_functions,
+)
+from shapestream.settings.server import SecuritySettings, ServerSettings, is_public_key
 from shapestream.settings.yaml_source import Location
 
 __all__ = [

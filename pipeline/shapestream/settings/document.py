@@ -1,4 +1,4 @@
-"""The whole configuration file, its short sections, and what its sections disagree about.
+"""The whole configuration file, its short sections, and the contradictions between its sections.
 
 The long sections are in server.py and models.py; docs/configuration.md is the page for users.
 """
@@ -19,9 +19,10 @@ from shapestream.settings.values import (
     TEXT,
     Finding,
     Section,
+    describe,
     did_you_mean,
-    read_auto,
-    read_memory_limit,
+    read_bytes,
+    wrong,
 )
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.model_files import files_of_model
@@ -36,7 +37,35 @@ __all__ = [
 ]
 
 DISAGREEMENT = "disagreement"
-"""The kind of pydantic error for settings that are right one by one and contradict each other."""
+"""Kind of the pydantic error for settings that are valid one by one and contradict each other."""
+
+
+# A Python process with NumPy and one small model takes more.
+MIN_MEMORY_LIMIT = 64 << 20
+
+
+def read_memory_limit(value: Any) -> int:
+    """Read a size that a process can live in: a bare 2 or 2048 was meant in another unit."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MIN_MEMORY_LIMIT:
+        raise wrong(f'{value} bytes is less than any process takes (name the unit: "{value} MiB"?)')
+    try:
+        limit = read_bytes(value)
+    except PydanticCustomError:
+        raise wrong(f'expected a size, got {describe(value)} (write "2 GiB", or remove the key)') from None
+    if limit < MIN_MEMORY_LIMIT:
+        raise wrong(f"{describe(value)} is less than any process takes (at least 64 MiB)")
+    return limit
+
+
+def read_auto(value: Any) -> Any:
+    """Read a count, or `auto`."""
+    if value == "auto":
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
+        return value
+    hint = "remove the quotes" if isinstance(value, str) and value.isdigit() else "write auto, or 1 to 1024"
+    raise wrong(f"expected auto or a count, got {describe(value)} ({hint})")
+
 
 MemoryLimit: TypeAlias = Annotated[
     int,
@@ -49,12 +78,12 @@ AutoCount: TypeAlias = Annotated[
 
 
 class WorkerGroupSettings(Section):
-    """Worker processes that are alike."""
+    """A group of worker processes with equal settings."""
 
     count: int = Field(default=1, ge=1, le=256)
-    """Processes."""
+    """Number of processes."""
     models: tuple[str, ...] | None = Field(default=None, strict=False, min_length=1)
-    """The models that each of them serves. Default: all."""
+    """Names of the models that each process serves. Default: all."""
     slots: AutoCount = "auto"
     """Inference calls at a time in one process."""
     threads: AutoCount = "auto"
@@ -64,7 +93,7 @@ class WorkerGroupSettings(Section):
 
 
 class InProcessSettings(Section):
-    """Slots in the server process itself: for development and trusted models (a crash ends the server)."""
+    """Slots in the server process: for development and trusted models, since a crash ends the server."""
 
     slots: AutoCount = "auto"
     """Inference calls at a time."""
@@ -81,12 +110,12 @@ def _read_in_process(value: Any) -> Any:
 
 
 class LoggingSettings(Section):
-    """Lines on stderr."""
+    """The log on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """At `debug` every request and batch can be followed by its id."""
+    """Lowest level that is written; at `debug` each request and batch can be followed by its number."""
     format: Literal["auto", "json", "pretty"] = "auto"
-    """`auto`: pretty on a terminal, JSON elsewhere."""
+    """Format of a line. `auto`: pretty on a terminal, JSON elsewhere."""
 
 
 class Settings(Section):
@@ -95,11 +124,11 @@ class Settings(Section):
     # Validated like a section that is there: its default address, too, starts at the folder of the file.
     server: ServerSettings = Field(default_factory=cast(Any, dict), validate_default=True)
     models: tuple[ModelSettings, ...] = Field(default=(), strict=False)
-    """May be empty only for a server whose workers all dial in."""
+    """The models to serve; may be empty only for a server whose workers all dial in."""
     workers: tuple[WorkerGroupSettings, ...] | None = Field(default=None, strict=False)
-    """Default: one worker with all models. `[]`: none, they dial in."""
+    """Groups of worker processes. Default: one worker with all models. `[]`: none, workers dial in."""
     in_process: Annotated[InProcessSettings | None, BeforeValidator(_read_in_process)] = None
-    """`true`, or {slots, threads}: run the models in the server instead of in workers."""
+    """Run the models in the server instead of in workers: `true`, or {slots, threads}."""
     logging: LoggingSettings = LoggingSettings()
 
     @property
@@ -109,8 +138,13 @@ class Settings(Section):
             return ()
         return (WorkerGroupSettings(),) if self.workers is None else self.workers
 
+    @property
+    def models_by_name(self) -> dict[str, ModelSettings]:
+        """The models by name."""
+        return {model.name: model for model in self.models}
+
     def effective(self) -> Settings:
-        """The same with what is chosen by the rest of the file written out: engines, and the default worker."""
+        """These settings with the derived values written out: engines, and the default worker."""
         models = tuple(model.model_copy(update={"engine": model.effective_engine}) for model in self.models)
         return self.model_copy(update={"models": models, "workers": self.worker_groups})
 
@@ -122,7 +156,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse settings that contradict each other, all at once; they are looked at when each is right by itself."""
+        """Refuse settings that contradict each other, all at once, when each is valid by itself."""
         found = [
             InitErrorDetails(
                 type=PydanticCustomError(DISAGREEMENT, "{message}", {"message": message}),
@@ -136,7 +170,7 @@ class Settings(Section):
         return self
 
     def problems(self) -> Iterator[Finding]:
-        """Yield everything that settings disagree about, each with the place of the one to change."""
+        """Yield each contradiction between settings, with the place of the one to change."""
         first: dict[str, int] = {}
         for index, model in enumerate(self.models):
             if first.setdefault(model.name, index) != index:
@@ -178,7 +212,7 @@ class Settings(Section):
                     )
 
     def _outside_model_root(self, model: ModelSettings) -> str | None:
-        """What is wrong with where the model's files lie, weights beside it included; symbolic links are followed."""
+        """The problem with the folder of the model's files, weights included; symbolic links are followed."""
         if self.server.model_root is None or model.path is None:
             return None
         try:
@@ -197,7 +231,7 @@ class Settings(Section):
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of the file for editors (JSON Schema 2020-12)."""
+    """JSON Schema (2020-12) of the file, for editors."""
     schema = Settings.model_json_schema()
     schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
     security = schema["$defs"]["ServerSettings"]["properties"]["security"]

@@ -1,4 +1,4 @@
-"""From a YAML file to `Settings`, or to all that is wrong: `file:line:column: key: problem (what to do)`.
+"""A YAML file read into `Settings`, or all its problems as `file:line:column: key: problem (what to do)`.
 
 Findings come from the text (yaml_source.py) and from the values (pydantic, with the sections' validators). Settings
 that contradict each other are found when each is right by itself.
@@ -43,7 +43,7 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveValue:
-    """One setting as it takes effect: `key` as error messages spell it, and the place that it comes from."""
+    """One setting in effect: `key` as error messages spell it, and its origin."""
 
     key: str
     value: Any
@@ -60,11 +60,11 @@ class LoadedSettings:
     source: YamlSource
 
     def problem(self, location: Location, message: str) -> str:
-        """A line for something found later, such as a model file that contradicts its settings."""
+        """The line for a problem found later, such as a model file that contradicts its settings."""
         return _line(self.path, self.source.place_of(location), location, message)
 
     def with_server(self, **changes: Any) -> LoadedSettings:
-        """The same with other values in `server`, which a command line gave; they are not checked again."""
+        """These settings with values of `server` from a command line, which are not checked again."""
         server = self.settings.server.model_copy(update=changes)
         return replace(self, settings=self.settings.model_copy(update={"server": server}))
 
@@ -85,7 +85,7 @@ def load_settings(path: str | Path, *, files_must_exist: bool = True) -> LoadedS
 
 
 def load_models(path: str | Path) -> LoadedSettings:
-    """Read only the models of `path`, with defaults for all else: for trying them though other sections are faulty.
+    """Read only the models of `path`, with defaults for the rest, so that they can be tried beside faulty sections.
 
     Raises `ConfigurationError`, as `load_settings` does.
     """
@@ -116,7 +116,7 @@ def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool) -> Loaded
 
 
 class _Findings:
-    """What is wrong so far. A faulty value is not complained about again, nor what is in it."""
+    """The problems found so far. A faulty value, and anything inside it, is reported once."""
 
     def __init__(self, source: YamlSource) -> None:
         self._source = source
@@ -124,7 +124,7 @@ class _Findings:
         self._faulty = {problem.location for problem in source.problems if problem.location}
 
     def add(self, location: Location, message: str, *, follows: bool = False) -> None:
-        """Notes a finding; one that `follows` from comparing settings does not hide others at its place."""
+        """Add a problem; one that `follows` from comparing settings does not hide others at its place."""
         if any(location[:length] in self._faulty for length in range(1, len(location) + 1)):
             return
         self.found.append((self._source.place_of(location), location, message))
@@ -153,7 +153,7 @@ def _validate(source: YamlSource, findings: _Findings, context: dict[str, Any]) 
 
 
 def spell_location(location: Location) -> str:
-    """`models[0].inputs["a.b"].shape`."""
+    """The spelling of a location: `models[0].inputs["a.b"].shape`."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -188,9 +188,9 @@ def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
 
 
 def _explain(detail: ErrorDetails) -> tuple[Location, str]:
-    """Where it is wrong, and a sentence that says what is wrong and what to do.
+    """The place of a pydantic error, and a sentence with the problem and its remedy.
 
-    The sentence is empty for what only follows from others: a list that is too short for want of sound items.
+    The sentence is empty for an error that follows from others: a list too short for want of valid items.
     """
     location: Location = detail["loc"]
     kind, given, context = detail["type"], detail.get("input"), detail.get("ctx", {})
@@ -237,7 +237,7 @@ def _hint(kind: str, given: Any) -> str:
 
 
 def _group_hint(given: Any, *, is_list: bool) -> str:
-    """What to write for workers that are no list of groups, or for a group that is none: a number is taken for a count."""
+    """The hint for `workers` that are no list, or a group that is no mapping: a number is taken for a count."""
     if isinstance(given, dict):
         return " (a list of groups: write [{count: 1}])"
     group = f"{{count: {given if _reads_as_number(str(given), int) else 1}}}"
@@ -261,7 +261,7 @@ _REMOVED: dict[Location, str] = {
         "refuse_new_shapes",
     ): "remove it; a worker above its memory_limit is replaced, use workers",
 }
-"""Keys of earlier versions, and what to do instead."""
+"""Keys of earlier versions, each with its replacement."""
 
 
 def _unknown_key(location: Location, given: Any) -> str:

@@ -1,53 +1,351 @@
-"""The section `models` of the YAML: what model files do not say, and how each model is batched."""
+"""The section `models` of the YAML: facts that model files do not hold, and how each model is batched."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import entry_points
+from itertools import pairwise
 from math import inf
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
-from shapestream.settings.places import check_digest, check_function, read_model_path, read_samples_path
-from shapestream.settings.shapes import ElementType, InputSettings, Shape, ShapesSettings
 from shapestream.settings.values import (
     COUNT,
     TEXT,
     Bytes,
     Finding,
     Section,
-    check_engine,
+    absolute_path,
+    closest,
+    describe,
     did_you_mean,
-    engine_of_path,
-    read_hang_limit,
-    read_invariant,
-    read_property,
-    read_rule_argument,
+    files_must_exist,
+    must_be_there,
+    wrong,
 )
 from shapestream.settings.yaml_source import Location
+from shapestream_engine.backends.registry import known_engines
+from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.ports import BATCH
+from shapestream_engine.shapes import Dimension, NamedShape
+from shapestream_engine.strategy import Strategy, parse_strategy
 
-__all__ = ["BatchingSettings", "ModelSettings", "OutputSettings", "ProbeSettings"]
+__all__ = [
+    "BatchingSettings",
+    "ElementType",
+    "InputSettings",
+    "ModelSettings",
+    "OutputSettings",
+    "ProbeSettings",
+    "Shape",
+    "ShapesSettings",
+    "registered_functions",
+]
+
+
+MAX_ALLOWED_SIZE = (1 << 31) - 1
+"""Largest size that a strategy may name: `shapestream_engine.strategy` takes no larger one."""
+
+
+def check_shape(value: Any) -> str:
+    """Check a shape in OpenVINO's spelling, with names, or a list of its entries."""
+    if isinstance(value, list) and all(type(entry) in (int, str) for entry in value):
+        value = ", ".join(str(entry) for entry in value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise wrong(f'expected a shape, got {describe(value)} (write "batch:1..64, seq:1..512, 384")')
+    try:
+        NamedShape.parse(value)
+    except ShapeError as error:
+        raise wrong(f"{describe(value)} is not a shape: {error}") from error
+    return value
+
+
+def read_sizes(value: Any) -> tuple[int, ...]:
+    """Read the allowed sizes of a dimension: one, or an ascending list."""
+    sizes = value if isinstance(value, list) else [value]
+    if not isinstance(value, list) and type(value) is not int:
+        raise wrong(
+            f"expected a size or a list of sizes, got {describe(value)} (write [32, 64]; what is no setting is a dimension)"
+        )
+    if not sizes:
+        raise wrong("there is no size (write [32, 64])")
+    for size in sizes:
+        if type(size) is not int or not 1 <= size <= MAX_ALLOWED_SIZE:
+            raise wrong(f"expected sizes, integers from 1 to {MAX_ALLOWED_SIZE}, got {describe(size)}")
+    for before, after in pairwise(sizes):
+        if before == after:
+            raise wrong(f"{before} is listed twice (list each once)")
+        if before > after:
+            raise wrong(f"sizes ascend; {after} comes after {before} (write them from small to large)")
+    return tuple(sizes)
+
+
+def check_element_type(value: Any) -> str:
+    """Check the name of an element type."""
+    if isinstance(value, str) and value in ELEMENT_TYPES:
+        return value
+    raise wrong(f"unknown element type {describe(value)} (write one of: {', '.join(ELEMENT_TYPES)})")
+
+
+def check_pad_value(value: Any) -> Any:
+    """Check a padding value: a number or a truth value."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    hint = " (remove the quotes)" if isinstance(value, str) else " (write the value to pad with, such as 0)"
+    raise wrong(f"expected a number, got {describe(value)}{hint}")
+
+
+Shape: TypeAlias = Annotated[
+    str,
+    BeforeValidator(check_shape),
+    WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": {"type": ["string", "integer"]}}]}),
+]
+ElementType: TypeAlias = Annotated[str, BeforeValidator(check_element_type), WithJsonSchema(TEXT)]
+PadValue: TypeAlias = Annotated[
+    Any, BeforeValidator(check_pad_value), WithJsonSchema({"type": ["number", "boolean"]})
+]
+AllowedSizes: TypeAlias = Annotated[
+    tuple[int, ...],
+    BeforeValidator(read_sizes),
+    WithJsonSchema({"anyOf": [COUNT, {"type": "array", "items": COUNT, "minItems": 1}]}),
+]
+
+
+class InputSettings(Section):
+    """Facts about one input that the model file leaves open."""
+
+    shape: Shape | None = None
+    """Named dimensions and their bounds: "batch:1..64, seq:1..512, 384"."""
+    element_type: ElementType | None = None
+    """Element type by OpenVINO's name (f32, i64, boolean, ...). Functions need it; a file's must agree."""
+    pad: dict[str, PadValue] = Field(default_factory=dict)
+    """Dimensions that may be padded, each with the value to pad with."""
+    mask_of: str | None = None
+    """Make this input (1 = data, 0 = padding) from the named one where the client sends none."""
+
+
+class ShapesSettings(Section):
+    """Call shapes of a model. Any other key is a dimension, with its allowed size or sizes: seq: [64, 128]."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, AllowedSizes] = Field(init=False)
+
+    strategy: Literal["native", "padded", "bucketed", "partitioned"] = "native"
+    """`native`: any shape. `padded`: one. `bucketed`: the next of several. `partitioned`: batch divided into sizes."""
+    max_prepared: int | None = Field(default=None, ge=1, le=100_000)
+    """Prepared shapes that are kept, at most. Default: 64; for `native`, which then rounds later shapes up: no limit."""
+    max_prepared_bytes: Bytes | None = None
+    """Prepared shapes that are kept, at most, in bytes of weights and inputs."""
+    warm_up: bool = False
+    """Prepare shapes at the start instead of on first use."""
+    static: tuple[dict[str, AllowedSizes], ...] = Field(default=(), strict=False)
+    """Call shapes with a static model each, for `native`: [{batch: 1, seq: [8, 16]}]; every dimension is named."""
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The allowed sizes by dimension."""
+        return dict(self.model_extra or {})
+
+    def to_strategy(self) -> Strategy:
+        """The strategy as the engine takes it; raises `SignatureError` for sizes that it cannot have."""
+        if self.strategy == "native":
+            return parse_strategy({"max_prepared": self.max_prepared, "static": self.static})
+        return parse_strategy({"strategy": self.strategy, **self.sizes})
+
+    def problems(self, inputs: Mapping[str, InputSettings]) -> Iterator[Finding]:
+        """Yield the problems beside these inputs of the model: strategies, dimensions, sizes, and padding.
+
+        The engine checks the strategy against the model file.
+        """
+        dimensions = _Dimensions(inputs)
+        if self.strategy == "native":
+            yield from self._native_problems()
+            for index, shape in enumerate(self.static):
+                for name, sizes in shape.items():
+                    # A model whose inputs are not described here has its dimensions' names from the file.
+                    if name in dimensions.bounds or len(dimensions.bounds) > 1:
+                        for words in dimensions.complaints(name, sizes, list(dimensions.bounds)):
+                            yield ("static", index, name), words
+        else:
+            if self.static:
+                words = f"static shapes are for the strategy native, and this is {self.strategy} (remove one of them)"
+                yield ("static",), words
+            for name, sizes in self.sizes.items():
+                known = [*dimensions.bounds, *type(self).model_fields]
+                for words in dimensions.complaints(name, sizes, known):
+                    yield (name,), words
+                for port in dimensions.unpaddable.get(name, ()):
+                    remedy = f"allow it at inputs.{port}: pad: {{{name}: VALUE}}"
+                    yield (name,), f'sizes of "{name}" need padding ({remedy})'
+        try:
+            self.to_strategy()
+        except SignatureError as error:
+            yield error.key[1:], str(error)
+
+    def _native_problems(self) -> Iterator[Finding]:
+        known = list(type(self).model_fields)
+        for name in self.sizes:
+            close = closest(name, known)
+            remedy = f'did you mean "{close}"?' if close else "remove it, or choose another strategy"
+            yield (name,), f"the strategy native runs any size as it comes ({remedy})"
+        for key in ("max_prepared_bytes", "warm_up"):
+            if getattr(self, key):
+                yield (key,), "the strategy native prepares nothing (remove it)"
+
+
+class _Dimensions:
+    """The dimensions that the inputs of a model describe."""
+
+    def __init__(self, inputs: Mapping[str, InputSettings]) -> None:
+        self.bounds: dict[str, Dimension] = {BATCH: Dimension()}
+        """Bounds that all inputs admit. A file's layout may say which axis is `batch`."""
+        self.unpaddable: dict[str, list[str]] = {}
+        """The inputs that do not allow a dimension to be padded."""
+        for port, settings in inputs.items():
+            if settings.shape is None:
+                continue
+            shape = NamedShape.parse(settings.shape)
+            for name, dimension in zip(shape.names, shape.dimensions, strict=True):
+                if name is None:
+                    continue
+                with suppress(ShapeError):  # inputs that contradict each other are the engine's affair
+                    self.bounds[name] = self.bounds.get(name, Dimension()).intersection(dimension)
+                    if name != BATCH and name not in settings.pad and settings.mask_of is None:
+                        self.unpaddable.setdefault(name, []).append(port)
+
+    def complaints(self, name: str, sizes: Sequence[int], known: Sequence[str]) -> Iterator[str]:
+        """Yield the problems of these sizes of a dimension; `known` are the keys that may have been meant."""
+        if (bounds := self.bounds.get(name)) is None:
+            yield f'no input has a dimension "{name}" {did_you_mean(name, known)}'
+        elif outside := [size for size in sizes if size not in bounds]:
+            yield f'{outside[0]} lies outside of "{name}", {bounds} (change it, or the shape of the input)'
+
 
 DEFAULT_INVARIANT_ROWS = 4
-"""Most of what batching gains short rows is had with so many, and a request alone pays for filling up the others."""
+"""Rows of a call for `batch_invariant: true`: most of the gain for short rows, at a small cost for a lone request."""
 
 _SUFFIXES = {"openvino": (".xml", ".onnx"), "onnxruntime": (".onnx",), "torch": (".pt2",)}
 _KINDS = {".xml": "IR", ".onnx": "ONNX", ".pt2": "torch.export"}
 
 _ALONE = {"max_batch": (1,), "max_delay_ms": (0,), "max_padding_ratio": (), "max_batch_bytes": ()}
-"""The values beside null that say what holds anyway where each request runs alone."""
+"""Values, beside null, that change nothing where each request runs alone."""
 
-Engine: TypeAlias = Annotated[
-    str,
-    BeforeValidator(check_engine),
-    WithJsonSchema({**TEXT, "examples": ["openvino", "onnxruntime", "torch", "function"]}),
-]
-PropertyValue: TypeAlias = Annotated[
-    str, BeforeValidator(read_property), WithJsonSchema({"type": ["string", "number", "boolean"]})
-]
+
+FUNCTIONS_GROUP = "shapestream.functions"
+"""Group of the entry points by which packages register functions."""
+_FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_DIGEST = re.compile(r"[0-9A-Fa-f]{64}")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def read_hang_limit(value: Any) -> Any:
+    """Read seconds, `auto` or `off`."""
+    if value in ("auto", "off"):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 86400:
+        return value
+    raise wrong(
+        f"expected seconds, auto or off, got {describe(value)} (write auto, off, or a number up to 86400)"
+    )
+
+
+def read_invariant(value: Any) -> bool | int:
+    """Read `batch_invariant`: a truth value, or a number of rows."""
+    if isinstance(value, bool):
+        return value
+    if type(value) is not int or value < 1:
+        raise wrong(
+            f"expected true, false or a number of rows from 1, got {describe(value)} (write true, or 8)"
+        )
+    return value
+
+
+def check_engine(value: Any) -> str:
+    """Check the name of an engine: a built-in one, or one of an installed package."""
+    known = known_engines()
+    if isinstance(value, str) and value in known:
+        return value
+    raise wrong(
+        f"unknown engine {describe(value)} (write one of: {', '.join(known)}; packages may add others)"
+    )
+
+
+def engine_of_path(path: str) -> str:
+    """The engine that reads files of this kind where none is named."""
+    return "torch" if path.lower().endswith(".pt2") else "openvino"
+
+
+def read_property(value: Any) -> str:
+    """Read a property of the engine, which takes texts: true is YES, false is NO."""
+    if isinstance(value, bool):
+        return "YES" if value else "NO"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise wrong(f"expected a text or a number, got {describe(value)}")
+
+
+def read_rule_argument(value: Any) -> int | None:
+    """Read the column of a rule: a count from 0."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise wrong(f"expected a column, got {describe(value)} (write 0 for the first)")
+
+
+def registered_functions() -> dict[str, str]:
+    """The functions that installed packages register, `package.module:name` by name."""
+    return {point.name: point.value.replace(" ", "") for point in entry_points(group=FUNCTIONS_GROUP)}
+
+
+def check_function(value: Any, info: ValidationInfo) -> str:
+    """Check `package.module:name`; a registered name becomes that."""
+    if isinstance(value, str) and _FUNCTION.fullmatch(value) is not None:
+        return value
+    registered = registered_functions()
+    if isinstance(value, str) and value in registered:
+        return registered[value]
+    if isinstance(value, str) and _FUNCTION_NAME.fullmatch(value) and not files_must_exist(info):
+        return value  # of a package that need not be installed here
+    hint = (
+        f"or a registered name: {', '.join(sorted(registered))}"
+        if registered
+        else "the module must be installed"
+    )
+    raise wrong(f"expected package.module:name, got {describe(value)} ({hint})")
+
+
+def check_digest(value: Any) -> str:
+    """Check a sha256 in hexadecimal."""
+    if isinstance(value, str) and _DIGEST.fullmatch(value) is not None:
+        return value.lower()
+    raise wrong(
+        f"expected 64 hexadecimal digits, got {describe(value)} (sha256sum prints them; put them in quotes)"
+    )
+
+
+def read_model_path(value: Any, info: ValidationInfo) -> str:
+    """Read a model file that exists, as an absolute path."""
+    if not isinstance(value, str) or not value:
+        raise wrong(f"expected the path of a model file, got {describe(value)}")
+    path = absolute_path(value, info)
+    must_be_there(path, Path.is_file, "file", info)
+    return str(path)
+
+
+def read_samples_path(value: Any, info: ValidationInfo) -> str:
+    """Read an .npz that exists, as an absolute path."""
+    if not isinstance(value, str) or not value.endswith(".npz"):
+        raise wrong(f"expected the path of an .npz of samples, got {describe(value)}")
+    path = absolute_path(value, info)
+    must_be_there(path, Path.is_file, "file", info)
+    return str(path)
 
 
 class _Follower(NamedTuple):
@@ -66,21 +364,31 @@ _FOLLOWERS = {
 }
 
 
+Engine: TypeAlias = Annotated[
+    str,
+    BeforeValidator(check_engine),
+    WithJsonSchema({**TEXT, "examples": ["openvino", "onnxruntime", "torch", "function"]}),
+]
+PropertyValue: TypeAlias = Annotated[
+    str, BeforeValidator(read_property), WithJsonSchema({"type": ["string", "number", "boolean"]})
+]
+
+
 class OutputSettings(Section):
-    """How one output goes back to the requests that it belongs to."""
+    """An output, and the rule that divides its rows between requests."""
 
     rule: (
         Literal["rows", "index_column", "with", "counts", "padded_counts", "recount", "shared", "whole"]
         | None
     ) = None
-    """Default: `rows` where the output has the batch axis, `whole` for a model without one."""
+    """The rule. Default: `rows` where the output has the batch axis, `whole` for a model without one."""
     column: Annotated[Any, BeforeValidator(read_rule_argument)] = Field(
         None, json_schema_extra={"type": ["integer", "null"], "minimum": 0}
     )
-    """For `index_column`: the column that holds the index of the row in the batch."""
+    """Column that holds the index of the row in the batch, for `index_column`."""
     output: str | None = None
-    """For `with`: the output whose rows this one runs parallel to; for `counts` and `padded_counts`: the one that counts
-    its rows; for `recount`: the one whose rows it counts."""
+    """The output that the rule follows. `with`: the one with parallel rows; `counts`, `padded_counts`: the one that counts
+    these rows; `recount`: the one whose rows are counted."""
     shape: Shape | None = None
     """Needed for functions only."""
     element_type: ElementType | None = None
@@ -96,7 +404,7 @@ class OutputSettings(Section):
     def problems(
         self, name: str, outputs: Mapping[str, OutputSettings], *, complete: bool
     ) -> Iterator[Finding]:
-        """Yield what is wrong with the rule; `complete`: the model has no other outputs, and no other names for them."""
+        """Yield the problems of the rule; `complete`: the model has no other outputs, and no other names for them."""
         if self.column is not None and self.rule != "index_column":
             yield ("column",), 'only the rule "index_column" has a "column" (remove it)'
         follower = _FOLLOWERS.get(self.rule or "")
@@ -122,7 +430,7 @@ class OutputSettings(Section):
 
 
 class ProbeSettings(Section):
-    """Realistic values for one input, or `"*"` for all: what the model's batching and padding are tried on."""
+    """Realistic values for one input, or for all (`"*"`), for the proof of batching and padding."""
 
     integers: tuple[int, int] | None = Field(default=None, strict=False)
     """Whole numbers between these two, both included."""
@@ -134,7 +442,7 @@ class ProbeSettings(Section):
     """An .npz of real inputs, relative to this file: arrays called like the inputs, several as `ids.0`, `ids.1`."""
 
     def problems(self) -> Iterator[Finding]:
-        """Yield what no values can be drawn from."""
+        """Yield the problems of settings that no values can be drawn from."""
         if sum(getattr(self, kind) is not None for kind in type(self).model_fields) != 1:
             advice = "integers: [low, high], uniform: [low, high], normal: [mean, std] or samples: FILE.npz"
             yield (), f"write one of {advice}"
@@ -154,38 +462,38 @@ def _read_probe(value: Any) -> Any:
 
 
 class BatchingSettings(Section):
-    """How requests are put together."""
+    """Limits and options of a model's batches."""
 
     max_batch: int | None = Field(default=None, ge=1, le=1 << 20)
     """Rows in one call, at most. Default: the upper bound of `batch` in the shapes, or 64."""
     max_delay_ms: float = Field(default=0.0, ge=0, le=60_000, allow_inf_nan=False)
-    """How long a free slot may wait for company. 0: never."""
+    """Milliseconds that a free slot may wait for more requests. 0: it never waits."""
     max_padding_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
-    """Elements computed only as padding / elements computed, at most. Default: as much as measured costs make worth it."""
+    """Padding elements / computed elements of a call, at most. Default: as much padding as pays by measured costs."""
     max_batch_bytes: Bytes | None = None
-    """Bytes of the inputs of one call, padding and filled rows included, at most. Default: 256 MiB; see docs/memory.md."""
+    """Bytes of the inputs of one call, with padding and filled rows, at most. Default: 256 MiB; see docs/memory.md."""
     batch_invariant: Annotated[
         Any, BeforeValidator(read_invariant), WithJsonSchema({"anyOf": [COUNT, {"type": "boolean"}]})
     ] = False
-    """Results that are the same to the bit whoever shares the call: no padding, and so many rows in every call. true: 4."""
+    """The same bits whatever shares the call: no padding, and this number of rows in every call. true: 4."""
 
     hang_after_s: Annotated[
         Any,
         BeforeValidator(read_hang_limit),
         WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"enum": ["auto", "off"]}]}),
     ] = "auto"
-    """Seconds after which a running batch is taken to hang. `auto`: many times what its model's batches usually take."""
+    """Seconds after which a running batch counts as hanging. `auto`: many times the usual time of its model's batches."""
 
     @property
     def hang_limit_s(self) -> float | None:
-        """The same in seconds; None: by what batches usually take, `inf`: never."""
+        """`hang_after_s` in seconds; None: by the usual time of batches, `inf`: never."""
         if self.hang_after_s == "auto":
             return None
         return inf if self.hang_after_s == "off" else float(self.hang_after_s)
 
     @property
     def invariant_rows(self) -> int | None:
-        """The rows of every call; None: as many as there are."""
+        """Rows of every call for `batch_invariant`; None: any number."""
         if self.batch_invariant is False:
             return None
         if self.batch_invariant is True:
@@ -194,44 +502,44 @@ class BatchingSettings(Section):
 
 
 class ModelSettings(Section):
-    """One model: where it is, and what its file cannot know."""
+    """A model: its file, and the facts that the file does not hold."""
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
-    """What clients call it."""
+    """The name that clients use."""
     path: Annotated[str, BeforeValidator(read_model_path)] | None = None
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, BeforeValidator(check_function)] | None = None
-    """Instead of `path`: a NumPy callable, `package.module:name`, that an installed package registers, or its name there."""
+    """A NumPy callable instead of `path`: `package.module:name` that an installed package registers, or its name there."""
     sha256: Annotated[str, BeforeValidator(check_digest)] | None = None
-    """Load the model only if this is the sha256 of its files, one after the other: the file itself, then its weights."""
+    """The sha256 that the model's files must have, one after the other: the file itself, then its weights."""
     engine: Engine | None = None
-    """Default: openvino for an IR or ONNX file, torch for a .pt2, function for a function."""
+    """The engine. Default: openvino for an IR or ONNX file, torch for a .pt2, function for a function."""
     device: str = Field(default="CPU", min_length=1)
     """The engine's name of the device."""
     inputs: dict[str, InputSettings] = Field(default_factory=dict)
-    """By the name in the model file; unnamed ones are input0, input1, ..."""
+    """Inputs by their names in the model file; unnamed ones are input0, input1, ..."""
     outputs: dict[str, OutputSettings] = Field(default_factory=dict)
-    """By the name in the model file; unnamed ones are output0, output1, ..."""
+    """Outputs by their names in the model file; unnamed ones are output0, output1, ..."""
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
     probe: Annotated[dict[str, ProbeSettings], BeforeValidator(_read_probe)] = Field(default_factory=dict)
-    """Realistic inputs, by input, to try batching and padding on; or the path of an .npz of samples."""
+    """Realistic values by input, for the proof of batching and padding; or the path of an .npz of samples."""
     trust: bool = False
-    """You vouch that rows depend neither on their batch-mates nor on padding: the model is served without proof."""
+    """Serve the model without proof: you vouch that rows depend neither on their batch-mates nor on padding."""
     idempotent: bool = True
-    """`false`: a request must not run twice. Each runs alone, and a lost one is answered `worker_lost`, not retried."""
+    """A request may run twice. `false`: each runs alone, and a lost one is answered `worker_lost`, not retried."""
     calibration_s: float = Field(default=5.0, ge=0, le=3600, allow_inf_nan=False)
-    """Seconds at start-up, at most, in which a worker measures what calls cost; kept. 0: learned from traffic alone."""
+    """Seconds at start-up, at most, to measure the costs of calls; kept. 0: costs are learned from traffic alone."""
     shapes: ShapesSettings = ShapesSettings()
     batching: BatchingSettings = BatchingSettings()
 
     @property
     def effective_engine(self) -> str:
-        """The engine that runs it, chosen by the kind of model where the file names none."""
+        """The engine of the model, chosen by its kind where the file names none."""
         return self.engine or ("function" if self.path is None else engine_of_path(self.path))
 
     def problems(self) -> Iterator[Finding]:
-        """Yield what the settings of this model disagree about."""
+        """Yield the contradictions between the settings of this model."""
         yield from self._source_problems()
         for name, port in self.inputs.items():
             if port.mask_of == name:
@@ -256,7 +564,7 @@ class ModelSettings(Section):
             yield from self._problems_of_running_once()
 
     def _source_problems(self) -> Iterator[Finding]:
-        """Yield what is wrong with the kind of model that is named."""
+        """Yield the problems of `path`, `function` and `engine`."""
         if self.path is None and self.function is None:
             yield (), 'neither "path" nor "function" (one of them says what to run)'
         elif self.path is not None and self.function is not None:
@@ -284,7 +592,7 @@ class ModelSettings(Section):
                     yield (key, name), f"a function's port needs {' and '.join(missing)}"
 
     def _suffix_problems(self, path: PurePath) -> Iterator[Finding]:
-        """Yield whether the engine reads no file of this kind. What engines of others read is not known here."""
+        """Yield the problem of a file that the engine does not read. The files of packages' engines are not known here."""
         if self.engine is None and not any(path.suffix in suffixes for suffixes in _SUFFIXES.values()):
             known = ", ".join(f"{what} ({suffix})" for suffix, what in _KINDS.items())
             yield (
@@ -296,7 +604,7 @@ class ModelSettings(Section):
             yield ("path",), f'engine "{self.engine}" reads {read}, not "{path.name}"'
 
     def _problems_of_running_once(self) -> Iterator[Finding]:
-        """Yield what `idempotent: false` rules out: settings about sharing calls, and those that copy rows."""
+        """Yield the settings that `idempotent: false` rules out: those about sharing calls, and those that copy rows."""
         for key, harmless in _ALONE.items():
             if (value := getattr(self.batching, key)) is not None and value not in harmless:
                 words = 'requests of a model with "idempotent: false" run alone (remove this key)'

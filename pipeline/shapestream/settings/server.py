@@ -1,36 +1,148 @@
-"""The section `server` of the YAML: the process that producers talk to, and who may.
+"""The section `server` of the YAML: addresses, keys, bounds and times of the server.
 
-`ServerSettings` is what the server takes: each default stands here and nowhere else.
+The server takes `ServerSettings` as they are: each default stands here and nowhere else.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
-from shapestream.settings.places import (
-    check_address,
-    read_key_list,
-    read_model_root,
-    read_output_path,
-    read_secret_path,
-    read_security_mode,
+from shapestream.settings.values import (
+    TEXT,
+    Bytes,
+    Finding,
+    Section,
+    absolute_path,
+    address_meant,
+    describe,
+    files_must_exist,
+    is_there,
+    must_be_there,
+    wrong,
 )
-from shapestream.settings.values import TEXT, Bytes, Finding, Section
 from shapestream.settings.yaml_source import Location
 
-__all__ = ["SecuritySettings", "ServerSettings"]
+__all__ = ["SecuritySettings", "ServerSettings", "is_public_key"]
 
 MIN_HANG_S = 10.0
-"""Shortest time after which a batch may be taken to hang, where the YAML says nothing else."""
+"""Default of the shortest time, in seconds, after which a batch counts as hanging."""
 
 _HOW_TO_BE_SAFE = (
     "add security: {key: ..., clients: ...} as docs/security.md shows, or security: network where the network itself "
     "keeps strangers away, or listen on tcp://127.0.0.1:PORT or ipc://PATH"
 )
+
+
+def read_model_root(value: Any, info: ValidationInfo) -> str:
+    """Read a folder that exists, as an absolute path without symbolic links."""
+    if not isinstance(value, str) or not value:
+        raise wrong(f"expected the path of a folder, got {describe(value)}")
+    path = absolute_path(value, info)
+    must_be_there(path, Path.is_dir, "folder", info)
+    return str(path.resolve())
+
+
+def read_output_path(value: Any, info: ValidationInfo) -> str:
+    """Read a file to be written, as an absolute path; its folder exists."""
+    if not isinstance(value, str) or not value or value.endswith("/"):
+        raise wrong(f"expected the path of a file to write, got {describe(value)}")
+    path = absolute_path(value, info)
+    must_be_there(path.parent, Path.is_dir, "folder", info)
+    return str(path)
+
+
+# sun_path of sockaddr_un holds 108 bytes on Linux, the closing zero included; the transport binds PATH.new first.
+MAX_IPC_PATH_BYTES = 103
+_Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
+"""A CURVE key in Z85 (ZeroMQ's RFC 32)."""
+
+
+def check_address(value: Any, info: ValidationInfo) -> str:
+    """Check `ipc://PATH`, made absolute, or `tcp://HOST:PORT`. Addresses beyond loopback are checked with `security`."""
+    if not isinstance(value, str):
+        raise wrong(f"expected an address, got {describe(value)} (write ipc://PATH or tcp://127.0.0.1:PORT)")
+    scheme, separator, rest = value.partition("://")
+    if separator and scheme == "ipc":
+        return _ipc_address(rest, info)
+    if separator and scheme == "tcp":
+        return _tcp_address(value, rest)
+    meant = address_meant(value) or "ipc://PATH or tcp://127.0.0.1:PORT"
+    raise wrong(f"{describe(value)} is not an address (write {meant})")
+
+
+def _ipc_address(path: str, info: ValidationInfo) -> str:
+    if not path or path.startswith("@"):
+        raise wrong("an ipc address needs a path (write ipc://run/shapestream.sock)")
+    absolute = str(absolute_path(path, info))
+    if len(absolute.encode()) > MAX_IPC_PATH_BYTES:
+        advice = f"at most {MAX_IPC_PATH_BYTES} bytes; use a shorter, absolute path such as ipc:///run/shapestream.sock"
+        raise wrong(f"the socket's path {absolute} is too long ({advice})")
+    return f"ipc://{absolute}"
+
+
+def _tcp_address(value: str, rest: str) -> str:
+    host, _, port = rest.rpartition(":")
+    if port != "*" and not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise wrong(f"{describe(value)} has no port between 0 and 65535 (write tcp://127.0.0.1:5555)")
+    if not host:
+        raise wrong(f"{describe(value)} has no host (write tcp://127.0.0.1:5555)")
+    return value
+
+
+def is_public_key(text: str) -> bool:
+    """True for a text that has the form of a key. A path of that form is written ./PATH."""
+    return _Z85_KEY.fullmatch(text) is not None
+
+
+def read_security_mode(word: str) -> dict[str, str]:
+    """Read the short form of {mode: network}."""
+    if word != "network":
+        raise wrong(
+            f"expected keys, or the word network, got {describe(word)} (write {{key: FILE, clients: FOLDER}})"
+        )
+    return {"mode": word}
+
+
+def read_secret_path(value: Any, info: ValidationInfo) -> str:
+    """Read the path of a secret key's file, made absolute. A key in its place is refused, and not repeated in the error."""
+    if not isinstance(value, str) or not value:
+        raise wrong("expected the path of a secret key's file (make one with: shapestream keys new NAME)")
+    if is_public_key(value) and not absolute_path(value, info).exists():
+        raise wrong(
+            "a key stands here, in a file that is no secret (make a new one, and write the path of its file)"
+        )
+    path = absolute_path(value, info)
+    if files_must_exist(info) and not is_there(Path.is_file, path):
+        raise wrong(f"no such file: {path} (make it with: shapestream keys new NAME --folder {path.parent})")
+    return str(path)
+
+
+def read_key_list(value: Any, info: ValidationInfo) -> str | tuple[str, ...]:
+    """Read a folder of public keys, made absolute, or a list of them: each in Z85, or the path of a .pub file."""
+    if isinstance(value, str) and value and not is_public_key(value):
+        folder = absolute_path(value, info)
+        if files_must_exist(info) and not is_there(Path.is_dir, folder):
+            raise wrong(f"no such folder: {folder} (it holds a .pub file for each key that is let in)")
+        return str(folder)
+    if not isinstance(value, list) or not all(isinstance(key, str) and key for key in value):
+        raise wrong(f"expected a folder of .pub files, or a list of public keys, got {describe(value)}")
+    return tuple(_listed_key(key, info) for key in value)
+
+
+def _listed_key(key: str, info: ValidationInfo) -> str:
+    if is_public_key(key):
+        return key
+    path = absolute_path(key, info)
+    if files_must_exist(info) and not is_there(Path.is_file, path):
+        raise wrong(f"{describe(key)} is neither a public key, of 40 characters, nor a file")
+    return str(path)
+
 
 Address: TypeAlias = Annotated[str, BeforeValidator(check_address), WithJsonSchema(TEXT)]
 KeyList: TypeAlias = Annotated[
@@ -41,21 +153,21 @@ KeyList: TypeAlias = Annotated[
 
 
 class SecuritySettings(Section):
-    """Who may connect over tcp; docs/security.md. `security: network` is short for {mode: network}."""
+    """The keys that tcp addresses ask for (docs/security.md). `security: network` is short for {mode: network}."""
 
     mode: Literal["keys", "network"] = "keys"
-    """`keys`: callers prove a listed key. `network`: anybody who gets there is let in; the network keeps others away."""
+    """`keys`: callers prove a listed key. `network`: every caller is let in; the network keeps strangers away."""
     key: Annotated[str, BeforeValidator(read_secret_path)] | None = None
     """The server's secret key: a file with mode 0600, from `shapestream keys new`."""
     clients: KeyList = ()
-    """Who may send requests: a folder of .pub files, or a list of public keys."""
+    """Keys that may send requests: a folder of .pub files, or a list of public keys."""
     admins: KeyList = ()
-    """Who may also see the server's counters."""
+    """Keys that may also see the server's counters."""
     workers: KeyList = ()
-    """Who may serve models at `worker_listen`."""
+    """Keys that may serve models at `worker_listen`."""
 
     def problems(self, listen: tuple[str, ...], worker_listen: str | None) -> Iterator[Finding]:
-        """Yield what makes an address useless, or a key needless."""
+        """Yield missing keys, which make an address useless, and needless ones."""
         if self.mode == "network":
             for role in ("key", "clients", "admins", "workers"):
                 if getattr(self, role):
@@ -75,62 +187,62 @@ def _read_security(value: Any) -> Any:
 
 
 class ServerSettings(Section):
-    """The process that producers talk to."""
+    """Settings of the server."""
 
     listen: tuple[Address, ...] = Field(
         default=("ipc://run/shapestream.sock",), strict=False, min_length=1, validate_default=True
     )
-    """Where clients connect: ipc://PATH (relative to this file) or tcp://HOST:PORT; beyond loopback with `security`."""
+    """Addresses for clients: ipc://PATH (relative to this file) or tcp://HOST:PORT; beyond loopback with `security`."""
     worker_listen: Address | None = None
-    """Where workers that were started elsewhere dial in. The server's own workers need no setting."""
+    """Address for workers that are started elsewhere. The server's own workers need no setting."""
     security: Annotated[SecuritySettings | None, BeforeValidator(_read_security)] = None
-    """Needed for addresses that other machines reach: the keys that are let in, or `network`."""
+    """Keys that are let in, or `network`; required for addresses that other machines reach."""
     max_queued_requests: int = Field(default=8192, ge=1)
-    """Requests that may wait, of all clients together; more are answered `overloaded`."""
+    """Requests in the queue, of all clients together, at most; more are answered `overloaded`."""
     max_queued_bytes: Bytes = 2 << 30
-    """Bytes of tensors that may wait; more are answered `overloaded`."""
+    """Bytes of tensors in the queue, at most; more are answered `overloaded`."""
     max_queued_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """Seconds that the slots are predicted to need for what waits; more is answered `overloaded`. Null: not limited."""
+    """Predicted seconds of the slots for the queue, at most; more is answered `overloaded`. Null: no limit."""
     window_requests: int = Field(default=1024, ge=1, le=65536)
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20
     """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
     windows_per_key: int = Field(default=8, ge=1, le=65536)
-    """Where clients prove keys: how many clients' credits all clients with one key have together."""
+    """Credits that all clients with one key have together, where clients prove keys."""
     max_outbox_bytes: Bytes = 512 << 20
-    """Bytes that wait for all clients and workers that read too slowly; beyond it the one with most is cut off."""
+    """Unsent bytes for all clients and workers, at most; beyond it the one with most is cut off."""
     prefetch: bool = True
-    """While all slots are busy, the next batch is sent to one a moment before it becomes free."""
+    """Queue the next batch behind the running one of a busy slot, just before that slot is free."""
     kept_bytes: Bytes = 64 << 20
-    """Replies that were given are kept up to so many bytes, for clients that ask again after a broken connection."""
+    """Bytes of kept replies, at most, for clients that ask again after a broken connection."""
     kept_s: float = Field(default=60.0, ge=0, le=86400, allow_inf_nan=False)
-    """How long such a reply is kept, at most."""
+    """Seconds that a reply is kept, at most."""
     max_clients: int = Field(default=1024, ge=1, le=65536)
-    """Clients at a time."""
+    """Clients at a time, at most."""
     heartbeat_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
-    """How often the server, its clients and its workers show that they live."""
+    """Seconds between heartbeats of the server, its clients and its workers."""
     client_silence_s: float = Field(default=10.0, gt=0, le=86400, allow_inf_nan=False)
-    """A client that was silent for so long is gone; its queued requests are dropped."""
+    """Seconds of silence after which a client counts as gone; its queued requests are dropped."""
     worker_silence_s: float = Field(default=3.0, gt=0, le=86400, allow_inf_nan=False)
-    """A worker that was silent for so long is lost; what it ran is run elsewhere."""
+    """Seconds of silence after which a worker counts as lost; its batches run elsewhere."""
     model_root: Annotated[str, BeforeValidator(read_model_root)] | None = None
-    """Model files must lie in this folder, symbolic links followed. Default: anywhere."""
+    """Folder that must hold all model files, symbolic links followed. Default: any folder."""
     hang_min_s: float | None = Field(default=None, gt=0, le=86400, allow_inf_nan=False)
-    """No batch is taken to hang before it has run so long. Default: 10, and `worker_silence_s` twice if that is more."""
+    """Shortest time, in seconds, after which a batch counts as hanging. Default: 10, or twice `worker_silence_s`."""
     hang_grace_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
-    """A batch that hangs is cancelled; if it has not ended after so long, its worker is killed."""
+    """Seconds between the cancellation of a batch that hangs and the end of its worker."""
     quarantine_requests: int = Field(default=1024, ge=0, le=65536)
-    """Requests that killed workers, whose digests are kept; what equals one is answered `poisoned`. 0: none."""
+    """Digests of requests that killed workers, at most; an equal request is answered `poisoned`. 0: none are kept."""
     quarantine_s: float = Field(default=600.0, gt=0, le=86400, allow_inf_nan=False)
-    """How long such a digest is kept."""
+    """Seconds that such a digest is kept."""
     record_trace: Annotated[str, BeforeValidator(read_output_path)] | None = None
-    """Record when requests come and how large they are, never what is in them, for `simulate` and `tune`."""
+    """File for a trace of the times and shapes of requests, never of their data, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
-    """How long SIGTERM waits for accepted requests before it gives up on them."""
+    """Seconds that the first SIGTERM leaves accepted requests to end."""
 
     @property
     def network_is_safe(self) -> bool:
-        """Whether the operator vouches for the network, so that no key is needed wherever the addresses lie."""
+        """True where the operator vouches for the network, so that no address needs a key."""
         return self.security is not None and self.security.mode == "network"
 
     @property
@@ -139,7 +251,7 @@ class ServerSettings(Section):
         return self.hang_min_s or max(MIN_HANG_S, 2 * self.worker_silence_s)
 
     def problems(self) -> Iterator[Finding]:
-        """Yield what the settings of the server disagree about."""
+        """Yield the contradictions between the settings of the server."""
         for key in ("client_silence_s", "worker_silence_s"):
             silence = getattr(self, key)
             if silence < 2 * self.heartbeat_s:
@@ -161,9 +273,9 @@ class ServerSettings(Section):
                 yield where, f'"{address}" is open to other machines ({_HOW_TO_BE_SAFE})'
 
     def too_short_for_hangs(self, limit_s: float | None) -> str | None:
-        """What is wrong with a limit for hangs, in seconds; None where nothing is.
+        """The problem of a limit for hangs, in seconds; None for a limit that is long enough.
 
-        Where a network may break, a silent worker must count as lost before what it runs counts as hanging.
+        Where a network may break, a silent worker must count as lost before its batch counts as hanging.
         """
         least_s = self.worker_silence_s + self.heartbeat_s
         if self.worker_listen is None or limit_s is None or limit_s >= least_s:

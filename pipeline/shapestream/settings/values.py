@@ -1,7 +1,8 @@
-"""Single values of the configuration: what each may be, and the words for what it is not.
+"""The vocabulary of the sections: their base class, the words of their errors, and values that several of them read.
 
-Each `read_` or `check_` function takes a raw value of the YAML and returns the value to keep, or raises the error that
-`wrong` makes, whose text is "what is wrong (what to do)".
+Each `read_` or `check_` function, here and beside the section that uses it, takes a raw value of the YAML. It returns
+the value to keep, or raises the error that `wrong` makes, whose text is "what is wrong (what to do)". The folder that
+relative paths start from comes in pydantic's validation context.
 """
 
 from __future__ import annotations
@@ -9,18 +10,14 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from shapestream.settings.yaml_source import Location
-from shapestream_engine.backends.registry import known_engines
-from shapestream_engine.element_types import ELEMENT_TYPES
-from shapestream_engine.errors import ShapeError
-from shapestream_engine.shapes import NamedShape
 
 __all__ = [
     "COUNT",
@@ -28,28 +25,20 @@ __all__ = [
     "Bytes",
     "Finding",
     "Section",
+    "absolute_path",
     "address_meant",
-    "check_element_type",
-    "check_engine",
-    "check_pad_value",
-    "check_shape",
     "closest",
     "describe",
     "did_you_mean",
-    "engine_of_path",
-    "read_auto",
+    "files_must_exist",
+    "is_there",
+    "must_be_there",
     "read_bytes",
-    "read_hang_limit",
-    "read_invariant",
-    "read_memory_limit",
-    "read_property",
-    "read_rule_argument",
-    "read_sizes",
     "wrong",
 ]
 
 Finding: TypeAlias = tuple[Location, str]
-"""The place of the key to change, and what is wrong (what to do)."""
+"""The place of the key to change, and the problem with its remedy in brackets."""
 
 
 class Section(BaseModel):
@@ -65,7 +54,7 @@ def closest(word: str, known: Sequence[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`(did you mean "x"?)`, or what there is to choose from; never empty-handed."""
+    """The hint `(did you mean "x"?)`, or the list of known words."""
     if (close := closest(word, known)) is not None:
         return f'(did you mean "{close}"?)'
     return f"(known: {', '.join(dict.fromkeys(known))})" if known else "(none is known)"
@@ -84,7 +73,7 @@ def describe(value: Any) -> str:
 
 
 def address_meant(value: Any) -> str | None:
-    """The address that was probably meant by a text without `tcp://` or `ipc://`; None where there is no telling."""
+    """The address that a text without `tcp://` or `ipc://` probably means; None where it cannot be told."""
     if not isinstance(value, str) or "://" in value:
         return None
     host, colon, port = value.rpartition(":")
@@ -94,17 +83,13 @@ def address_meant(value: Any) -> str | None:
 
 
 def wrong(message: str) -> PydanticCustomError:
-    """The error to raise for a value; `message` is "what is wrong (what to do)"."""
+    """The error to raise for a value; `message` is the problem with its remedy in brackets."""
     # The text is a template for pydantic; braces of ours are not fields of it.
     return PydanticCustomError("setting", "{message}", {"message": message})
 
 
-# A Python process with NumPy and one small model takes more.
-MIN_MEMORY_LIMIT = 64 << 20
 MAX_BYTES = 1 << 53
-"""8 PiB: more than any machine has, and exact in every format that tells a client of it."""
-MAX_ALLOWED_SIZE = (1 << 31) - 1
-"""Largest size that a strategy may name: `shapestream_engine.strategy` takes no larger one."""
+"""Largest number of bytes, 8 PiB: more than any machine has, and exact in every format that carries it."""
 
 _UNITS = {
     "": 1,
@@ -120,7 +105,7 @@ _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
 
 
 def read_bytes(value: Any) -> int:
-    """A number of bytes, or a text such as "256 MiB"."""
+    """Read a number of bytes, or a text such as "256 MiB"."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return _believable(value, value)
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())) is not None:
@@ -144,127 +129,48 @@ Bytes: TypeAlias = Annotated[
 ]
 
 
-def read_memory_limit(value: Any) -> int:
-    """A size that a process can live in: a bare 2 or 2048 was meant in another unit."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < MIN_MEMORY_LIMIT:
-        raise wrong(f'{value} bytes is less than any process takes (name the unit: "{value} MiB"?)')
+def must_be_there(path: Path, is_one: Callable[[Path], bool], what: str, info: ValidationInfo) -> None:
+    """Raise the error for a `what` that is not at `path`, where files must exist."""
+    if files_must_exist(info) and not is_there(is_one, path):
+        if what == "file" and is_there(Path.is_dir, path):
+            raise wrong(f"{path} is a folder (name the file in it{_models_in(path)})")
+        if what == "folder" and is_there(Path.exists, path):
+            raise wrong(f"{path} is a file (name a folder)")
+        raise wrong(f"no such {what}: {path} (a relative path starts at the folder of this YAML)")
+
+
+def _models_in(folder: Path) -> str:
+    """The end of a hint: `: folder/model.onnx` for the model files in a folder, or nothing."""
     try:
-        limit = read_bytes(value)
-    except PydanticCustomError:
-        raise wrong(f'expected a size, got {describe(value)} (write "2 GiB", or remove the key)') from None
-    if limit < MIN_MEMORY_LIMIT:
-        raise wrong(f"{describe(value)} is less than any process takes (at least 64 MiB)")
-    return limit
+        found = sorted(path.name for path in folder.iterdir() if path.suffix in (".xml", ".onnx", ".pt2"))
+    except OSError:
+        return ""
+    return f": {', '.join(str(folder / name) for name in found[:3])}" if found else ""
 
 
-def read_auto(value: Any) -> Any:
-    """A count, or `auto`."""
-    if value == "auto":
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
-        return value
-    hint = "remove the quotes" if isinstance(value, str) and value.isdigit() else "write auto, or 1 to 1024"
-    raise wrong(f"expected auto or a count, got {describe(value)} ({hint})")
-
-
-def read_hang_limit(value: Any) -> Any:
-    """Seconds, `auto` or `off`."""
-    if value in ("auto", "off"):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 86400:
-        return value
-    raise wrong(
-        f"expected seconds, auto or off, got {describe(value)} (write auto, off, or a number up to 86400)"
-    )
-
-
-def check_shape(value: Any) -> str:
-    """A shape in OpenVINO's spelling, with names; a list of its entries is as good."""
-    if isinstance(value, list) and all(type(entry) in (int, str) for entry in value):
-        value = ", ".join(str(entry) for entry in value)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str):
-        raise wrong(f'expected a shape, got {describe(value)} (write "batch:1..64, seq:1..512, 384")')
+def absolute_path(value: str, info: ValidationInfo) -> Path:
+    """The absolute path of a value that starts at the folder of the YAML; `~` is the home of the process's user."""
+    if "\0" in value:
+        raise wrong(f"{describe(value)} is no path (it holds a zero byte)")
     try:
-        NamedShape.parse(value)
-    except ShapeError as error:
-        raise wrong(f"{describe(value)} is not a shape: {error}") from error
-    return value
+        return (_base(info) / Path(value).expanduser()).absolute()
+    except RuntimeError as error:  # ~NAME of a user that is not known here
+        raise wrong(f"{describe(value)} is no path: {error}") from error
 
 
-def read_sizes(value: Any) -> tuple[int, ...]:
-    """The allowed sizes of a dimension: one, or an ascending list."""
-    sizes = value if isinstance(value, list) else [value]
-    if not isinstance(value, list) and type(value) is not int:
-        raise wrong(
-            f"expected a size or a list of sizes, got {describe(value)} (write [32, 64]; what is no setting is a dimension)"
-        )
-    if not sizes:
-        raise wrong("there is no size (write [32, 64])")
-    for size in sizes:
-        if type(size) is not int or not 1 <= size <= MAX_ALLOWED_SIZE:
-            raise wrong(f"expected sizes, integers from 1 to {MAX_ALLOWED_SIZE}, got {describe(size)}")
-    for before, after in pairwise(sizes):
-        if before == after:
-            raise wrong(f"{before} is listed twice (list each once)")
-        if before > after:
-            raise wrong(f"sizes ascend; {after} comes after {before} (write them from small to large)")
-    return tuple(sizes)
+def is_there(is_one: Callable[[Path], bool], path: Path) -> bool:
+    """True where the file or folder exists, as `is_one` tells. Raises the error for a path that cannot be looked at."""
+    try:
+        return is_one(path)
+    except OSError as error:  # too long, or in a folder that is closed to us
+        raise wrong(f"{describe(str(path))} cannot be looked at: {error.strerror}") from error
 
 
-def read_invariant(value: Any) -> bool | int:
-    """Whether, or with how many rows, calls are all alike."""
-    if isinstance(value, bool):
-        return value
-    if type(value) is not int or value < 1:
-        raise wrong(
-            f"expected true, false or a number of rows from 1, got {describe(value)} (write true, or 8)"
-        )
-    return value
+def _base(info: ValidationInfo) -> Path:
+    context = info.context or {}
+    return Path(context.get("base", "."))
 
 
-def check_element_type(value: Any) -> str:
-    """One of the engine's element types."""
-    if isinstance(value, str) and value in ELEMENT_TYPES:
-        return value
-    raise wrong(f"unknown element type {describe(value)} (write one of: {', '.join(ELEMENT_TYPES)})")
-
-
-def check_engine(value: Any) -> str:
-    """One of ours, or one that an installed package brings."""
-    known = known_engines()
-    if isinstance(value, str) and value in known:
-        return value
-    raise wrong(
-        f"unknown engine {describe(value)} (write one of: {', '.join(known)}; packages may add others)"
-    )
-
-
-def engine_of_path(path: str) -> str:
-    """The engine that reads files of this kind where none is named."""
-    return "torch" if path.lower().endswith(".pt2") else "openvino"
-
-
-def check_pad_value(value: Any) -> Any:
-    """A number or a truth value."""
-    if isinstance(value, (bool, int, float)):
-        return value
-    hint = " (remove the quotes)" if isinstance(value, str) else " (write the value to pad with, such as 0)"
-    raise wrong(f"expected a number, got {describe(value)}{hint}")
-
-
-def read_property(value: Any) -> str:
-    """A property of the engine, which takes texts: true is YES, false is NO."""
-    if isinstance(value, bool):
-        return "YES" if value else "NO"
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise wrong(f"expected a text or a number, got {describe(value)}")
-
-
-def read_rule_argument(value: Any) -> int | None:
-    """The column of a rule: a count from 0."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise wrong(f"expected a column, got {describe(value)} (write 0 for the first)")
+def files_must_exist(info: ValidationInfo) -> bool:
+    """True where named files and folders must exist; false where the YAML is only read, for a test."""
+    return bool((info.context or {}).get("files_must_exist", False))

@@ -1,4 +1,4 @@
-"""A YAML file as plain values *and* the place of each of them, so that every later complaint can point at it.
+"""A YAML file as plain values, with the place of each, so that later errors can point at it.
 
 Reads the core schema of YAML 1.2: `yes` is text, `010` is ten, `1:30` is text, `1e-3` is a number. Only
 mappings, lists and scalars are built. Tags, merge keys and duplicate keys are problems, not features;
@@ -33,7 +33,7 @@ _OCTAL = re.compile(r"0o[0-7]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-"""Escapes can write one, and nothing can print it."""
+"""Half of a surrogate pair: escapes can write one, and no output can print it."""
 _NAN = re.compile(r"\.(nan|NaN|NAN)")
 
 
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProblem:
-    """What is wrong with the text itself, before its meaning is looked at."""
+    """A problem of the text itself, found before its meaning is looked at."""
 
     message: str
     location: Location = ()
@@ -56,7 +56,7 @@ class SourceProblem:
 
 @dataclass(slots=True)
 class YamlSource:
-    """What was read: `values` are plain Python, `places` say where each stood (an entry: its key)."""
+    """The content of a file: `values` are plain Python, `places` are their positions (of an entry: its key)."""
 
     values: Any = None
     places: dict[Location, Place] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class YamlSource:
 
 
 def read_yaml(data: bytes) -> YamlSource:
-    """Read one document. Never raises for what the bytes hold: all that is wrong is in `problems`."""
+    """Read one document. It never raises for the content of the bytes: all problems are in `problems`."""
     source = YamlSource()
     if len(data) > MAX_BYTES:
         source.problems.append(SourceProblem(message=f"the file is larger than {MAX_BYTES >> 20} MiB"))
@@ -102,7 +102,7 @@ def read_yaml(data: bytes) -> YamlSource:
 
 
 class _Builder:
-    """Turns nodes into values, and notes places and problems on the way."""
+    """The builder of values from nodes, which records places and problems."""
 
     def __init__(self, source: YamlSource) -> None:
         self._source = source

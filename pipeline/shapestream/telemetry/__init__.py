@@ -1,4 +1,4 @@
-"""What the server says about itself: log lines and counters. It decides nothing and holds no tensor data."""
+"""Log lines and counters of the server. Telemetry decides nothing and holds no tensor data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structured logs: JSON lines where a machine reads, coloured text where a person does. See docs/logging.md.
+"""Structured logs: JSON lines for machines, coloured text on a terminal. See docs/logging.md.
 
 Every process calls `configure` once at its start. Log lines carry ids, shapes, counts and times; a tensor,
 or any other bytes, that reaches a log call by mistake is replaced by its length.
@@ -48,7 +48,7 @@ class _LossyStream:
 
 
 def _plain(value: object) -> object:
-    """`value` as a log line may hold it: text is cut, containers are kept, data becomes its kind."""
+    """The form of `value` that a log line may hold: text is cut, containers are kept, data becomes its kind."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, str):
@@ -81,7 +81,7 @@ def configure(
     *,
     stream: TextIO | None = None,
 ) -> None:
-    """Sets up logging for this process; `stream` is stderr where not given.
+    """Set up logging for this process; `stream` is stderr where not given.
 
     `auto` is pretty on a terminal and JSON elsewhere. Standard-library loggers below warning level, which our
     dependencies use, stay quiet. Calling it again replaces the configuration.
@@ -109,12 +109,12 @@ def configure(
 
 
 def debug_enabled() -> bool:
-    """Whether a debug line would be written. The hot path asks once, when it is made, and remembers."""
+    """True where debug lines are written. The hot path asks once, at its construction."""
     return bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
 
 
 class RateLimit:
-    """Lets one line per key through in `interval_s`, and counts what it held back.
+    """A limit of one line per key and `interval_s`, with a count of the lines left out.
 
     For lines that a hostile or broken peer could otherwise cause at will.
     """
@@ -124,7 +124,7 @@ class RateLimit:
         self._last: dict[str, tuple[float, int]] = {}
 
     def admit(self, key: str, now: float) -> int | None:
-        """None to stay silent; otherwise log, and say that so many lines like it were left out before."""
+        """Number of lines of this key that were left out before; None where this one is left out, too."""
         last = self._last.get(key)
         if last is not None and now - last[0] < self._interval_s:
             self._last[key] = (last[0], last[1] + 1)
@@ -136,9 +136,9 @@ class RateLimit:
 
 
 class LineBudget:
-    """Lets `burst` lines through at once and `per_s` in the long run, and counts what it held back.
+    """A budget of `burst` lines at once and `per_s` in the long run (a token bucket), with a count of the lines left out.
 
-    For lines that tell of ordinary events, each of which is wanted, unless somebody causes them by the thousand.
+    For ordinary events that are all wanted, unless a peer causes them by the thousand.
     """
 
     def __init__(self, burst: int = 200, per_s: float = 20.0) -> None:
@@ -149,7 +149,7 @@ class LineBudget:
         self._held_back = 0
 
     def admit(self, now: float) -> int | None:
-        """None to stay silent; otherwise log, and say that so many lines were left out before."""
+        """Number of lines that were left out before; None where this one is left out, too."""
         self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
         self._at = now
         if self._left < 1.0:
@@ -160,7 +160,7 @@ class LineBudget:
         return held_back
 
     def write(self, log: Any, level: str, event: str, now: float, **facts: Any) -> None:
-        """Writes a line that says how many were left out before it; one that is held back is written at `debug`."""
+        """Write a line with the number of lines left out before; a line beyond the budget is written at `debug`."""
         left_out = self.admit(now)
         if left_out:
             facts["lines_left_out"] = left_out

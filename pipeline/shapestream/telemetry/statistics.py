@@ -1,4 +1,4 @@
-"""The server's counters: what the `Statistics` entry carries and the demo's summary shows.
+"""The server's counters, which the `Statistics` entry carries.
 
 Nothing here grows with the number of requests: counters, histograms of fixed size, a capped set of shapes.
 """
@@ -34,7 +34,7 @@ class LatencyHistogram:
         self.total_us = 0
 
     def record(self, us: int, times: int = 1) -> None:
-        """Counts `times` measurements of `us` microseconds each."""
+        """Count `times` measurements of `us` microseconds each."""
         self._buckets[_bucket_of(us if us < _MAX_US else _MAX_US)] += times
         self.count += times
         self.total_us += us * times
@@ -50,7 +50,7 @@ class LatencyHistogram:
         return 0
 
     def to_dict(self) -> dict[str, float]:
-        """Mean and the quantiles that people ask for, in microseconds."""
+        """Mean and usual quantiles, in microseconds."""
         return {
             "mean": round(self.total_us / self.count, 1) if self.count else 0.0,
             "p50": self.quantile_us(0.5),
@@ -60,7 +60,7 @@ class LatencyHistogram:
 
 
 def _bucket_of(us: int) -> int:
-    """Small times have a bucket each; above that the leading 1 and the next three bits choose it."""
+    """Bucket of a time: small times have one each; above that the leading 1 and the next three bits choose it."""
     if us < _BUCKETS_PER_OCTAVE:
         return us if us > 0 else 0
     shift = us.bit_length() - 1 - _SUB_BITS
@@ -87,9 +87,9 @@ class ServerStatistics:
         self.duplicates = 0
         """Requests that were sent again while they ran; they share the one reply."""
         self.faults = 0
-        """What the scheduler could not work out, each a defect of its own; the log says which."""
+        """Defects of the scheduler; the log describes each."""
         self.late_reports = 0
-        """Of batches that a worker was sent before it greeted again: they ran again elsewhere."""
+        """Reports about batches that a worker was sent before it greeted again: they ran again elsewhere."""
         self.repeated = 0
         """Requests that were sent again after they were answered, and got the reply that was kept."""
         self.bad_messages: Counter[str] = Counter()
@@ -99,27 +99,27 @@ class ServerStatistics:
         self.failed_handshakes: Counter[str] = Counter()
         """Connections that ended before they began, by port: other protocols, wrong keys, garbage."""
         self.peers_lost: Counter[str] = Counter()
-        """Clients and workers that vanished or were cut off, by why."""
+        """Clients and workers that vanished or were cut off, by reason."""
         self.batches = 0
         self.batches_failed = 0
         self.batches_prefetched = 0
-        """Batches that were sent to a slot while it ran another one."""
+        """Batches that were queued behind the running one of a slot."""
         self.batches_recalled = 0
-        """Of these, those that were taken back before they began; their requests went elsewhere."""
+        """Batches of these that came back before they began; their requests ran elsewhere."""
         self.scheduling_s = 0.0
         """Seconds that the scheduler took for all its decisions."""
         self.scheduled_requests = 0
-        """Requests that it was given."""
+        """Requests that the scheduler was given."""
         self.batched_requests = 0
         self.rows = 0
         self.reallocations = 0
         self.calls = 0
         """Inference calls; a batch takes one, or several where only some shapes are allowed."""
         self.preparations = 0
-        """Calls whose shape was new, and had to be prepared for."""
+        """Calls with a shape that was new and had to be prepared."""
         self.elements_computed = 0
         self.elements_padding = 0
-        """Of these, what was only padding, or filled a call up."""
+        """Elements of these that were padding, or filled a call up."""
         self.queue_us = LatencyHistogram()
         self.run_us = LatencyHistogram()
         self.total_us = LatencyHistogram()
@@ -137,7 +137,7 @@ class ServerStatistics:
         reallocations: int,
         preparations: int,
     ) -> None:
-        """One batch ran, in so many `calls` of these sizes; `elements` are those of its requests, unpadded."""
+        """Count a batch that ran: its `calls` by number and sizes, the `elements` of its requests without padding."""
         self.batches += 1
         self.batched_requests += requests
         self.rows = min(_MOST, self.rows + rows)  # rows without elements are as many as a caller claims
@@ -155,23 +155,23 @@ class ServerStatistics:
 
     @property
     def distinct_shapes(self) -> int:
-        """Shapes of calls, over all models; stops counting at `MAX_DISTINCT_SHAPES`."""
+        """Distinct shapes of calls, over all models, counted up to `MAX_DISTINCT_SHAPES`."""
         return len(self._shapes)
 
     @property
     def padding_ratio(self) -> float:
-        """Elements computed only as padding / elements computed, by the requests' real sizes."""
+        """Padding elements / computed elements, by the requests' real sizes."""
         return self.elements_padding / self.elements_computed if self.elements_computed else 0.0
 
     @property
     def scheduling_us_per_request(self) -> float:
-        """Microseconds of deciding per request, over everything that the scheduler was told of."""
+        """Microseconds of the scheduler's decisions per request."""
         if not self.scheduled_requests:
             return 0.0
         return round(self.scheduling_s / self.scheduled_requests * 1e6, 2)
 
     def to_dict(self) -> dict[str, Any]:
-        """The counters as plain data: what goes into the `Statistics` entry."""
+        """The counters as plain data, for the `Statistics` entry."""
         return {
             "messages": self.messages,
             "requests": self.requests,

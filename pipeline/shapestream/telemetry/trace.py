@@ -1,4 +1,4 @@
-"""Traces: when requests came, for which model, from whom and how large. Never what was in them.
+"""Traces: arrival, model, client and sizes of each request, and never its data.
 
 docs/capacity.md specifies the file format (JSON lines, plain or .gz). The journal calls `TraceRecorder` for every
 request that arrives; the simulator and `tune` read the file. A recorder gives way to the server: an error ends the
@@ -43,12 +43,12 @@ class TraceRequest(NamedTuple):
     at_s: float
     """Seconds since the trace began."""
     model: int
-    """Its number among the trace's models."""
+    """Number of the model in the trace."""
     client: int
     sizes: tuple[int, ...]
     """The request's own size of each of its model's dimensions, before any rounding."""
     deadline_s: float | None = None
-    """Seconds from its arrival."""
+    """Seconds from the request's arrival to its deadline."""
     priority: int = 0
 
 
@@ -58,14 +58,14 @@ def header_line(models: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def request_line(request: TraceRequest) -> str:
-    """The line of a request. Formatted by hand: the server pays for it with every request."""
+    """The line of a request, formatted by hand: the server pays for it with each request."""
     at_s, model, client, sizes, deadline_s, priority = request
     deadline = "null" if deadline_s is None else f"{deadline_s:.6f}"
     return f"[{at_s:.6f},{model},{client},[{','.join(map(str, sizes))}],{deadline},{priority}]\n"
 
 
 def open_text(path: Path, mode: str) -> IO[str]:
-    """Opens a trace, compressed if it is called so. Raises OSError."""
+    """Open a trace, compressed where its name ends in .gz. Raises OSError."""
     if path.suffix == ".gz":
         file = gzip.open(path, f"{mode}t", 5, encoding="utf-8", newline="\n")  # noqa: SIM115 - returned open
         return cast(IO[str], file)
@@ -73,7 +73,7 @@ def open_text(path: Path, mode: str) -> IO[str]:
 
 
 class TraceReader:
-    """Reads a trace file from its beginning to its end, as often as it is iterated over.
+    """A reader of a trace file; each iteration starts at the beginning.
 
     Strict: raises `ConfigurationError` with file and line for what is not a trace of version 1. A last line that is
     not ended was cut off by a crash or a full disk, and is left out. Holds one line at a time.
@@ -180,13 +180,13 @@ def _is_seconds(value: Any) -> bool:
 log = structlog.get_logger()
 
 MAX_REQUESTS = 5_000_000
-"""Where a recording ends by itself: about 200 MB as text, 30 MB as .gz."""
+"""Requests after which a recording ends by itself: about 200 MB as text, 30 MB as .gz."""
 FLUSH_S = 1.0
 _MAX_NAMES = 1000
 
 
 class TraceRecorder:
-    """Writes one trace file. An existing file is kept: the new one gets a number in its name.
+    """A writer of one trace file. An existing file is kept: the new one gets a number in its name.
 
     Raises OSError when the file cannot be made; later troubles are logged once and end the recording.
     """
@@ -216,7 +216,7 @@ class TraceRecorder:
         deadline: float | None,
         priority: int,
     ) -> None:
-        """Notes one request; `now` and `deadline` are times of the server's clock. Does nothing once it has ended."""
+        """Record one request; `now` and `deadline` are times of the server's clock. Does nothing once it has ended."""
         file = self._file
         if file is None:
             return
@@ -243,7 +243,7 @@ class TraceRecorder:
             self._give_up(f"{self.recorded} requests, which is the limit")
 
     def close(self) -> None:
-        """Writes what is left and ends the file; may be called again."""
+        """Write the rest and end the file; a second call does nothing."""
         file, self._file = self._file, None
         if file is None:
             return

@@ -1,4 +1,4 @@
-"""Frames in, frames out: the trio-native ZeroMQ socket, and its stand-in within one process."""
+"""Sockets that send and receive frames: ZeroMQ's under trio, and a stand-in within one process."""
 
 from __future__ import annotations
 

@@ -69,11 +69,11 @@ class KeyRole(Enum):
     """Permission of a key's owner. Peers over ipc may do everything."""
 
     CLIENT = "client"
-    """Ask for models and send requests."""
+    """May open models and send requests."""
     ADMIN = "admin"
-    """Do what a client may, and see the server's counters, which concern other clients too."""
+    """May do what a client may, and see the server's counters, which concern other clients too."""
     WORKER = "worker"
-    """Serve models at the workers' port."""
+    """May serve models at the workers' port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class ProtectedRouter(RouterSocket):
         return None if key == LOCAL else key
 
     def is_admin(self, peer: bytes) -> bool:
-        """Whether this peer may see the counters: over ipc, or with an admin's key."""
+        """True for a peer that may see the counters: over ipc, or with an admin's key."""
         key = self._keys.get(peer)
         return key == LOCAL or key in self._admins
 

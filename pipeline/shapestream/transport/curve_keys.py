@@ -1,8 +1,8 @@
 """CURVE key pairs and the files that hold them.
 
-A pair is two files: `NAME.secret`, mode 0600, for the one who proves to be NAME, and `NAME.pub`, for everybody who is to
-recognise NAME. Both are in the format of CZMQ's and pyzmq's certificates, so that other ZeroMQ programs read them. A
-secret is in no message, no repr and no log line; the public key is what names its owner.
+A pair is two files: `NAME.secret`, mode 0600, for the process that proves to be NAME, and `NAME.pub`, for
+processes that recognise NAME. Both are in the format of CZMQ's and pyzmq's certificates, so that other ZeroMQ
+programs read them. A secret is in no message, no repr and no log line; the public key names its owner.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["PUBLIC_SUFFIX", "SECRET_SUFFIX", "KeyPair", "new_key_pair", "public_
            "read_key_pair", "write_key_pair"]  # fmt: skip
 
 SECRET_SUFFIX, PUBLIC_SUFFIX = ".secret", ".pub"
-# A key file is 200 bytes long; whatever is much longer is none, and is not read.
+# A key file is 200 bytes long; a much longer file is none, and is not read.
 MAX_FILE_BYTES = 4096
-# So many keys in one folder; each costs a look-up table's entry, and more than this is a folder of something else.
+# Keys in one folder, at most: each costs an entry of a look-up table, and a folder with more files holds no keys.
 MAX_KEYS = 65_536
 # Z85 (ZeroMQ's RFC 32): 32 bytes as 40 printable characters.
 _KEY = r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
@@ -33,7 +33,7 @@ _LINE = re.compile(rf'^\s*(public|secret)-key\s*=\s*"({_KEY})"\s*$', re.MULTILIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """Both halves, in Z85."""
+    """A key pair, both halves in Z85."""
 
     public: str
     secret: str = field(repr=False)
@@ -46,7 +46,7 @@ def new_key_pair() -> KeyPair:
 
 
 def write_key_pair(folder: Path, name: str, pair: KeyPair) -> tuple[Path, Path]:
-    """Writes `folder/NAME.secret` (0600) and `folder/NAME.pub`; returns both paths.
+    """Write `folder/NAME.secret` (0600) and `folder/NAME.pub`; returns both paths.
 
     A missing folder is made, with mode 0700. Raises `ConfigurationError` rather than overwrite a key.
     """

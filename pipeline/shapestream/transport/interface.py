@@ -35,7 +35,7 @@ class PeerSocket(Protocol):
 
     @property
     def drained(self) -> bool:
-        """Whether the last receive took all messages that had arrived."""
+        """True where the last receive took all messages that had arrived."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the socket until it is closed (then it returns) or cancelled."""
@@ -71,7 +71,7 @@ class PeerSocket(Protocol):
         """The public key that this peer has proved to own, its identity; None where the address asks for no key."""
 
     def is_admin(self, peer: bytes) -> bool:
-        """Whether this peer may see the counters, which concern other peers too."""
+        """True for a peer that may see the counters, which concern other peers too."""
 
     def close(self) -> None:
         """Stop listening; waiting receivers get `trio.ClosedResourceError`. A second call does nothing."""

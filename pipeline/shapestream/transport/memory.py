@@ -48,7 +48,7 @@ def _as_received(frames: Sequence[Buffer]) -> Message:
 
 
 class _MemorySocket(ABC, Generic[T]):
-    """What both sides are: messages that have arrived, and tasks that wait for them. Who puts one in keeps the bound."""
+    """The common part of both sides: arrived messages, and tasks that wait for them. The sender keeps the bound."""
 
     def __init__(self) -> None:
         self._messages: deque[T] = deque()
@@ -57,12 +57,12 @@ class _MemorySocket(ABC, Generic[T]):
         self._receivers = trio.lowlevel.ParkingLot()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Returns when the socket is closed; in memory there is nothing to watch."""
+        """Wait until the socket is closed; in memory there is nothing to watch."""
         task_status.started()
         await self._closed.wait()
 
     async def receive(self) -> list[T]:
-        """The messages that are there, at least one; from clients each with its sender."""
+        """Receive the waiting messages, at least one; from clients each with its sender."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if messages := self.receive_nowait():
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -72,7 +72,7 @@ class _MemorySocket(ABC, Generic[T]):
         return messages
 
     def receive_nowait(self) -> list[T]:
-        """The messages that are there, perhaps none."""
+        """The waiting messages, perhaps none."""
         self._check_open()
         burst = min(len(self._messages), RECEIVE_BURST)
         self._drained = burst == len(self._messages)
@@ -80,7 +80,7 @@ class _MemorySocket(ABC, Generic[T]):
 
     @abstractmethod
     def close(self) -> None:
-        """Twice is once."""
+        """Close the socket; a second call does nothing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -91,7 +91,7 @@ class _MemorySocket(ABC, Generic[T]):
         self.close()
 
     def _put(self, message: T) -> None:
-        # One wake-up per message: whoever finds none left waits again, and nobody is forgotten.
+        # One wake-up per message: a task that finds none left waits again, and no task is forgotten.
         self._messages.append(message)
         self._receivers.unpark()
 
@@ -115,7 +115,7 @@ class MemoryEndpoint:
         self._peer_numbers = count(1)
 
     def bind(self) -> MemoryServer:
-        """Starts to listen; connections that are there already are heard under new peer ids."""
+        """Start to listen; existing connections are heard under new peer ids."""
         if self.server is not None:
             raise AddressInUse("another server listens at this memory endpoint")
         server = self.server = MemoryServer(self)
@@ -124,7 +124,7 @@ class MemoryEndpoint:
         return server
 
     def connect(self) -> MemoryConnection:
-        """A new connection, whether or not somebody listens yet."""
+        """A new connection, whether or not a server listens."""
         connection = MemoryConnection(self)
         self.connections.add(connection)
         if self.server is not None:
@@ -145,12 +145,12 @@ class MemoryServer(_MemorySocket[Addressed]):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens: nowhere that another process could reach."""
+        """The address of this server, which no other process can reach."""
         return (f"memory://{id(self.endpoint):x}",)
 
     @property
     def drained(self) -> bool:
-        """Whether the last receive took everything that had arrived."""
+        """True where the last receive took all messages that had arrived."""
         return self._drained
 
     def connect(self) -> MemoryConnection:
@@ -158,7 +158,7 @@ class MemoryServer(_MemorySocket[Addressed]):
         return self.endpoint.connect()
 
     def receive_nowait(self) -> list[Addressed]:
-        """The messages that are there, perhaps none; their senders may send more."""
+        """The waiting messages, perhaps none; their senders may send more."""
         taken = super().receive_nowait()
         for peer, _ in taken:
             if (connection := self._peers.get(peer)) is not None:
@@ -166,7 +166,7 @@ class MemoryServer(_MemorySocket[Addressed]):
         return taken
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Hands the message over; `PeerGone` for an unknown or closed peer, `OutboxFull` for a slow one."""
+        """Hand the message over; `PeerGone` for an unknown or closed peer, `OutboxFull` for a slow one."""
         self._check_open()
         connection = self._peers.get(peer)
         if connection is None:
@@ -176,10 +176,10 @@ class MemoryServer(_MemorySocket[Addressed]):
         connection._put(_as_received(frames))
 
     def forget(self, peer: bytes) -> None:
-        """Nothing waits on this side: what was sent has arrived already."""
+        """Do nothing: no message waits on this side."""
 
     def cut_off(self, peer: bytes) -> None:
-        """Ignores this peer for good."""
+        """Ignore this peer from now on."""
         if (connection := self._peers.pop(peer, None)) is not None:
             connection._ignored = True
             unread = [message for message in self._messages if message[0] != peer]
@@ -190,7 +190,7 @@ class MemoryServer(_MemorySocket[Addressed]):
         return 0
 
     def key_of(self, peer: bytes) -> str | None:
-        """None: nobody comes in here from outside the process."""
+        """None: all peers are in this process."""
         return None
 
     def is_admin(self, peer: bytes) -> bool:
@@ -198,7 +198,7 @@ class MemoryServer(_MemorySocket[Addressed]):
         return True
 
     def close(self) -> None:
-        """Stops listening; the connections are not told."""
+        """Stop listening; the connections are not told."""
         if self.endpoint.server is self:
             self.endpoint.server = None
             for connection in self._peers.values():
@@ -221,7 +221,7 @@ class MemoryConnection(_MemorySocket[Message]):
         self._senders = trio.lowlevel.ParkingLot()
 
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
-        """Hands the message over, or keeps it until somebody listens; `trio.WouldBlock` when full."""
+        """Hand the message over, or keep it until a server listens; `trio.WouldBlock` when full."""
         self._check_open()
         if self._ignored:
             return
@@ -231,11 +231,11 @@ class MemoryConnection(_MemorySocket[Message]):
         self._flush()
 
     async def send(self, frames: Sequence[Buffer]) -> None:
-        """Sends, waiting for room."""
+        """Send, after waiting for room."""
         await send_when_there_is_room(frames, self.send_nowait, self._senders)
 
     def close(self) -> None:
-        """Leaves the endpoint; what it sent stays with the server."""
+        """Leave the endpoint; sent messages stay with the server."""
         if self in self._endpoint.connections:
             self._endpoint.connections.discard(self)
             if self._server is not None:
@@ -249,7 +249,7 @@ class MemoryConnection(_MemorySocket[Message]):
         self._flush()
 
     def _detach(self) -> None:
-        """The server is gone, and with it what it had not read."""
+        """Forget the server, which is gone with its unread messages."""
         self._server, self._unread = None, 0
         self._senders.unpark_all()
 

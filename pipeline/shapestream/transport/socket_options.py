@@ -23,7 +23,7 @@ class SocketOptions:
     receive_high_water_mark: int = 0
     """Unread messages on this side. 0: no limit. Other values are for `inproc://` only; `apply` has the reason."""
     max_frame_bytes: int = 1024 * 1024 * 1024
-    """A peer that announces a larger frame is disconnected."""
+    """Largest frame; a peer that announces a larger one is disconnected."""
     max_frames: int = MAX_FRAMES
     """Frames of a longer message that a ROUTER hands over; it drops the rest, and ends the connection."""
     linger_ms: int = 1000
@@ -31,13 +31,13 @@ class SocketOptions:
     handshake_ms: int = 5000
     """Time for a handshake, which takes three messages; then the connection is closed."""
     dead_after_ms: int = 15000
-    """A tcp connection whose other end acknowledges nothing for so long is closed by the kernel. It only clears dead
+    """Time without acknowledgement after which the kernel closes a tcp connection. It only clears dead
     connections away: heartbeats of the event loops decide which peer is alive, and sooner."""
     reconnect_interval_ms: int = 50
     max_reconnect_interval_ms: int = 2000
     immediate: bool = False
-    """Whether a DEALER takes messages only for a connection that exists. Else one that is closed and replaced while its
-    server is away may reach that server after all, behind its replacement, with a greeting of long ago."""
+    """A DEALER takes messages only for a connection that exists. Otherwise one that is closed and replaced while its
+    server is away may reach that server later, behind its replacement, with an old greeting."""
     outbox_messages: int = 1024
     """Messages that wait for one peer behind the high-water mark; then the peer must be given up."""
     outbox_bytes: int = 256 * 1024 * 1024

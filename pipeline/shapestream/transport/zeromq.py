@@ -46,7 +46,7 @@ class Outbox:
         self.nbytes = 0
         """Bytes of all waiting frames, which stay allocated."""
         self.given_up = False
-        """Whether its messages were dropped to make room. The peer gets no more: messages would be missing."""
+        """True after its messages were dropped to make room. The peer gets no more: messages would be missing."""
         self._messages: deque[Sequence[bytes | zmq.Frame]] = deque()
         self._room = room
 
@@ -138,7 +138,7 @@ class RouterSocket(WatchedSocket):
         self._cut_off: dict[bytes, bool] = {}
         """Peers that are cut off, and whether their connection was ended."""
         self._skipping = False
-        """Whether frames of a dropped message follow."""
+        """True while frames of a dropped message follow."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class RouterSocket(WatchedSocket):
 
     @property
     def drained(self) -> bool:
-        """Whether the last receive took everything that had arrived."""
+        """True where the last receive took all messages that had arrived."""
         return self._drained
 
     def bind(self, address: str) -> None:
@@ -246,7 +246,7 @@ class RouterSocket(WatchedSocket):
         return left
 
     def _may_speak(self, peer: bytes, first: zmq.Frame) -> bool:
-        """Whether to take this peer's message (`curve.py` checks its key)."""
+        """True where this peer's message may be taken (`curve.py` checks its key)."""
         return True
 
     @trio.lowlevel.enable_ki_protection

@@ -1,1 +1,1 @@
-"""Protocol version 1: what travels, and how (docs/protocol.md)."""
+"""Protocol version 1: entries, messages and their encoding (docs/protocol.md)."""

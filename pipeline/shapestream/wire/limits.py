@@ -7,9 +7,9 @@ from dataclasses import dataclass
 __all__ = ["CLIENT_LIMITS", "MAX_INLINE_BYTES", "MAX_INTEGER", "WORKER_LIMITS", "Limits"]
 
 MAX_INTEGER = 2**63 - 1
-"""The largest id, count, dimension or byte length: what a signed 64-bit integer holds."""
+"""The largest id, count, dimension or byte length: that of a signed 64-bit integer."""
 MAX_PRIORITY = 2**31 - 1
-"""The largest priority, and its least the negative."""
+"""The largest priority; the smallest is its negative."""
 MAX_INLINE_BYTES = 1024
 """The longest tensor that may travel inside the header."""
 MAX_FRAME_BYTES = 1 << 30

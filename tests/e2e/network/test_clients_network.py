@@ -117,13 +117,14 @@ def test_messages_that_come_one_byte_at_a_time_are_the_same_messages(served: Any
                 async with shapestream.connect(proxy.address) as client:
                     load = Load(client, 3)
                     async with trio.open_nursery() as asking:
-                        for size in (3, 3, 3, 3, 500, 2000):
+                        # Three within the header and one in a frame of its own; each byte costs two tasks a turn.
+                        for size in (3, 3, 3, 150):
                             asking.start_soon(load.ask, size)
                     outcomes = load.outcomes
                     assert (set(), [], [], {}) == outcomes.defects
                     assert dict.fromkeys(outcomes.right, 1) == Journal(served.folder).runs(outcomes)
                     (passage,) = proxy.passages
-                    assert min(passage.packets[UP], passage.packets[DOWN]) > 20_000
+                    assert min(passage.packets[UP], passage.packets[DOWN]) > 1_500
             nursery.cancel_scope.cancel()
 
     trio.run(main)

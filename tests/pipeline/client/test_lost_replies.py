@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import SIGNATURE, Running, ScriptedSlots, memory_serving
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import shapestream
-from shapestream.serving.models import ModelOptions
 from shapestream.transport.interface import Connection, Message
 from shapestream_engine.layout import Buffer
 
 INPUTS = {"x": np.full((1, 4), 3, np.float32), "scale": np.ones((1,), np.float32)}
-ONCE = {"echo": ModelOptions(idempotent=False)}
+ONCE = {"echo": model_settings(idempotent=False)}
 
 
 class Deafened:

@@ -19,15 +19,17 @@ from tests.pipeline.protocol_simulation.slots import SimulatedSlots
 from shapestream.serving.server import Server
 from shapestream.serving.worker_port import LastState
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
-from shapestream_workers.supervisor.events import (
+from shapestream_workers.supervisor.core import (
     Action,
     Event,
     GiveUp,
     KeepWorker,
     KillWorker,
+    RestartPolicy,
     StartWorker,
+    State,
     StopRequested,
+    Supervisor,
     TerminateWorker,
     TimePassed,
     WorkerExited,

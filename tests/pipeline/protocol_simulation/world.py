@@ -23,6 +23,7 @@ from tests.pipeline.protocol_simulation.journal import Journal, Question
 from tests.pipeline.protocol_simulation.network import Exchange, Line, Port
 from tests.pipeline.protocol_simulation.plan import COMMON, RARE, Ask, Fault, FaultKind, Plan
 from tests.pipeline.protocol_simulation.workers import PRESENT_PID, SimulatedWorker, Supervision
+from tests.pipeline.serving.echo_model import model_settings
 from trio.testing import MockClock
 
 import shapestream.client.core
@@ -31,11 +32,9 @@ import shapestream_workers.worker
 from shapestream.client.session import Session, Turn
 from shapestream.scheduling.events import Action, Event
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.serving.models import ModelOptions
 from shapestream.serving.server import Server, serve
 from shapestream.settings import ServerSettings
-from shapestream_workers.supervisor.events import ReplacementWanted, RestartRequested
-from shapestream_workers.supervisor.records import RestartPolicy
+from shapestream_workers.supervisor.core import ReplacementWanted, RestartPolicy, RestartRequested
 from shapestream_workers.worker_session import WorkerSession
 
 __all__ = ["SETTLED_WITHIN_S", "play"]
@@ -200,7 +199,7 @@ class World:
         self.nursery.start_soon(self._live, self.life)
 
     async def _live(self, life: _ServerLife) -> None:
-        models = {COMMON.name: ModelOptions(), RARE.name: ModelOptions()}
+        models = {COMMON.name: model_settings(), RARE.name: model_settings()}
         settings = ServerSettings(
             window_requests=self.plan.window_requests,
             max_queued_requests=self.plan.max_queued_requests,

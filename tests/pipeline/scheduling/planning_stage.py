@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue
@@ -31,7 +32,6 @@ class FormulaSurface:
         self.exact = exact or {}
         """Costs of calls of just these sizes, rows first."""
         self.version = 1
-        self.kind: object = self
         self.asked = 0
 
     def seconds(self, rows, shapes):
@@ -53,6 +53,10 @@ class FormulaSurface:
             self.seconds(rows, np.broadcast_to(np.array(shape, np.intp), (65, len(shape))))
             for shape in shapes
         ]
+
+    def most_s(self, rows: int, shape: tuple[int, ...]) -> float:
+        """No bound."""
+        return float("inf")
 
     @property
     def prepares(self) -> bool:
@@ -91,6 +95,13 @@ class Waiting:
     def __init__(self, queue: ModelQueue) -> None:
         self.queue = queue
         self.count = 0
+        self._costs: dict[FormulaSurface, CallCosts] = {}
+
+    def costs(self, surface: FormulaSurface) -> CallCosts:
+        """The costs of calls on a surface, the same ones each time."""
+        costs = self._costs.setdefault(surface, CallCosts(surface, self.queue.profile))
+        costs.renew()
+        return costs
 
     def arrive(
         self,

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.pipeline.scheduling.planning_stage import FormulaSurface, affine
 
 from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.planner import PlanningBudget
 from shapestream.scheduling.rounding import ShapeRounding
+from shapestream_engine.cost_table import CostPoint, CostTable
 
 
 def _profile(**options) -> ModelProfile:
@@ -105,12 +106,13 @@ def test_a_cap_on_shapes_holds_for_what_is_started(stage):
 
 def test_workers_that_are_alike_share_what_was_worked_out():
     """Unless what is new to the device of each matters."""
-    budget = PlanningBudget()
-    profile = _profile()
-    one, other = affine(), affine()
-    other.kind = one.kind
-    assert budget.costs(one, profile) is budget.costs(other, profile)
-    for surface in (one, other):
-        surface.new = lambda rows, shape: 1.0
-    assert budget.costs(one, profile) is not budget.costs(other, profile)
-    assert budget.costs(one, profile) is budget.costs(one, profile)
+    model = CostModel()
+    model.add_model(_profile())
+    points = tuple(CostPoint(sizes=(rows, 8), seconds=0.01 * rows) for rows in (1, 8))
+    table = CostTable(key="k", dimensions=("batch", "seq"), points=points)
+    for slot, worker in enumerate(("one", "one", "other")):
+        model.join(slot, worker, {"m": table}, ["m"])
+    assert model.call_costs("m", 0) is model.call_costs("m", 2)
+    model.observe(0, "m", (1, 8), 1.0, preparations=1)
+    assert model.call_costs("m", 0) is not model.call_costs("m", 2)
+    assert model.call_costs("m", 0) is model.call_costs("m", 1)

@@ -15,7 +15,7 @@ import pytest
 from shapestream.scheduling import Scheduler
 from shapestream.scheduling.events import FailRequest, ModelProfile
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.simulator import DONE, SlotPlan, Truth, Workload, simulate
+from shapestream_workers.lab.simulator import DONE, Scenario, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
 
 CAPACITY = 200.0
@@ -45,11 +45,16 @@ def _served(
     profile = ModelProfile(name="m", dimensions=("batch",), has_batch=True, paddable=(False,), max_batch=8)
     simulated = simulate(
         Scheduler(max_queued_requests=10_000, max_queued_bytes=1 << 40),
-        [profile],
-        [SlotPlan(worker=f"w{number}") for number in range(slots)],
-        Truth(costs={"m": FormulaCost(per_element_s=0.0, **CALL)}, noise=noise, way_s=0.001, seed=seed),
-        Workload(requests=requests),
-        calibration={"m": believed.calibration("k", ("batch",), 8)},
+        Scenario(
+            profiles=[profile],
+            costs={"m": FormulaCost(per_element_s=0.0, **CALL)},
+            traffic=requests,
+            believed={"m": believed},
+            slots=slots,
+            noise=noise,
+            way_s=0.001,
+            seed=seed,
+        ),
         check_every=100,
     )
     ends = simulated.requests

@@ -17,10 +17,9 @@ from tests.pipeline.scheduling.planning_stage import (
 )
 
 from shapestream.scheduling.call_costs import USES
-from shapestream.scheduling.planner import BATCH_S, DELAYED, PlanningBudget, plan_batch, together
+from shapestream.scheduling.planner import BATCH_S, DELAYED, WINDOW, Plan, plan_batch, together
 from shapestream.scheduling.state import QUEUED
 
-RICH = 1e6
 SIZES = st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 5))
 SURFACES = st.sampled_from(
     [
@@ -32,10 +31,9 @@ SURFACES = st.sampled_from(
 )
 
 
-def _plan(waiting, surface, budget=None, **options):
-    return plan_batch(
-        waiting.first(), surface, budget or PlanningBudget(first_s=RICH), **{"now": 0.0, **options}
-    )
+def _plan(waiting, surface, plan=None, **options):
+    """The next batch, in a turn of its own unless a plan is given."""
+    return plan_batch(waiting.first(), waiting.costs(surface), plan or Plan(), **{"now": 0.0, **options})
 
 
 def _in_order(queue, members) -> bool:
@@ -70,24 +68,28 @@ def _in_order(queue, members) -> bool:
     ),
     st.none() | st.floats(0.0, 0.2),
     st.sampled_from([1.0, 2.5]),
-    st.sampled_from([0.0, 1e-4, RICH]),
+    st.integers(1, 4),
 )
 def test_every_batch_is_legal_until_the_queue_is_empty(
-    arrivals, padded, surface, limits, most_s, speed, first_s
+    arrivals, padded, surface, limits, most_s, speed, slots
 ):
-    """Anchor, lanes, order, rows, bytes, padding, share and deadlines, whatever arrives in between."""
+    """Anchor, lanes, order, rows, bytes, padding, share and deadlines, whatever arrives between turns."""
     queue = make_queue(padded, **limits)
     waiting = Waiting(queue)
     later = arrivals[len(arrivals) // 2 :]
     for sizes, rank, deadline in arrivals[: len(arrivals) // 2]:
         waiting.arrive(sizes, rank=rank, deadline=deadline)
-    budget = PlanningBudget(first_s=first_s)
+    plan = Plan()
+    batches = 0
     while queue.count or later:
-        if later:
-            sizes, rank, deadline = later.pop()
-            waiting.arrive(sizes, rank=rank, deadline=deadline)
+        if not batches % slots or not queue.count:
+            plan.begin_turn()
+            if later:
+                sizes, rank, deadline = later.pop()
+                waiting.arrive(sizes, rank=rank, deadline=deadline)
+        batches += 1
         anchor = waiting.first()
-        cut = _plan(waiting, surface, budget, most_s=most_s, speed=speed)
+        cut = _plan(waiting, surface, plan, most_s=most_s, speed=speed)
         members = list(cut.members)
         assert anchor in members
         assert len(members) == len(ids(cut))
@@ -103,7 +105,6 @@ def test_every_batch_is_legal_until_the_queue_is_empty(
         if len(members) > 1:
             _check_limits(cut, limits, surface, real, most_s, speed)
         waiting.start(cut)
-        budget.earn(cut.seconds, 0.0)
 
 
 def _check_limits(cut, limits, surface, real, most_s, speed) -> None:
@@ -129,13 +130,12 @@ def test_the_same_queue_gives_the_same_batches(sizes, surface):
     for _ in range(2):
         waiting = Waiting(make_queue((True, True)))
         waiting.arrive(*sizes)
-        budget = PlanningBudget()
         batches = []
         while waiting.queue.count:
-            cut = _plan(waiting, surface, budget)
+            cut = _plan(waiting, surface)
             batches.append((ids(cut), cut.shape))
             waiting.start(cut)
-        runs.append((batches, budget.spent_s))
+        runs.append(batches)
     assert runs[0] == runs[1]
 
 
@@ -159,25 +159,57 @@ def test_where_batches_save_nothing_requests_run_alone():
 
 
 def test_equal_shapes_are_not_planned():
-    """One shape in the lane, or one that fills its batch: no dynamic programme, nothing spent."""
+    """One shape in the lane, or one that fills its batch: no dynamic programme."""
     waiting = Waiting(make_queue())
-    budget = PlanningBudget()
+    plan = Plan()
     waiting.arrive(*[(1, 16)] * 20)
-    cut = _plan(waiting, affine(1.0), budget)
+    cut = _plan(waiting, affine(1.0), plan)
     assert set(range(8)) == ids(cut)
     waiting.start(cut)
     waiting.arrive((1, 17))
-    assert 8 == _plan(waiting, affine(1.0), budget).rows
-    assert (0, 0.0) == (budget.cuts, budget.spent_s)
+    assert 8 == _plan(waiting, affine(1.0), plan).rows
+    assert 0 == plan.cuts
 
 
-def test_without_a_budget_a_bucket_goes_by_itself():
-    """What cannot be planned is still batched with its equals."""
+def _three_groups(plan) -> Waiting:
+    """Lengths near 20, 60 and 120, the oldest of each group in turn; the first batch is started."""
     waiting = Waiting(make_queue())
-    waiting.arrive((1, 16), (1, 17), (1, 16))
-    budget = PlanningBudget(first_s=0.0)
-    assert {0, 2} == ids(_plan(waiting, affine(1.0), budget))
-    assert 0 == budget.cuts
+    waiting.arrive((1, 20), (1, 60), (1, 120))
+    waiting.arrive((1, 21), (1, 61), (1, 122), (1, 22), (1, 62), (1, 121))
+    waiting.start(_plan(waiting, NEAR, plan))
+    return waiting
+
+
+NEAR = affine(0.05, 0.001)
+
+
+def test_one_programme_serves_all_slots_of_a_turn():
+    """The other segments are still optimal, and cost nothing; the next turn plans anew."""
+    plan = Plan()
+    waiting = _three_groups(plan)
+    second = _plan(waiting, NEAR, plan)
+    assert ({1, 4, 7}, 1) == (ids(second), plan.cuts)
+    waiting.start(second)
+    assert ({2, 5, 8}, 1) == (ids(_plan(waiting, NEAR, plan)), plan.cuts)
+    plan.begin_turn()
+    assert ({2, 5, 8}, 2) == (ids(_plan(waiting, NEAR, plan)), plan.cuts)
+
+
+def test_members_that_have_left_within_a_turn_are_not_missed():
+    """One that was given up is gone; the others of its segment go together."""
+    plan = Plan()
+    waiting = _three_groups(plan)
+    waiting.queue.drop(waiting.queue.buckets[61,].first())
+    assert ({1, 7}, 1) == (ids(_plan(waiting, NEAR, plan)), plan.cuts)
+
+
+def test_a_request_outside_of_the_window_gets_one_of_its_own():
+    """A lane that is longer than a window is cut again around the next request, in the same turn."""
+    plan = Plan()
+    waiting = Waiting(make_queue())
+    waiting.arrive((1, 1000), (1, 3000), *[(1, 1000 + order) for order in range(1, 3 * WINDOW)])
+    waiting.start(_plan(waiting, NEAR, plan))
+    assert ({1}, 2) == (ids(_plan(waiting, NEAR, plan)), plan.cuts)
 
 
 def test_a_model_without_a_batch_axis_runs_requests_alone():
@@ -285,12 +317,11 @@ def test_a_started_call_counts_as_known():
     """The second batch of a shape is not charged for its preparation; the surface may still say otherwise."""
     made: set[tuple[int, tuple[int, ...]]] = set()
     surface = affine(new=lambda rows, shape: 0.0 if (rows, shape) in made else 5.0)
-    budget = PlanningBudget()
     waiting = Waiting(make_queue())
     waiting.arrive((2, 20), (1, 21), (1, 22))
-    first = _plan(waiting, surface, budget)
+    first = _plan(waiting, surface)
     made.add((first.rows, first.shape))
-    again = _plan(waiting, surface, budget)
+    again = _plan(waiting, surface)
     assert first.members == again.members
     assert pytest.approx(first.seconds - 5.0) == again.seconds
 
@@ -318,7 +349,7 @@ def test_reruns_keep_exactly_their_members():
     """Whatever it costs."""
     waiting = Waiting(make_queue())
     requests = waiting.arrive((1, 4), (2, 400))
-    cut = together(requests, affine())
+    cut = together(requests, waiting.costs(affine()))
     assert requests == cut.members
     assert (3, (400,), 396) == (cut.rows, cut.shape, cut.padding)
 
@@ -326,15 +357,14 @@ def test_reruns_keep_exactly_their_members():
 def test_a_deep_lane_costs_no_more_than_a_shallow_one():
     """Of a hundred thousand only those around the anchor are looked at."""
     surface = affine()
-    spent = []
+    asked = []
     for count in (1_000, 20_000):
         waiting = Waiting(make_queue(max_batch=64))
         waiting.arrive(*[(1, 10 + order * 7919 % count) for order in range(count)])
-        budget = PlanningBudget(first_s=RICH)
         surface.asked = 0
-        _plan(waiting, surface, budget)
-        spent.append((budget.spent_s, surface.asked))
-    assert spent[0] == spent[1]
+        _plan(waiting, surface)
+        asked.append(surface.asked)
+    assert asked[0] == asked[1]
 
 
 def _partitions(members):
@@ -356,8 +386,8 @@ def test_a_new_plan_is_optimal(lengths, fixed_s, measured):
     surface = affine(fixed_s, 0.001, measured=measured)
     waiting = Waiting(make_queue())
     waiting.arrive(*[(1, length) for length in lengths])
-    budget = PlanningBudget(first_s=RICH)
-    cut = _plan(waiting, surface, budget)
+    plan = Plan()
+    cut = _plan(waiting, surface, plan)
 
     def cost(batches) -> float:
         return sum(
@@ -372,7 +402,7 @@ def test_a_new_plan_is_optimal(lengths, fixed_s, measured):
     for length in batch:
         left.remove(length)
     with_batch = cost([batch]) + min(map(cost, _partitions(left)))
-    if budget.cuts:
+    if plan.cuts:
         assert pytest.approx(least) == with_batch
     else:
         # Equal shapes are not planned: as many as are best for each of them, whatever remains.

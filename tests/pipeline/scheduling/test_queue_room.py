@@ -12,7 +12,7 @@ import pytest
 from shapestream.scheduling import Scheduler
 from shapestream.scheduling.events import FailRequest, ModelProfile
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.simulator import DONE, SlotPlan, Truth, Workload, simulate
+from shapestream_workers.lab.simulator import DONE, Scenario, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
 
 
@@ -30,11 +30,15 @@ def _served(rates: list[float], seconds: float, *, bound: int) -> Counter[int]:
     measured = FormulaCost(per_element_s=0.0, largest=(8,), **cost)
     simulated = simulate(
         Scheduler(max_queued_requests=bound, max_queued_bytes=1 << 40),
-        [ModelProfile(name="m", dimensions=("batch",), has_batch=True, paddable=(False,), max_batch=8)],
-        [SlotPlan(worker="w0")],
-        Truth(costs={"m": FormulaCost(per_element_s=0.0, **cost)}, way_s=0.001),
-        Workload(requests=requests),
-        calibration={"m": measured.calibration("k", ("batch",), 8)},
+        Scenario(
+            profiles=[
+                ModelProfile(name="m", dimensions=("batch",), has_batch=True, paddable=(False,), max_batch=8)
+            ],
+            costs={"m": FormulaCost(per_element_s=0.0, **cost)},
+            traffic=requests,
+            believed={"m": measured},
+            way_s=0.001,
+        ),
         check_every=100,
     )
     done = np.asarray(simulated.requests.outcomes()) == DONE

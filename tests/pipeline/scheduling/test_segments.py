@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shapestream.scheduling.planner import WINDOW
 from shapestream.scheduling.segments import (
     NEVER,
-    PAIRS,
     Limits,
     Window,
     cut_window,
@@ -223,13 +223,13 @@ def test_a_request_larger_than_a_batch_is_alone():
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_what_is_looked_at_is_bounded(dimensions):
-    """However large a batch may be, so many segments are looked at, and not many more costs."""
+    """However large a batch may be, no segment is longer than the window, and few more costs are asked for."""
     random = np.random.default_rng(7)
-    requests = [(1, *shape) for shape in random.integers(1, 200, (256, dimensions)).tolist()]
+    requests = [(1, *shape) for shape in random.integers(1, 200, (WINDOW, dimensions)).tolist()]
     costs = Formula(lambda rows, elements: 1.0 + rows * elements)
     seconds = segment_seconds(_window(requests), costs, Limits(max_rows=10_000))
-    assert seconds.size <= PAIRS
-    assert costs.asked <= 2 * PAIRS + 256
+    assert seconds.size <= WINDOW**2
+    assert costs.asked <= 2 * WINDOW**2 + WINDOW
 
 
 def test_few_different_shapes_are_asked_for_once_each():

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from shapestream.settings import BatchingSettings, ModelSettings
 from shapestream.wire.messages import BatchDone, Execute, Request
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import Rows
@@ -21,6 +22,11 @@ SIGNATURE = ModelSignature(
     outputs=(OutputPort("y", "f32", NamedShape.parse("batch, n"), Rows()),),
 )
 """Two inputs that share the batch dimension."""
+
+
+def model_settings(*, idempotent: bool = True, **batching: Any) -> ModelSettings:
+    """Settings of a model that is batched like this."""
+    return ModelSettings(name="m", idempotent=idempotent, batching=BatchingSettings(**batching))
 
 
 def echo_tensors(rows: int = 1, n: int = 4, value: float = 1.0) -> Tensors:

@@ -6,6 +6,7 @@ from typing import Any
 
 import trio
 from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import (
     RawPeer,
     ScriptedSlots,
@@ -18,10 +19,9 @@ from tests.pipeline.serving.harness import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.serving.models import ModelOptions
 from shapestream.wire.messages import Cancel, Failure, Goodbye, ModelOpened, OpenModel, Result
 
-ONCE = {"echo": ModelOptions(idempotent=False)}
+ONCE = {"echo": model_settings(idempotent=False)}
 OTHER = echo_tensors(value=2.0)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import (
     RawPeer,
     ScriptedSlots,
@@ -20,7 +21,6 @@ from tests.pipeline.serving.harness import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.serving.models import ModelOptions
 from shapestream.serving.server import FAREWELL_S, Server
 from shapestream.transport.memory import memory_server
 from shapestream.wire.messages import Execute, Failure, Goodbye, Heartbeat
@@ -99,7 +99,7 @@ async def test_what_is_not_finished_within_the_grace_is_handed_back() -> None:
 @virtual_time
 async def test_a_worker_that_is_gone_when_the_grace_is_over_ends_nothing_twice() -> None:
     """That it cannot be told goodbye is found out when its requests have been handed back, and their clients told."""
-    async with memory_serving(models={"echo": ModelOptions(idempotent=False)}, grace_s=0.5) as running:
+    async with memory_serving(models={"echo": model_settings(idempotent=False)}, grace_s=0.5) as running:
         client, worker = await running.client_and_worker()
         client.say(request(1), request(2))
         await worker.hear(Execute)

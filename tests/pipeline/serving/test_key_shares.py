@@ -5,19 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import SIGNATURE, RawPeer, ScriptedSlots, echo_tensors, request
 from tests.pipeline.serving.protected_server import ALICE, BOB, Place, serving
 
 from shapestream.serving.kept_replies import KeptReplies
-from shapestream.serving.models import ModelOptions, ServedModel
+from shapestream.serving.models import ServedModel
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, Result, Unknown
 from shapestream_engine.cost_table import CostPoint, CostTable
 
-ECHO = ServedModel(0, SIGNATURE.name, SIGNATURE, ModelOptions())
-ONE_BY_ONE = {SIGNATURE.name: ModelOptions(max_batch=1)}
+ECHO = ServedModel(0, SIGNATURE.name, SIGNATURE, model_settings())
+ONE_BY_ONE = {SIGNATURE.name: model_settings(max_batch=1)}
 SECONDS = {4: 0.1, 16: 0.3}
 """What a request with so many numbers takes."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import structlog
+from tests.pipeline.serving.echo_model import model_settings
 
-from shapestream.serving.models import DEFAULT_BATCH_BYTES, ModelOptions, ServedModel, most_rows
+from shapestream.serving.models import DEFAULT_BATCH_BYTES, ServedModel, most_rows
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember
@@ -91,13 +92,13 @@ def test_it_is_not_far_from_what_would_not_fit() -> None:
 def test_a_model_with_few_tensors_is_not_restricted() -> None:
     """The default of 64 rows, and a thousand, are far below the bounds of the protocol."""
     assert 16_384 == most_rows(model(3, 1))
-    assert 1000 == ServedModel(0, "many", model(3, 1), ModelOptions(max_batch=1000)).profile.max_batch
+    assert 1000 == ServedModel(0, "many", model(3, 1), model_settings(max_batch=1000)).profile.max_batch
 
 
 def test_a_model_with_many_tensors_gets_smaller_batches_and_says_so() -> None:
     """4,000 rows of 64 inputs would be 256,000 frames: the worker would be cut off for what it was never sent."""
     with structlog.testing.capture_logs() as logs:
-        profile = ServedModel(0, "many", model(64, 1), ModelOptions(max_batch=4000)).profile
+        profile = ServedModel(0, "many", model(64, 1), model_settings(max_batch=4000)).profile
     assert profile.max_batch == most_rows(model(64, 1)) < 4000
     assert profile.max_batch * 64 <= WORKER_LIMITS.max_frames
     (line,) = logs
@@ -110,11 +111,13 @@ def test_a_model_with_many_tensors_gets_smaller_batches_and_says_so() -> None:
 
 def test_the_bound_of_the_model_file_is_capped_as_well() -> None:
     """Nobody configured a million rows; the file merely does not exclude them."""
-    assert most_rows(model(64, 1)) == ServedModel(0, "many", model(64, 1), ModelOptions()).profile.max_batch
+    assert most_rows(model(64, 1)) == ServedModel(0, "many", model(64, 1), model_settings()).profile.max_batch
 
 
 def test_a_limit_in_bytes_reaches_the_scheduler() -> None:
     """From the configuration to what the planner keeps."""
-    options = ModelOptions(max_batch_bytes=4096)
+    options = model_settings(max_batch_bytes=4096)
     assert 4096 == ServedModel(0, "many", model(1, 1), options).profile.max_batch_bytes
-    assert DEFAULT_BATCH_BYTES == ServedModel(0, "many", model(1, 1), ModelOptions()).profile.max_batch_bytes
+    assert (
+        DEFAULT_BATCH_BYTES == ServedModel(0, "many", model(1, 1), model_settings()).profile.max_batch_bytes
+    )

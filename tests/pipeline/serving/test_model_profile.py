@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shapestream.serving.models import ModelOptions, ServedModel
+from tests.pipeline.serving.echo_model import model_settings
+
+from shapestream.serving.models import ServedModel
 from shapestream_engine import InputPort, ModelSignature, NamedShape, OutputPort, Rows
 from shapestream_engine.strategy import Strategy, parse_strategy
 
@@ -13,7 +15,7 @@ def served(strategy: Strategy, max_batch: int | None = None) -> ServedModel:
     signature = ModelSignature(
         "m", (InputPort("x", "f32", shape, {"seq": 0}),), (OutputPort("y", "f32", shape, Rows()),), strategy
     )
-    return ServedModel(0, "m", signature, ModelOptions(max_batch=max_batch))
+    return ServedModel(0, "m", signature, model_settings(max_batch=max_batch))
 
 
 def test_a_native_model_may_have_any_rows_within_its_bounds() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import memory_serving, request, verdict
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.serving.models import ModelOptions
 from shapestream.wire.messages import Execute, Failure, Goodbye, ModelOpened, ModelRefused, OpenModel, Result
 
-TWO_MODELS = {"echo": ModelOptions(), "later": ModelOptions()}
+TWO_MODELS = {"echo": model_settings(), "later": model_settings()}
 
 
 @virtual_time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog.testing
 import trio
 from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import (
     SIGNATURE,
     RawPeer,
@@ -18,7 +19,6 @@ from tests.pipeline.serving.harness import (
     verdict,
 )
 
-from shapestream.serving.models import ModelOptions
 from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.memory import memory_server
@@ -95,7 +95,7 @@ async def test_an_unknown_model_is_refused_with_the_names_of_the_known() -> None
 @virtual_time
 async def test_a_promised_model_is_opened_when_its_worker_comes() -> None:
     """Clients may connect while workers still compile."""
-    async with memory_serving(models={"echo": ModelOptions()}) as running:
+    async with memory_serving(models={"echo": model_settings()}) as running:
         client = await running.greeted(model=None)
         client.say(OpenModel(name="echo"), StatisticsRequest())
         await client.hear(Statistics)

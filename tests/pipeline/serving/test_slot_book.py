@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed, model_settings
 
 from shapestream.scheduling.events import StartBatch
 from shapestream.serving.dispatcher import SlotBook
 from shapestream.serving.kept_replies import KeptReplies
-from shapestream.serving.models import ModelOptions, ServedModel
+from shapestream.serving.models import ServedModel
 from shapestream.serving.outgoing import Link
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream.serving.workers import Offer, RunningBatch, Worker
@@ -43,7 +43,7 @@ def records(*deadlines: float | None) -> list[RequestRecord]:
     """Requests of one session, numbered from 1."""
     kept = KeptReplies(max_bytes=0, max_age_s=0.0, max_replies=8, now=0.0)
     session = Session(0, kept.of((b"c" * 16, None)), b"peer", "test", 0.0)
-    model, tensors = ServedModel(0, "echo", SIGNATURE, ModelOptions()), echo_tensors()
+    model, tensors = ServedModel(0, "echo", SIGNATURE, model_settings()), echo_tensors()
     shape = SIGNATURE.resolve(tensors.layout)
     return [
         RequestRecord(id_, session, id_, model, shape, tensors, 0.0, deadline, 0)

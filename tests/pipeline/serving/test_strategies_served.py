@@ -10,10 +10,11 @@ import openvino as ov
 import openvino.opset13 as ops
 import pytest
 from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import memory_serving
 
-from shapestream.serving.models import ModelOptions
 from shapestream.serving.slot_threads import SlotThreads
+from shapestream.settings import ModelSettings
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine import InputSpec, ModelSpec, Strategy, compile_model
 from shapestream_engine.layout import Tensors
@@ -39,7 +40,7 @@ def request(sequence: int, array: Array) -> Request:
 async def serve(
     strategy: Strategy,
     arrays: Sequence[Array],
-    options: ModelOptions | None = None,
+    options: ModelSettings | None = None,
     shape: str = "batch:1..32, seq:1..128",
 ) -> tuple[list[Any], dict[str, Any]]:
     """All arrays in one message; the answers by sequence, and the statistics."""
@@ -156,7 +157,7 @@ async def test_a_process_never_meets_more_shapes_than_its_cap() -> None:
 async def test_what_may_not_run_twice_runs_alone_under_every_strategy(strategy: Strategy) -> None:
     """Also with more rows than a call of one row, and more than the largest call, takes."""
     arrays = ones((1, 33), (3, 64), (1, 33), (21, 7))
-    answers, statistics = await serve(strategy, arrays, ModelOptions(idempotent=False))
+    answers, statistics = await serve(strategy, arrays, model_settings(idempotent=False))
     check(answers, arrays)
     assert (4, 1.0) == (statistics["batches"], statistics["mean_batch_requests"])
 

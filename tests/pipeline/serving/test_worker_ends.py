@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import done, memory_serving, request, verdict
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.serving.models import ModelOptions
 from shapestream.wire.messages import (
     BatchFailed,
     Execute,
@@ -185,7 +185,7 @@ async def test_the_busy_slots_of_a_worker_that_leaves_get_none_of_its_batches(
     slots: int, behind: int
 ) -> None:
     """All overdue, so that any of them could be sent the next batch ahead: all of it waits for another worker instead."""
-    async with memory_serving(models={"echo": ModelOptions(max_batch=1)}) as running:
+    async with memory_serving(models={"echo": model_settings(max_batch=1)}) as running:
         leaver, client = await running.joined("leaver", slots=slots), await running.greeted()
         total = 0
         for _ in range(20):  # so that it is known what a batch costs
@@ -213,7 +213,7 @@ async def test_the_busy_slots_of_a_worker_that_leaves_get_none_of_its_batches(
 @virtual_time
 async def test_a_worker_that_answers_and_leaves_at_once_takes_nothing_that_waits_along() -> None:
     """What waited was not sent to it, so nothing of it is lost: not even what may not run twice."""
-    async with memory_serving(models={"echo": ModelOptions(idempotent=False)}) as running:
+    async with memory_serving(models={"echo": model_settings(idempotent=False)}) as running:
         client, worker = await running.client_and_worker()
         client.say(request(1), request(2))
         worker.say(done(await worker.hear(Execute)), Goodbye())

@@ -517,6 +517,8 @@ def test_a_secret_that_others_can_reach_is_refused(tmp_path: Path, mode: int) ->
         (f'public-key = "{ALICE.public[:-1]}"\n', "no key file"),
         (f'secret-key = "{ALICE.secret}"\n', "no key file"),
     ],
+    # The keys are new in each process, and a test's name is not.
+    ids=["empty", "long", "public", "of two pairs", "public twice", "cut off", "secret"],
 )
 def test_files_that_hold_no_pair(tmp_path: Path, text: str, words: str) -> None:
     """Each is refused by name, and no secret is shown."""

@@ -22,7 +22,7 @@ from shapestream_workers.lab.candidates import (
     powers_of_two,
     propose,
 )
-from shapestream_workers.lab.workload import Workload
+from shapestream_workers.lab.replay import Workload
 
 
 def signature_of(shape: str, **pad: Any) -> ModelSignature:

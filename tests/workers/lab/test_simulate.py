@@ -12,8 +12,17 @@ import pytest
 
 from shapestream.errors import ConfigurationError
 from shapestream.telemetry.trace import TraceRequest, header_line, request_line
-from shapestream_workers.lab.scenario import PLANNED, POLICIES, ScenarioOptions, make_scenario
-from shapestream_workers.lab.simulate import Goal, Sweep, fewest_slots, parse_sweep, run_all
+from shapestream_workers.lab.simulate import (
+    PLANNED,
+    POLICIES,
+    Goal,
+    ScenarioOptions,
+    Sweep,
+    fewest_slots,
+    make_scenario,
+    parse_sweep,
+    run_all,
+)
 from shapestream_workers.lab.traffic import BadText
 from shapestream_workers.lab.true_cost import FormulaCost
 

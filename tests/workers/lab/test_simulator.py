@@ -14,8 +14,8 @@ from tests.workers.lab.worlds import play, profile, scheduler
 from shapestream.scheduling.events import Action, BatchFinished, Event, RequestsArrived, StartBatch
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.plain_server import PlainServer
-from shapestream_workers.lab.simulator import LEFT, Policy, SimulationError, SlotPlan
-from shapestream_workers.lab.summary import latencies_s, oracle_rate, summarise
+from shapestream_workers.lab.simulate import latencies_s, oracle_rate, summarise
+from shapestream_workers.lab.simulator import LEFT, Policy, Scenario, SimulationError
 from shapestream_workers.lab.traffic import Arrivals, SizedModel, Traffic, generate, parse_sizes
 from shapestream_workers.lab.true_cost import FormulaCost
 
@@ -150,7 +150,7 @@ def test_the_scheduler_serves_more_than_arrival_order_and_less_than_the_oracle()
         for policy in (PlainServer(16), PlainServer(1), scheduler())
     ]
     cost = FormulaCost(fixed_s=0.003, per_element_s=0.00013)
-    bound = oracle_rate(generate(load), [profile()], {"m": cost}, [SlotPlan()])
+    bound = oracle_rate(Scenario(profiles=[profile()], costs={"m": cost}, traffic=load))
     assert [*rates, bound] == sorted([*rates, bound])
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from shapestream.errors import ConfigurationError
-from shapestream.telemetry.trace import TraceReader, TraceRequest, header_line, request_line
+from shapestream.telemetry.trace import TraceRequest, header_line, request_line
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_workers.lab.traffic import (
     Arrivals,
     Distribution,
+    Recorded,
     Traffic,
     generate,
     parse_arrivals,
@@ -93,10 +94,11 @@ def test_sizes_can_be_those_of_a_trace(tmp_path: Path) -> None:
 
 def test_a_trace_can_be_played_faster(tmp_path: Path) -> None:
     """Stretched to another mean rate; its rhythm stays."""
-    reader = TraceReader(trace(tmp_path / "t"))
-    assert [0.0, 1.0, 2.0] == [request.at_s for request in replay(reader)]
-    assert [0.0, 0.05, 0.1] == pytest.approx([request.at_s for request in replay(reader, rate=30.0)])
-    assert 1 == len(list(replay(reader, requests=1)))
+    path = trace(tmp_path / "t")
+    assert [0.0, 1.0, 2.0] == [request.at_s for request in replay(Recorded(path=path))]
+    faster = replay(Recorded(path=path, rate=30.0))
+    assert [0.0, 0.05, 0.1] == pytest.approx([request.at_s for request in faster])
+    assert 1 == len(list(replay(Recorded(path=path, requests=1))))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_what_came_all_at_once_is_not_stretched(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     header = header_line({"m": ("batch", "seq")})
     path.write_text(f"{header}[0,0,0,[1,2],null,0]\n[1e-320,0,0,[1,2],null,0]\n")
-    assert [0, 1e-320] == [request.at_s for request in replay(TraceReader(path), rate=5.0)]
+    assert [0, 1e-320] == [request.at_s for request in replay(Recorded(path=path, rate=5.0))]
 
 
 @pytest.mark.parametrize("text", ["seq", "seq=8;seq=9", "m*0/seq=8", "m*x/seq=8", "/seq=8", "m/"])

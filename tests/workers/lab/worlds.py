@@ -8,7 +8,7 @@ from typing import Any
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.simulator import Policy, Simulated, SlotPlan, Truth, Workload, simulate
+from shapestream_workers.lab.simulator import Policy, Scenario, Simulated, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
 
 
@@ -49,14 +49,15 @@ def play(
     cost = FormulaCost(
         fixed_s=fixed_s, per_element_s=per_element_s, prepare_s=prepare_s, largest=(16, 256, 256)
     )
-    tables = {model.name: cost.calibration("k", model.dimensions, model.max_batch) for model in models}
-    plans = [SlotPlan(worker=f"w{number}", speed=speeds[number % len(speeds)]) for number in range(slots)]
-    return simulate(
-        policy,
-        models,
-        plans,
-        Truth(costs={model.name: cost for model in models}, **truth),
-        Workload(requests=requests, in_flight=in_flight, round_trip_s=0.001),
-        calibration=tables if calibrated else None,
-        check_every=check_every,
+    costs = {model.name: cost for model in models}
+    scenario = Scenario(
+        profiles=models,
+        costs=costs,
+        traffic=requests,
+        believed=costs if calibrated else {},
+        slots=slots,
+        speeds=speeds,
+        in_flight=in_flight,
+        **truth,
     )
+    return simulate(policy, scenario, check_every=check_every)

@@ -24,7 +24,7 @@ import yaml
 from shapestream.client.trio_client import Client, connect
 from shapestream.errors import RequestError, Unavailable
 from shapestream.settings import LoadedSettings, Location, ModelSettings, WorkerGroupSettings
-from shapestream_engine.resources import divide_cpus
+from shapestream_engine.machine import divide_cpus
 from shapestream_workers.lab.candidates import Candidate, Placement, edits_of
 from shapestream_workers.lab.edited_yaml import apply_edits, relocated
 
@@ -57,12 +57,12 @@ class Subject:
 
     @property
     def in_process(self) -> bool:
-        """Whether the model runs in the server."""
+        """True if the model runs in the server."""
         return self.loaded.settings.in_process is not None
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other model or worker shares the CPUs, so that tuning may divide them."""
+        """True if no other model or worker shares the CPUs, so that tuning may divide them."""
         return len(self.loaded.settings.models) == 1 and len(self.loaded.settings.worker_groups) <= 1
 
     def baseline(self) -> Candidate:
@@ -186,7 +186,7 @@ def _check_alive(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def last_words(process: subprocess.Popen[bytes], log: Path) -> str:
-    """How the process ended, and the end of its log."""
+    """The end of a process in words, and the end of its log."""
     status = process.poll()
     if status is None:
         how = "it still ran"

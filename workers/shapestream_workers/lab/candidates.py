@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from shapestream.scheduling.boundaries import BoundaryChoices
 from shapestream.settings import Location
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.lab.workload import Workload
+from shapestream_workers.lab.replay import Workload
 
 __all__ = ["Candidate", "Placement", "best_boundaries", "edits_of", "placements", "powers_of_two", "propose"]
 
@@ -61,7 +62,7 @@ class Candidate:
     shapes: Mapping[str, Any]
     """`shapes` of the YAML."""
     is_baseline: bool = False
-    """Whether it is the user's file without edits."""
+    """True for the user's file without edits."""
 
     @property
     def shapes_label(self) -> str:
@@ -211,24 +212,12 @@ def best_boundaries(counts: Mapping[int, int], most: int, largest: int) -> tuple
     if most < 1 or any(size > largest or size < 0 for size in counts):
         raise ValueError(f"at least one boundary, and sizes within 0..{largest}: {most}, {sorted(counts)}")
     seen = _condensed({size: count for size, count in counts.items() if count > 0 and size > 0})
-    sizes = np.array(sorted(seen.keys() | {largest}), np.int64)
-    weights = np.array([seen.get(size, 0) for size in sizes.tolist()], np.int64)
-    below = np.concatenate(([0], np.cumsum(weights)))
-    inside = np.concatenate(([0], np.cumsum(weights * sizes)))
-    # padding[i, j]: elements padded where the sizes i..j all run at the last of them; endless for i > j.
-    padding = (sizes * (below[1:] - below[:-1, None]) - (inside[1:] - inside[:-1, None])).astype(np.float64)
-    padding[np.tril_indices(len(sizes), -1)] = np.inf
-    # best[k][j]: the least padding of the sizes 0..j with k + 1 boundaries, of which j is the last.
-    best, chosen = [padding[0]], []
-    for _ in range(min(most, len(sizes)) - 1):
-        total = best[-1][:-1, None] + padding[1:]
-        chosen.append(total.argmin(axis=0))
-        best.append(total.min(axis=0))
-    last = len(sizes) - 1
-    boundaries = [last]
-    for choice in reversed(chosen[: int(np.argmin([row[last] for row in best]))]):
-        boundaries.append(int(choice[boundaries[-1]]))
-    return tuple(sizes[boundaries[::-1]].tolist())
+    sizes = np.array(sorted(seen.keys() | {largest}), np.intp)
+    weights = np.array([seen.get(size, 0) for size in sizes.tolist()], np.float64)
+    # A request costs its padded size.
+    most_new = min(most, len(sizes)) - 1
+    choices = BoundaryChoices.of(sizes, weights, sizes.astype(np.float64), [largest], most_new)
+    return choices.boundaries[int(np.argmin(choices.costs))]
 
 
 def _condensed(counts: Mapping[int, int]) -> Mapping[int, int]:

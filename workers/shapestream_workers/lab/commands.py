@@ -103,36 +103,12 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Play traffic to the server's own scheduler on virtual time: goodput, latencies, how many slots it takes."""
+    given = locals()
     with reported(as_json=as_json):
-        from shapestream_workers.lab.scenario import ScenarioOptions
-        from shapestream_workers.lab.simulate import run_simulate
+        from shapestream_workers.lab.simulate import ScenarioOptions, run_simulate
         from shapestream_workers.lab.traffic import BadText
 
-        options = ScenarioOptions(
-            cost=cost or (),
-            costs=costs,
-            trace=trace,
-            sizes=sizes or (),
-            rate=rate,
-            arrivals=arrivals,
-            in_flight=in_flight,
-            requests=requests,
-            clients=clients,
-            deadline_ms=deadline_ms,
-            exact=exact or (),
-            max_batch=max_batch,
-            max_delay_ms=max_delay_ms,
-            max_padding_ratio=max_padding_ratio,
-            slots=slots,
-            slots_per_worker=slots_per_worker,
-            speeds=speeds,
-            noise=noise,
-            way_ms=way_ms,
-            round_trip_ms=round_trip_ms,
-            uncalibrated=uncalibrated,
-            max_queued_requests=queue,
-            seed=seed,
-        )
+        options = ScenarioOptions(**{name: given[name] for name in ScenarioOptions.names()})
         try:
             run_simulate(options, config, sweep=sweep, compare=compare, p99_ms=p99_ms, as_json=as_json)
         except BadText as error:
@@ -169,7 +145,8 @@ def tune(
 ) -> None:
     """Measure strategies, roundings, static shapes, slots and threads on the model and a trace; write the best YAML."""
     with reported(as_json=as_json):
-        from shapestream_workers.lab.tune import Options, tune_file
+        from shapestream_workers.lab.race import Options
+        from shapestream_workers.lab.tune import tune_file
 
         target = out or config.with_name(f"{config.stem}.tuned{config.suffix}")
         options = Options(objective=objective, budget_s=budget, in_flight=in_flight)

@@ -114,7 +114,7 @@ class PlainServer:
 
 
 def _may_join(profile: ModelProfile, first: Arrival, request: Arrival, rows: int) -> bool:
-    """Whether a request may share the call of the first, with the permitted padding."""
+    """True if a request may share the call of the first, with the permitted padding."""
     if request.model != first.model or not profile.has_batch or rows > profile.max_batch:
         return False
     dimensions = zip(profile.paddable, first.sizes, request.sizes, strict=True)

@@ -20,13 +20,22 @@ import trio
 
 from shapestream.errors import RequestError
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.bench import Served, ServerEnded, Subject, family_bytes, last_words, serving
 from shapestream_workers.lab.candidates import Candidate
-from shapestream_workers.lab.replay import Round, replay_closed, replay_open
-from shapestream_workers.lab.workload import InputMaker, Workload
+from shapestream_workers.lab.replay import InputMaker, Round, Workload, replay_closed, replay_open
 
-__all__ = ["Budget", "Objective", "Race", "Say", "Trial", "choose", "finalists", "plan_rounds"]
+__all__ = [
+    "Objective",
+    "Options",
+    "Race",
+    "Say",
+    "Trial",
+    "choose",
+    "finalists",
+    "plan_rounds",
+    "rank",
+    "value_of",
+]
 
 Objective: TypeAlias = Literal["throughput", "latency"]
 Say: TypeAlias = Callable[[str], None]
@@ -56,21 +65,15 @@ BASELINE_START_S = 60.0
 MOST_OF_A_ROUND = 1_000_000
 
 
-class Budget:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of a tuning run."""
+
+    objective: Objective
+    budget_s: float
     """Seconds for the whole run."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
-        self.seconds = seconds
-        self._clock = clock
-        self._began = clock()
-
-    def spent(self) -> float:
-        """Seconds so far."""
-        return self._clock() - self._began
-
-    def left(self) -> float:
-        """Seconds until the end; negative after it."""
-        return self.seconds - self.spent()
+    in_flight: int
+    """Requests in flight, where throughput is measured."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class Trial:
     problem: str | None = None
     """Reason why it is out: a crash, a refusal, failed requests."""
     skipped: str | None = None
-    """What was left out for lack of time."""
+    """Measurements that were left out for lack of time."""
 
     def values(self, objective: Objective) -> tuple[float, ...]:
         """Results per second, or p99 in seconds, by round of the final."""
@@ -166,32 +169,40 @@ class Race:
         self,
         subject: Subject,
         workload: Workload,
-        signature: ModelSignature,
-        budget: Budget,
+        maker: InputMaker,
+        options: Options,
         folder: Path,
-        *,
-        objective: Objective,
-        in_flight: int,
         say: Say,
     ) -> None:
         self._subject = subject
         self._workload = workload
-        self._budget = budget
+        self._maker = maker
+        self._options = options
         self._folder = folder
-        self._objective: Objective = objective
-        self._in_flight = in_flight
         self._say = say
-        self._maker = InputMaker(subject.settings, signature)
+        self._began = monotonic()
         self._started = 0
         self._usual_start_s = LEAST_ROUND_S
         """Start-up of the file as it is."""
         self._place = 0
         self._passed_s = 0.0
 
-    async def heat(self, trial: Trial, *, until_left_s: float) -> None:
-        """Run a candidate alone, if the budget beyond `until_left_s` is enough for the usual start and both rounds."""
-        left_s = self._budget.left() - until_left_s
-        round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, HEAT_SHARE * self._budget.seconds))
+    def spent_s(self) -> float:
+        """Seconds since the race began."""
+        return monotonic() - self._began
+
+    def left_s(self) -> float:
+        """Seconds until the end of the budget; negative after it."""
+        return self._options.budget_s - self.spent_s()
+
+    async def heat(self, trial: Trial, *, kept_share: float) -> None:
+        """Run a candidate alone, if there is time for the usual start and both rounds.
+
+        `kept_share` is the share of the budget that must be left afterwards.
+        """
+        budget_s = self._options.budget_s
+        left_s = self.left_s() - kept_share * budget_s
+        round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, HEAT_SHARE * budget_s))
         if trial.candidate.is_baseline:
             patience_s = max(MOST_OF_LEFT * left_s, BASELINE_START_S)
         elif left_s < self._usual_start_s + 2 * round_s:
@@ -220,15 +231,15 @@ class Race:
                     running.append((trial, served))
             if not running:
                 return
-            rounds, round_s = plan_rounds(self._budget.left(), len(running))
+            rounds, round_s = plan_rounds(self.left_s(), len(running))
             rates = []
             for trial, served in running:
                 if (played := await self._play(trial, served, self._slice(round_s), round_s)) is not None:
                     rates.append(played.goodput_per_s)
-            count = max(self._in_flight, round(median(rates or [1.0]) * round_s))
+            count = max(self._options.in_flight, round(median(rates or [1.0]) * round_s))
             for number in range(rounds):
                 running = [(trial, served) for trial, served in running if trial.problem is None]
-                if number and self._budget.left() < round_s * len(running):
+                if number and self.left_s() < round_s * len(running):
                     for trial, _ in running:
                         trial.skipped = f"{rounds - number} of {rounds} rounds left out: no time"
                     return
@@ -260,7 +271,7 @@ class Race:
     def _slice(self, seconds: float, count: int = MOST_OF_A_ROUND) -> Iterator[TraceRequest]:
         """The next requests of the trace: `count`, or those of the next `seconds`; it starts again at its end."""
         everything = self._workload.requests
-        if self._objective == "throughput":
+        if self._options.objective == "throughput":
             place, self._place = self._place, (self._place + count) % len(everything)
             return (everything[(place + step) % len(everything)] for step in range(count))
         start = everything[0].at_s + self._passed_s
@@ -268,7 +279,7 @@ class Race:
         self._passed_s += seconds
         if not some or start + seconds >= everything[-1].at_s:
             self._passed_s = 0.0
-        return iter(some or everything[: self._in_flight])
+        return iter(some or everything[: self._options.in_flight])
 
     async def _play(
         self,
@@ -284,13 +295,13 @@ class Race:
         patience_s = max(LEAST_PATIENCE_S, PATIENCE * round_s)
         with trio.move_on_after(patience_s):
             try:
-                if self._objective == "throughput":
+                if self._options.objective == "throughput":
                     played = await replay_closed(
                         served.client,
                         name,
                         requests,
                         maker,
-                        in_flight=self._in_flight,
+                        in_flight=self._options.in_flight,
                         most_s=most_s or round_s,
                     )
                 else:

@@ -1,4 +1,4 @@
-"""Replays of a trace at a server, and their results.
+"""Replays of a trace at a server: one model's requests, made-up inputs of their sizes, and the results.
 
 *Closed*: a constant number of requests in flight, whatever the trace's times: the throughput. *Open*: each request at
 its own time, whatever became of the others: the latency, counted from the time at which it was due.
@@ -6,23 +6,140 @@ its own time, whatever became of the others: the latency, counted from the time 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import trio
 
 from shapestream.client.trio_client import Client
-from shapestream.errors import DeadlineExceeded, RequestError
-from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.workload import InputMaker
+from shapestream.errors import ConfigurationError, DeadlineExceeded, RequestError
+from shapestream.settings import ModelSettings
+from shapestream.telemetry.trace import TraceReader, TraceRequest
+from shapestream_engine.element_types import dtype_of
+from shapestream_engine.probing.examination import values_of
+from shapestream_engine.probing.inputs import complete_values, make_request
+from shapestream_engine.signature import ModelSignature
+from shapestream_workers.proof import probe_options
 
-__all__ = ["Round", "replay_closed", "replay_open"]
+__all__ = ["InputMaker", "Round", "Workload", "read_workload", "replay_closed", "replay_open"]
 
 MOST_AT_ONCE = 4096
 """Requests that an open replay has in flight; others count as late, without being sent."""
+MOST_REQUESTS = 200_000
+"""Requests read from the beginning of a trace: more than any budget replays."""
+MAX_KEPT_BYTES = 256 << 20
+"""Bytes of inputs that are kept for their next use; the least recently used go first."""
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests of one model, in the order of their times."""
+
+    model: str
+    dimensions: tuple[str, ...]
+    requests: tuple[TraceRequest, ...]
+    cut_off: bool = False
+    """True if the trace holds more requests."""
+
+    def counts(self) -> Counter[tuple[int, ...]]:
+        """Number of requests per combination of sizes."""
+        return Counter(request.sizes for request in self.requests)
+
+    def counts_along(self, dimension: int) -> Counter[int]:
+        """Number of requests per size of one dimension."""
+        return Counter(request.sizes[dimension] for request in self.requests)
+
+    def hot(self, *, most: int, least_share: float) -> tuple[tuple[int, ...], ...]:
+        """The most frequent sizes, each of at least this share of the requests; small ones first among equals."""
+        needed = least_share * len(self.requests)
+        hot = [(-count, sizes) for sizes, count in self.counts().items() if count >= needed]
+        return tuple(sizes for _, sizes in sorted(hot)[:most])
+
+
+def read_workload(path: Path, model: str, signature: ModelSignature) -> Workload:
+    """The requests of `model` in the trace at `path`.
+
+    Raises `ConfigurationError` for a file that is no trace, a trace without requests of the model or with other
+    dimensions, and for sizes that the model does not take.
+    """
+    reader = TraceReader(path)
+    kept = list(islice(_of_model(reader, model), MOST_REQUESTS + 1))
+    if not kept:
+        known = ", ".join(name for name in reader.models if name != model)
+        hint = f"; it is about {known} (name the model by --model)" if known else ""
+        raise ConfigurationError([f"{path}: has no request of the model {model!r}{hint}"])
+    dimensions = reader.models[model]
+    if dimensions != signature.dimensions:
+        found, expected = (f"[{', '.join(names)}]" for names in (dimensions, signature.dimensions))
+        message = f"recorded {model!r} with the dimensions {found}, but the model has {expected}"
+        hint = "(a trace of another model, or of other names in its inputs' shapes)"
+        raise ConfigurationError([f"{path}: {message} {hint}"])
+    _check_bounds(path, kept, signature)
+    return Workload(
+        model=model,
+        dimensions=dimensions,
+        requests=tuple(kept[:MOST_REQUESTS]),
+        cut_off=len(kept) > MOST_REQUESTS,
+    )
+
+
+def _of_model(reader: TraceReader, model: str) -> Iterator[TraceRequest]:
+    for request in reader:
+        # Looked up for each: a model may join the trace's list while it is read.
+        if model in reader.models and request.model == list(reader.models).index(model):
+            yield request
+
+
+def _check_bounds(path: Path, requests: Sequence[TraceRequest], signature: ModelSignature) -> None:
+    problems: list[str] = []
+    for number, (name, bounds) in enumerate(zip(signature.dimensions, signature.bounds, strict=True)):
+        outside = sorted({each.sizes[number] for each in requests if each.sizes[number] not in bounds})
+        if outside:
+            shown = ", ".join(map(str, outside[:_SHOWN])) + (", ..." if len(outside) > _SHOWN else "")
+            problems.append(f"{path}: {name} {shown}: the model takes {bounds} (a trace of another model?)")
+    if problems:
+        raise ConfigurationError(problems)
+
+
+class InputMaker:
+    """Make inputs of given sizes, the same for the same sizes, with values as the probe draws them.
+
+    Traces hold shapes, never data. Inputs are kept, so that making them does not weigh on measurements.
+    """
+
+    def __init__(self, settings: ModelSettings, signature: ModelSignature) -> None:
+        self._values = complete_values(signature, values_of(signature, probe_options(settings)))
+        self._signature = signature
+        self._kept: OrderedDict[tuple[int, ...], dict[str, np.ndarray[Any, Any]]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def arrays(self, sizes: tuple[int, ...]) -> dict[str, np.ndarray[Any, Any]]:
+        """Inputs as a client takes them, by name. Masks that the server generates are left out."""
+        if (known := self._kept.get(sizes)) is not None:
+            self._kept.move_to_end(sizes)
+            return known
+        tensors = make_request(self._signature, self._values, sizes)
+        made = self._kept[sizes] = {
+            self._signature.inputs[number].name: np.frombuffer(buffer, dtype_of(element_type)).reshape(shape)
+            for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
+        }
+        self._kept_bytes += _nbytes(made)
+        while self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_bytes -= _nbytes(dropped)
+        return made
+
+
+def _nbytes(arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
+    return sum(array.nbytes for array in arrays.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,42 +210,28 @@ async def replay_closed(
     )
 
 
-class _OpenReplay:
-    """Requests at their times, each in a task of its own."""
-
-    def __init__(self, client: Client, model: str, maker: InputMaker) -> None:
-        self._client = client
-        self._model = model
-        self._maker = maker
-        self.under_way = 0
-        self.late = 0
-        self.latencies: list[float] = []
-        self.failures: list[str] = []
-
-    async def send(self, request: TraceRequest, due: float) -> None:
-        """Send one request; its latency counts from `due`."""
-        self.under_way += 1
-        try:
-            await self._client.infer(
-                self._model,
-                self._maker.arrays(request.sizes),
-                deadline=request.deadline_s,
-                priority=request.priority,
-            )
-            self.latencies.append(trio.current_time() - due)
-        except DeadlineExceeded:
-            self.late += 1
-        except RequestError as error:
-            self.failures.append(str(error))
-        finally:
-            self.under_way -= 1
-
-
 async def replay_open(
     client: Client, model: str, requests: Sequence[TraceRequest], maker: InputMaker
 ) -> Round:
-    """Replay each of `requests` when it is due, counted from the first of them."""
-    replay = _OpenReplay(client, model, maker)
+    """Replay each of `requests` when it is due, counted from the first of them, in a task of its own."""
+    in_flight = late = 0
+    latencies: list[float] = []
+    failures: list[str] = []
+
+    async def send(request: TraceRequest, due: float) -> None:
+        nonlocal in_flight, late
+        in_flight += 1
+        arrays = maker.arrays(request.sizes)
+        try:
+            await client.infer(model, arrays, deadline=request.deadline_s, priority=request.priority)
+            latencies.append(trio.current_time() - due)
+        except DeadlineExceeded:
+            late += 1
+        except RequestError as error:
+            failures.append(str(error))
+        finally:
+            in_flight -= 1
+
     for request in requests:
         maker.arrays(request.sizes)  # made before the clock starts
     began = trio.current_time()
@@ -137,14 +240,14 @@ async def replay_open(
         for request in requests:
             due = began + request.at_s - first
             await trio.sleep_until(due)
-            if replay.under_way >= MOST_AT_ONCE:
-                replay.late += 1
+            if in_flight >= MOST_AT_ONCE:
+                late += 1
                 continue
-            nursery.start_soon(replay.send, request, due)
+            nursery.start_soon(send, request, due)
     return Round(
         requests=len(requests),
         seconds=trio.current_time() - began,
-        latencies_s=tuple(replay.latencies),
-        late=replay.late,
-        failures=tuple(replay.failures),
+        latencies_s=tuple(latencies),
+        late=late,
+        failures=tuple(failures),
     )

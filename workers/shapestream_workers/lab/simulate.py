@@ -1,47 +1,481 @@
-"""`shapestream simulate`: its runs, table, JSON and verdict."""
+"""`shapestream simulate`: from its options to scenarios, their runs and figures, and the table, JSON and verdict.
+
+A sweep is one scenario with one value changed.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite, isnan
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
+from math import inf, isfinite, isnan, nan, prod
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, assert_never, get_args
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import load_settings
+from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.scheduler import Scheduler
+from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
+from shapestream.telemetry.trace import TraceReader
+from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.errors import EngineError
-from shapestream_workers.lab.scenario import (
-    PLANNED,
-    POLICIES,
+from shapestream_workers.lab.plain_server import PlainServer
+from shapestream_workers.lab.simulator import (
+    DONE,
+    EXPIRED,
+    FAILED,
+    LATE,
+    LEFT,
+    REFUSED,
+    Policy,
     Scenario,
-    ScenarioOptions,
-    Swept,
-    make_scenario,
-    oracle_goodput,
-    play,
-    varied,
+    Simulated,
+    simulate,
 )
-from shapestream_workers.lab.summary import Summary, summarise
-from shapestream_workers.lab.traffic import BadText
+from shapestream_workers.lab.traffic import (
+    Arrivals,
+    BadText,
+    Recorded,
+    Traffic,
+    parse_arrivals,
+    parse_sizes,
+)
+from shapestream_workers.lab.true_cost import TrueCost, true_costs
 
 __all__ = [
+    "PLANNED",
+    "POLICIES",
     "Goal",
     "Run",
+    "ScenarioOptions",
+    "Summary",
     "Sweep",
+    "Swept",
     "fewest_slots",
+    "latencies_s",
+    "make_scenario",
+    "oracle_rate",
     "parse_sweep",
+    "policy_of",
     "print_table",
     "run_all",
     "run_simulate",
+    "summarise",
+    "varied",
 ]
+
+PLANNED = "shapestream"
+_BATCHES = {"one at a time": 1, "arrival order, 16": 16}
+POLICIES = (PLANNED, *_BATCHES)
+Swept: TypeAlias = Literal["slots", "rate", "in_flight", "max_batch", "deadline_ms"]
+DEFAULT_REQUESTS = 20_000
+_UNBOUNDED_BYTES = 1 << 62
+_SAMPLE = 4096
+"""Requests whose largest sizes are a calibration's range."""
+
+Dimensions: TypeAlias = Mapping[str, tuple[str, ...]]
+RoundUp: TypeAlias = Callable[[tuple[int, ...]], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOptions:
+    """Options of the command line, unread."""
+
+    loaded: LoadedSettings | None = None
+    cost: Sequence[str] | None = None
+    costs: Path | None = None
+    trace: Path | None = None
+    sizes: Sequence[str] | None = None
+    rate: float | None = None
+    arrivals: str = "poisson"
+    in_flight: int | None = None
+    requests: int | None = None
+    clients: int = 1
+    deadline_ms: float | None = None
+    exact: Sequence[str] | None = None
+    max_batch: int = 64
+    max_delay_ms: float = 0.0
+    max_padding_ratio: float | None = None
+    slots: int | None = None
+    """Number of slots; None: those of the configuration's workers on this machine, or 1."""
+    slots_per_worker: int | None = None
+    speeds: str = "1"
+    noise: float = 0.0
+    way_ms: float = 0.0
+    round_trip_ms: float = 1.0
+    uncalibrated: bool = False
+    queue: int = 8192
+    seed: int = 0
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the options, which are the parameters of the command."""
+        return [each.name for each in fields(cls) if each.name != "loaded"]
+
+
+def policy_of(name: str, scenario: Scenario) -> Policy:
+    """A fresh policy of this name, one of `POLICIES`."""
+    bound = scenario.max_queued_requests
+    if name == PLANNED:
+        return Scheduler(max_queued_requests=bound, max_queued_bytes=_UNBOUNDED_BYTES)
+    return PlainServer(_BATCHES[name], max_queued_requests=bound)
+
+
+def varied(scenario: Scenario, what: Swept, value: float) -> Scenario:
+    """The scenario with one value changed."""
+    traffic = scenario.traffic
+    assert isinstance(traffic, Traffic | Recorded)  # as the options made it
+    match what:
+        case "slots":
+            return replace(scenario, slots=int(value))
+        case "rate":
+            if isinstance(traffic, Recorded):
+                return replace(scenario, in_flight=None, traffic=replace(traffic, rate=value))
+            if traffic.arrivals.rate == inf:
+                raise BadText(["a closed loop has no rate of its own (leave out --in-flight)"])
+            arrivals = replace(traffic.arrivals, rate=value)
+            return replace(scenario, in_flight=None, traffic=replace(traffic, arrivals=arrivals))
+        case "in_flight":
+            return replace(scenario, in_flight=int(value))
+        case "max_batch":
+            profiles = tuple(replace(profile, max_batch=int(value)) for profile in scenario.profiles)
+            return replace(scenario, profiles=profiles)
+        case "deadline_ms":
+            return replace(scenario, traffic=replace(traffic, deadline_s=value / 1000))
+        case _:
+            assert_never(what)
+
+
+def make_scenario(options: ScenarioOptions) -> Scenario:
+    """Read a scenario from options; raises `ConfigurationError`."""
+    traffic, dimensions, largest = _traffic(options)
+    for name, sizes in largest.items():
+        if prod([size or 1 for size in sizes]) > MAX_ELEMENTS:
+            raise ConfigurationError(
+                [f"model {name!r}: requests of {list(sizes)} are more than anything computes"]
+            )
+    if options.loaded is not None:
+        profiles, round_up = _models_of_file(options.loaded, dimensions)
+    else:
+        profiles, round_up = _models(options, dimensions), {}
+    costs = true_costs(options.cost or (), options.costs, options.loaded, profiles, largest)
+    slots, slots_per_worker = _slots(options)
+    return Scenario(
+        profiles=profiles,
+        costs=costs,
+        traffic=traffic,
+        believed={} if options.uncalibrated else costs,
+        slots=slots,
+        slots_per_worker=slots_per_worker,
+        speeds=_speeds(options.speeds),
+        in_flight=options.in_flight,
+        round_trip_s=options.round_trip_ms / 1000,
+        noise=options.noise,
+        way_s=options.way_ms / 1000,
+        max_queued_requests=options.queue,
+        round_up=round_up,
+        seed=options.seed,
+    )
+
+
+# ------------------------------------------------------------ traffic
+
+
+def _traffic(options: ScenarioOptions) -> tuple[Traffic | Recorded, Dimensions, dict[str, tuple[int, ...]]]:
+    """The traffic, its models with their dimensions, and the largest sizes of each."""
+    deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1000
+    if options.rate is not None and options.in_flight is not None:
+        raise BadText(["--rate and --in-flight exclude each other: a closed loop finds its own rate"])
+    if options.trace is not None:
+        if options.sizes:
+            raise BadText(["--trace has sizes of its own (leave out --sizes, or write --sizes trace:FILE)"])
+        recorded = Recorded(
+            path=options.trace, rate=options.rate, requests=options.requests, deadline_s=deadline_s
+        )
+        reader = TraceReader(options.trace)
+        largest: dict[str, tuple[int, ...]] = {}
+        for request in reader:
+            name = list(reader.models)[request.model]
+            largest[name] = tuple(map(max, largest.get(name, request.sizes), request.sizes))
+        if not largest:
+            raise ConfigurationError([f"{options.trace}: no requests in it"])
+        return recorded, reader.models, largest
+    if not options.sizes:
+        raise BadText(
+            ["no traffic: --trace FILE, or sizes such as --sizes seq=lognormal:24,0.9,4..256 with --rate 100"]
+        )
+    models = [parse_sizes(text) for text in options.sizes]
+    if len({model.name for model in models}) != len(models):
+        raise BadText(["--sizes: two models of one name (write NAME/DIMENSION=..., NAME2/...)"])
+    traffic = Traffic(
+        models=models,
+        arrivals=_arrivals(options),
+        requests=options.requests or DEFAULT_REQUESTS,
+        clients=options.clients,
+        deadline_s=deadline_s,
+        seed=options.seed,
+    )
+    rng = np.random.default_rng(0)
+    sampled = {model.name: tuple(map(max, zip(*model.draw(rng, _SAMPLE), strict=True))) for model in models}
+    return traffic, {model.name: model.dimensions for model in models}, sampled
+
+
+def _arrivals(options: ScenarioOptions) -> Arrivals:
+    if options.in_flight is not None:
+        return Arrivals(rate=inf)
+    if options.rate is None:
+        raise BadText(["no rate: --rate REQUESTS_PER_SECOND, or --in-flight N for a closed loop"])
+    return parse_arrivals(options.arrivals, options.rate)
+
+
+# ------------------------------------------------------------ models
+
+
+def _models(options: ScenarioOptions, dimensions: Dimensions) -> tuple[ModelProfile, ...]:
+    """Models without a file: every dimension but those named by --exact may be padded."""
+    known = {name for names in dimensions.values() for name in names}
+    for name in options.exact or ():
+        if name not in known:
+            raise ConfigurationError(
+                [f"--exact {name}: no such dimension (there are {', '.join(sorted(known))})"]
+            )
+    return tuple(
+        ModelProfile(
+            name=model,
+            dimensions=names,
+            has_batch="batch" in names[:1],
+            paddable=tuple(name not in (options.exact or ()) for name in names),
+            max_batch=options.max_batch,
+            max_delay_s=options.max_delay_ms / 1000,
+            max_padding_ratio=options.max_padding_ratio,
+        )
+        for model, names in dimensions.items()
+    )
+
+
+def _models_of_file(
+    loaded: LoadedSettings, dimensions: Dimensions
+) -> tuple[tuple[ModelProfile, ...], dict[str, RoundUp]]:
+    """Models as the server of this file knows them, and the rounding of their strategies."""
+    from shapestream.serving.models import ServedModel
+    from shapestream_workers.models import read_signatures
+
+    settings = loaded.settings.models_by_name
+    served = {
+        signature.name: ServedModel(0, signature.name, signature, settings[signature.name])
+        for signature in read_signatures(loaded).signatures
+    }
+    profiles: list[ModelProfile] = []
+    round_up: dict[str, RoundUp] = {}
+    only = next(iter(served)) if len(served) == 1 else None
+    for name, names in dimensions.items():
+        model = served.get(name) or (served[only] if only is not None and name == "model" else None)
+        if model is None:
+            there = ", ".join(served) or "no models"
+            raise ConfigurationError(
+                [f"{loaded.path}: no model {name!r}, which the traffic is for (it has {there})"]
+            )
+        if model.profile.dimensions != names:
+            expected = ", ".join(model.profile.dimensions)
+            raise ConfigurationError(
+                [f"model {model.name!r} has the dimensions {expected}; the traffic has {', '.join(names)}"]
+            )
+        profiles.append(replace(model.profile, name=name))
+        round_up[name] = model.signature.round_up
+    return tuple(profiles), round_up
+
+
+def _slots(options: ScenarioOptions) -> tuple[int, int]:
+    """Number of slots, and of slots per worker."""
+    slots, per_worker = options.slots, options.slots_per_worker
+    if options.loaded is not None and options.loaded.settings.models:
+        from shapestream_workers.costs import slots_and_threads
+
+        settings = options.loaded.settings
+        processes = max(1, sum(group.count for group in settings.worker_groups))
+        of_file, _ = slots_and_threads(settings, settings.models[0].name)
+        per_worker = per_worker or of_file
+        slots = slots or of_file * processes
+    return slots or 1, per_worker or 1
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    try:
+        speeds = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        speeds = ()
+    if not speeds or not all(0 < speed < inf for speed in speeds):
+        raise BadText([f"--speeds {text}: expected numbers above 0, such as 1,1,2 (2: half as fast)"])
+    return speeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures in seconds, and rates per second of virtual time; latencies of answered requests, from intended arrival."""
+
+    requests: int
+    done: int
+    """Requests answered in time."""
+    late: int
+    """Requests answered, or ended, after their deadline."""
+    refused: int
+    failed: int
+    left: int
+    """Requests neither answered nor ended, with no event left for them."""
+    duration_s: float
+    offered: float
+    """Requests offered per second, over the whole run."""
+    goodput: float
+    """Requests answered in time, per second."""
+    elements_per_s: float
+    """Elements of requests answered in time, without padding, per second."""
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    max_s: float
+    padding_ratio: float
+    utilisation: float
+    """Busy seconds of all slots / (slots x duration)."""
+    mean_batch: float
+    """Requests per batch."""
+    batches: int
+    prefetched: int
+    recalled: int
+    preparations: int
+    decide_us: float
+    """Processor time of the decisions, microseconds per request, on the machine that simulated."""
+    longest_decision_ms: float
+
+    @property
+    def lost_ratio(self) -> float:
+        """The share of requests that were not answered in time."""
+        return 1.0 - self.done / self.requests if self.requests else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON, with None for nan."""
+        return {
+            key: None if isinstance(value, float) and np.isnan(value) else value
+            for key, value in asdict(self).items()
+        }
+
+
+def summarise(simulated: Simulated) -> Summary:
+    """The figures of a simulation; latencies are nan where nothing was answered."""
+    requests, slots = simulated.requests, simulated.slots
+    outcomes = requests.outcomes()
+    counts = np.bincount(outcomes, minlength=6)
+    latencies = latencies_s(simulated)
+    quantiles = np.percentile(latencies, [50, 95, 99, 100]) if len(latencies) else np.full(4, np.nan)
+    duration_s = max(simulated.ended_s - simulated.began_s, 1e-12)
+    elements = requests.column(requests.elements)  # type: ignore[arg-type]  # integers, which become floats
+    total = max(len(requests), 1)
+    return Summary(
+        requests=len(requests),
+        done=int(counts[DONE]),
+        late=int(counts[LATE] + counts[EXPIRED]),
+        refused=int(counts[REFUSED]),
+        failed=int(counts[FAILED]),
+        left=int(counts[LEFT]),
+        duration_s=duration_s,
+        offered=len(requests) / duration_s,
+        goodput=float(counts[DONE]) / duration_s,
+        elements_per_s=float(elements[outcomes == DONE].sum()) / duration_s,
+        mean_s=float(latencies.mean()) if len(latencies) else float("nan"),
+        p50_s=float(quantiles[0]),
+        p95_s=float(quantiles[1]),
+        p99_s=float(quantiles[2]),
+        max_s=float(quantiles[3]),
+        padding_ratio=1.0 - slots.useful / slots.computed if slots.computed else 0.0,
+        utilisation=slots.busy_s / (simulated.slot_count * duration_s),
+        mean_batch=slots.members / max(slots.batches, 1),
+        batches=slots.batches,
+        prefetched=slots.prefetched,
+        recalled=slots.recalled,
+        preparations=slots.preparations,
+        decide_us=simulated.decide_s / total * 1e6,
+        longest_decision_ms=simulated.longest_decision_s * 1e3,
+    )
+
+
+def latencies_s(simulated: Simulated) -> NDArray[np.float64]:
+    """Latencies of all answered requests, in time or late, in the order of arrival."""
+    requests = simulated.requests
+    outcomes = requests.outcomes()
+    answered = (outcomes == DONE) | (outcomes == LATE)
+    took_s = requests.column(requests.ended) - requests.column(requests.arrived)
+    latencies: NDArray[np.float64] = took_s[answered]
+    return latencies
+
+
+SAMPLE = 8192
+"""Requests in the sample: more would change little and take long."""
+_BUDGETS = 24
+
+
+def oracle_rate(scenario: Scenario) -> float:
+    """Requests per second if all were known beforehand: sorted by size, cut at the best budget of elements per call.
+
+    No arrival is waited for and no slot ever idles, so that no server can be much faster; with several dynamic
+    dimensions, sorting them in order is a good way, not always the best. nan for no requests.
+    """
+    profiles, costs = scenario.profiles, scenario.costs
+    groups: dict[tuple[int, tuple[int, ...]], list[tuple[int, ...]]] = defaultdict(list)
+    count = 0
+    for request in islice(scenario.requests(), SAMPLE):
+        count += 1
+        profile = profiles[request.model]
+        fixed = tuple(
+            size for size, padded in zip(request.sizes, profile.paddable, strict=True) if not padded
+        )
+        groups[request.model, fixed[1:] if profile.has_batch else fixed].append(request.sizes)
+    total_s = 0.0
+    for (model, _), shapes in groups.items():
+        total_s += _group_s(shapes, profiles[model], costs[profiles[model].name])
+    speed = sum(1.0 / scenario.speed_of(slot) for slot in range(scenario.slots))
+    return count / total_s * speed if total_s else nan
+
+
+def _group_s(shapes: list[tuple[int, ...]], profile: ModelProfile, cost: TrueCost) -> float:
+    """Seconds of one slot for these requests, which may be padded to share calls."""
+    if not profile.has_batch:
+        return sum(cost.seconds(shape) for shape in shapes)
+    shapes.sort(key=lambda shape: (shape[1:], shape[0]))
+    smallest = max(min(map(prod, shapes)), 1)
+    largest = max(max(map(prod, shapes)) * profile.max_batch, smallest + 1)
+    budgets = {smallest * (largest / smallest) ** (step / (_BUDGETS - 1)) for step in range(_BUDGETS)}
+    return min(_cut_s(shapes, budget, profile, cost) for budget in sorted({0.0, *budgets}))
+
+
+def _cut_s(shapes: list[tuple[int, ...]], budget: float, profile: ModelProfile, cost: TrueCost) -> float:
+    total_s = 0.0
+    rows = 0
+    extent: tuple[int, ...] = ()
+    for shape in shapes:
+        grown = tuple(map(max, extent, shape[1:])) if rows else shape[1:]
+        if rows and (rows + shape[0] > profile.max_batch or (rows + shape[0]) * prod(grown) > budget):
+            total_s += _batch_s(rows, extent, profile, cost)
+            rows, grown = 0, shape[1:]
+        rows += shape[0]
+        extent = grown
+    return total_s + (_batch_s(rows, extent, profile, cost) if rows else 0.0)
+
+
+def _batch_s(rows: int, extent: tuple[int, ...], profile: ModelProfile, cost: TrueCost) -> float:
+    if profile.row_calls is None or rows >= len(profile.row_calls):
+        return cost.seconds((rows, *extent))
+    return sum(cost.seconds((call_rows, *extent)) for call_rows in profile.row_calls[rows])
+
 
 MAX_STEPS = 64
 MAX_SLOTS = 100_000
@@ -84,7 +518,7 @@ class Goal:
     """Largest permitted share of requests that are refused or late."""
 
     def met_by(self, summary: Summary) -> bool:
-        """Whether the figures reach it, without a queue that only grows."""
+        """True if the figures reach it, without a queue that only grows."""
         return summary.p99_s <= self.p99_s and summary.lost_ratio <= self.lost_ratio
 
 
@@ -100,10 +534,11 @@ def run_all(
     policies = POLICIES if compare else (PLANNED,)
     for value in sweep.values if sweep is not None else (None,):
         changed = scenario if sweep is None or value is None else varied(scenario, sweep.what, value)
-        oracle = oracle_goodput(changed)
+        oracle = oracle_rate(changed)
         for policy in policies:
             progress(policy if sweep is None else f"{sweep.what} {value:g}: {policy}")
-            runs.append(Run(policy, value, summarise(play(changed, policy)), oracle))
+            played = simulate(policy_of(policy, changed), changed)
+            runs.append(Run(policy, value, summarise(played), oracle))
     return runs
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
 from time import thread_time
-from typing import Any, Protocol, assert_never
+from typing import Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,33 +40,82 @@ from shapestream.scheduling.events import (
 )
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.batch import ErrorCode
-from shapestream_engine.cost_table import CostTable
+from shapestream_workers.lab.traffic import Recorded, Traffic, generate, replay
 from shapestream_workers.lab.true_cost import TrueCost
 
 __all__ = [
-    "ARRIVED",
     "DONE",
-    "ENDED",
     "EXPIRED",
     "FAILED",
     "LATE",
     "LEFT",
     "REFUSED",
-    "REPORTED",
     "Policy",
     "Requests",
+    "Scenario",
     "Simulated",
-    "SimulatedSlots",
     "SimulationError",
-    "SlotPlan",
     "SlotTime",
-    "Truth",
-    "Workload",
     "simulate",
 ]
 
 LEFT, DONE, LATE, EXPIRED, REFUSED, FAILED = range(6)
 """Outcomes: unfinished; answered in time; answered late; ended by its deadline; not admitted; other failures."""
+ARRIVED, ENDED, REPORTED = range(3)
+"""Kinds of entries in the heap of events: a batch reached its slot, a batch ended there, its report came back."""
+BYTES_PER_ELEMENT = 8
+"""Assumed bytes of an element, for limits in bytes: a trace has none."""
+_NOISES = 4096
+_MAX_IDLE_WAKEUPS = 10_000
+_REFUSALS = frozenset({"overloaded", "too_large", "draining", "unavailable", "invalid"})
+
+
+class SimulationError(Exception):
+    """The policy broke its contract: a defect of the policy, or of the simulator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that a simulation depends on, except its policy; a sweep changes one value of it."""
+
+    profiles: Sequence[ModelProfile]
+    costs: Mapping[str, TrueCost]
+    """True costs, by model."""
+    traffic: Traffic | Recorded | Iterable[TraceRequest]
+    """Requests in order of time."""
+    believed: Mapping[str, TrueCost] = field(default_factory=dict)
+    """Costs that a calibration measured before; of other models the scheduler learns them from traffic."""
+    slots: int = 1
+    slots_per_worker: int = 1
+    """Slots of one worker share prepared shapes."""
+    speeds: tuple[float, ...] = (1.0,)
+    """Factors on the true seconds, repeated over the slots: 2.0 is half as fast."""
+    in_flight: int | None = None
+    """Requests in flight in a closed loop, whatever their times; None: requests arrive at their times."""
+    round_trip_s: float = 0.001
+    """In a closed loop: seconds from an answer to the next request."""
+    noise: float = 0.0
+    """Sigma of a lognormal factor of mean 1 on every call."""
+    way_s: float = 0.0
+    """Seconds from a decision to the slot, and from the end of a batch to the scheduler."""
+    max_queued_requests: int = 8192
+    round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
+    """Rounding of a request's sizes by the model's strategy, by model; plain servers use it too."""
+    seed: int = 0
+
+    def requests(self) -> Iterable[TraceRequest]:
+        """The requests, from the beginning. Raises `ConfigurationError` for a trace that cannot be read."""
+        if isinstance(self.traffic, Traffic):
+            return generate(self.traffic)
+        return replay(self.traffic) if isinstance(self.traffic, Recorded) else self.traffic
+
+    def worker_of(self, slot: int) -> str:
+        """Name of the slot's worker."""
+        return f"w{slot // self.slots_per_worker}"
+
+    def speed_of(self, slot: int) -> float:
+        """Factor on the true seconds of this slot."""
+        return self.speeds[slot % len(self.speeds)]
 
 
 class Requests:
@@ -137,17 +186,6 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """Requests in order of time."""
-
-    requests: Iterable[TraceRequest]
-    in_flight: int | None = None
-    """In a closed loop: requests in flight, whatever their times. None: requests arrive at their times."""
-    round_trip_s: float = 0.0
-    """In a closed loop: seconds from an answer to the next request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     """Results of a simulation."""
 
@@ -164,263 +202,50 @@ class Simulated:
     """Failed requests by code."""
 
 
-ARRIVED, ENDED, REPORTED = range(3)
-"""Kinds of entries in the heap of events: a batch reached its slot, a batch ended there, its report came back."""
+def simulate(policy: Policy, scenario: Scenario, *, check_every: int | None = None) -> Simulated:
+    """Play a scenario to its end under `policy`, whose books are checked after every `check_every` events.
 
-_NOISES = 4096
-
-
-class SimulationError(Exception):
-    """The policy broke its contract: a defect of the policy, or of the simulator."""
+    Raises `SimulationError` for a broken contract.
+    """
+    return _Simulation(policy, scenario).run(check_every)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotPlan:
-    """One simulated slot."""
-
-    worker: str = ""
-    """Slots of one worker share prepared shapes."""
-    speed: float = 1.0
-    """Factor on the true seconds: 2.0 is half as fast."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truth:
-    """True costs, noise and delays of the simulated world."""
-
-    costs: Mapping[str, TrueCost]
-    """True costs, by model."""
-    noise: float = 0.0
-    """Sigma of a lognormal factor of mean 1 on every call."""
-    way_s: float = 0.0
-    """Seconds from a decision to the slot, and from the end of a batch to the scheduler."""
-    seed: int = 0
-
-
+@dataclass(slots=True, eq=False)
 class _Job:
     """One batch that was sent to a slot."""
 
-    __slots__ = ("action", "began", "busy_s", "code", "ended", "expired", "preparations")
-
-    def __init__(self, action: StartBatch) -> None:
-        self.action = action
-        self.began = -1.0
-        self.busy_s = 0.0
-        self.ended = False
-        self.expired: frozenset[int] = frozenset()
-        self.preparations = 0
-        self.code: ErrorCode | None = None
-
-
-class SimulatedSlots:
-    """All slots of a simulation; they put future events into the heap as (time, number, kind, job)."""
-
-    def __init__(
-        self,
-        plans: list[SlotPlan],
-        profiles: Mapping[str, ModelProfile],
-        truth: Truth,
-        requests: Requests,
-        heap: list[tuple[float, int, int, _Job]],
-    ) -> None:
-        self._plans = plans
-        self._profiles = profiles
-        self._truth = truth
-        self._requests = requests
-        self._heap = heap
-        self._number = 0
-        self._jobs: dict[int, _Job] = {}
-        self._running: list[_Job | None] = [None] * len(plans)
-        self._behind: list[deque[_Job]] = [deque() for _ in plans]
-        self._prepared: dict[tuple[str, str], set[tuple[int, ...]]] = {}
-        self._rng = np.random.default_rng(truth.seed)
-        self._noises: list[float] = []
-        self.time = SlotTime()
-
-    def start(self, action: StartBatch, now: float) -> None:
-        """Send a batch to its slot."""
-        job = self._jobs[action.batch] = _Job(action)
-        self.time.prefetched += action.behind is not None
-        if self._truth.way_s:
-            self._push(now + self._truth.way_s, ARRIVED, job)
-        else:
-            self.arrive(job, now)
-
-    def arrive(self, job: _Job, now: float) -> None:
-        """Let a batch reach its slot: it begins, or is queued behind the running one."""
-        if job.ended:
-            return
-        slot = job.action.slot
-        if self._running[slot] is None:
-            self._begin(job, now)
-        else:
-            if job.action.behind is None:
-                raise SimulationError(
-                    f"slot {slot} is busy, and batch {job.action.batch} is not behind another"
-                )
-            self._behind[slot].append(job)
-
-    def take_back(self, batch: int, now: float, code: ErrorCode) -> None:
-        """Recall or cancel a batch. The order arrives at once; the report takes its way.
-
-        A recall does not affect a running batch; a cancellation ends it.
-        """
-        job = self._jobs.get(batch)
-        if job is None or job.ended or (job.began >= 0 and code is ErrorCode.RECALLED):
-            return
-        job.code = code
-        self.time.recalled += code is ErrorCode.RECALLED
-        slot = job.action.slot
-        if self._running[slot] is job:
-            job.busy_s = now - job.began
-            self._push(now, ENDED, job)
-            return
-        if job in self._behind[slot]:
-            self._behind[slot].remove(job)
-        job.ended = True
-        self._push(now + self._truth.way_s, REPORTED, job)
-
-    def end(self, job: _Job, now: float) -> bool:
-        """End a batch and begin the next one on its slot. Return whether its report has arrived."""
-        if job.ended:
-            return False
-        job.ended = True
-        slot = job.action.slot
-        self._account(job)
-        self._running[slot] = None
-        if self._behind[slot]:
-            self._begin(self._behind[slot].popleft(), now)
-        if not self._truth.way_s:
-            return True
-        self._push(now + self._truth.way_s, REPORTED, job)
-        return False
-
-    def report(self, job: _Job) -> BatchFinished | BatchFailed:
-        """The report of a batch, as an event for the scheduler."""
-        batch = job.action.batch
-        del self._jobs[batch]
-        if job.code is not None:
-            return BatchFailed(batch=batch, code=job.code, message=job.code)
-        return BatchFinished(
-            batch=batch, busy_s=job.busy_s, expired=job.expired, preparations=job.preparations
-        )
-
-    # ------------------------------------------------------------ inside a slot
-
-    def _begin(self, job: _Job, now: float) -> None:
-        action = job.action
-        slot = action.slot
-        job.began = now
-        self._running[slot] = job
-        deadline = self._requests.deadline
-        late = [request for request in action.requests if deadline[request] < now]
-        if late:
-            job.expired = frozenset(late)
-        if len(late) < len(action.requests):
-            job.busy_s = self._call_s(job) * self._plans[slot].speed
-        self._push(now + job.busy_s, ENDED, job)
-
-    def _call_s(self, job: _Job) -> float:
-        """Seconds of the batch's calls; rows are covered as the profile says, new shapes are prepared first."""
-        action = job.action
-        cost = self._truth.costs[action.model]
-        plan = self._plans[action.slot]
-        known = self._prepared.setdefault((plan.worker or str(action.slot), action.model), set())
-        seconds = 0.0
-        for sizes in self._calls(action):
-            seconds += cost.seconds(sizes)
-            self.time.calls += 1
-            self.time.computed += prod(sizes)
-            if (prepare_s := cost.preparation_s(sizes)) and sizes not in known:
-                known.add(sizes)
-                job.preparations += 1
-                seconds += prepare_s
-        return seconds * self._noise() if self._truth.noise else seconds
-
-    def _calls(self, action: StartBatch) -> list[tuple[int, ...]]:
-        profile = self._profiles[action.model]
-        if profile.row_calls is None or action.sizes[0] >= len(profile.row_calls):
-            return [action.sizes]
-        return [(rows, *action.sizes[1:]) for rows in profile.row_calls[action.sizes[0]]]
-
-    def _noise(self) -> float:
-        if not self._noises:
-            sigma = self._truth.noise
-            drawn = np.exp(sigma * self._rng.standard_normal(_NOISES) - sigma * sigma / 2)
-            self._noises = drawn.tolist()
-        return self._noises.pop()
-
-    def _account(self, job: _Job) -> None:
-        time = self.time
-        time.busy_s += job.busy_s
-        time.batches += 1
-        time.preparations += job.preparations
-        elements = self._requests.elements
-        members = job.action.requests
-        if job.expired:
-            members = tuple(request for request in members if request not in job.expired)
-        time.members += len(members)
-        time.useful += sum([elements[request] for request in members])
-
-    def _push(self, at: float, kind: int, job: _Job) -> None:
-        self._number += 1
-        heappush(self._heap, (at, self._number, kind, job))
-
-
-BYTES_PER_ELEMENT = 8
-"""Assumed bytes of an element, for limits in bytes: a trace has none."""
-_MAX_IDLE_WAKEUPS = 10_000
-
-_REFUSALS = frozenset({"overloaded", "too_large", "draining", "unavailable", "invalid"})
-
-
-def simulate(
-    policy: Policy,
-    profiles: Sequence[ModelProfile],
-    slots: Sequence[SlotPlan],
-    truth: Truth,
-    workload: Workload,
-    *,
-    calibration: Mapping[str, CostTable] | None = None,
-    round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] | None = None,
-    check_every: int | None = None,
-) -> Simulated:
-    """Play a workload to its end. Slots join with `calibration`; `round_up` holds the rounding of the models' strategies.
-
-    After every `check_every` events the policy's books are checked. Raises `SimulationError` for a broken contract.
-    """
-    return _Simulation(policy, profiles, slots, truth, workload, calibration or {}, round_up or {}).run(
-        check_every
-    )
+    action: StartBatch
+    began: float = -1.0
+    busy_s: float = 0.0
+    ended: bool = False
+    expired: frozenset[int] = frozenset()
+    preparations: int = 0
+    code: ErrorCode | None = None
 
 
 class _Simulation:
-    def __init__(
-        self,
-        policy: Policy,
-        profiles: Sequence[ModelProfile],
-        plans: Sequence[SlotPlan],
-        truth: Truth,
-        workload: Workload,
-        calibration: Mapping[str, CostTable],
-        round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]],
-    ) -> None:
+    """The policy, its slots and the requests on their way."""
+
+    def __init__(self, policy: Policy, scenario: Scenario) -> None:
         self._policy = policy
-        self._profiles = profiles
-        self._plans = list(plans)
-        self._calibration = calibration
-        self._rounding = [round_up.get(profile.name) for profile in profiles]
-        self._rounded: list[dict[tuple[int, ...], tuple[int, ...]]] = [{} for _ in profiles]
+        self._scenario = scenario
+        self._profiles = {profile.name: profile for profile in scenario.profiles}
+        self._rounded: list[dict[tuple[int, ...], tuple[int, ...]]] = [{} for _ in scenario.profiles]
         self._requests = Requests()
-        self._heap: list[tuple[float, int, int, Any]] = []
-        by_name = {profile.name: profile for profile in profiles}
-        self._slots = SimulatedSlots(self._plans, by_name, truth, self._requests, self._heap)
-        self._way_s = truth.way_s
-        self._workload = workload
-        self._source: Iterator[TraceRequest] = iter(workload.requests)
+        self._source: Iterator[TraceRequest] = iter(scenario.requests())
         self._next: TraceRequest | None = None
         self._returning: deque[tuple[float, int]] = deque()
         """In a closed loop: times and numbers of the next requests, in order."""
+        self._heap: list[tuple[float, int, int, _Job]] = []
+        """Future events of slots: time, number, kind and batch."""
+        self._pushed = 0
+        self._jobs: dict[int, _Job] = {}
+        self._running: list[_Job | None] = [None] * scenario.slots
+        self._behind: list[deque[_Job]] = [deque() for _ in range(scenario.slots)]
+        self._prepared: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+        self._rng = np.random.default_rng(scenario.seed)
+        self._noises: list[float] = []
+        self._time = SlotTime()
         self._finished = 0
         self._decide_s = 0.0
         self._longest_s = 0.0
@@ -432,8 +257,8 @@ class _Simulation:
 
     def run(self, check_every: int | None) -> Simulated:
         """Play events until none is left."""
-        self._begin()
-        began_s = min(self._next_arrival_s(), inf)
+        self._join()
+        began_s = self._next_arrival_s()
         idle_wakeups = 0
         while True:
             arrival_s = self._next_arrival_s()
@@ -458,8 +283,8 @@ class _Simulation:
                 self._policy.check_invariants()
         return Simulated(
             requests=self._requests,
-            slots=self._slots.time,
-            slot_count=len(self._plans),
+            slots=self._time,
+            slot_count=self._scenario.slots,
             began_s=0.0 if began_s == inf else began_s,
             ended_s=self._now,
             decide_s=self._decide_s,
@@ -468,25 +293,29 @@ class _Simulation:
             codes=self._codes,
         )
 
-    def _begin(self) -> None:
-        for profile in self._profiles:
+    def _join(self) -> None:
+        scenario = self._scenario
+        calibration = {}
+        for profile in scenario.profiles:
             self._handle(ModelAdded(model=profile), 0.0)
-        models = frozenset(profile.name for profile in self._profiles)
-        for number, plan in enumerate(self._plans):
+            if (known := scenario.believed.get(profile.name)) is not None:
+                key = f"simulated {profile.name}"
+                calibration[profile.name] = known.calibration(key, profile.dimensions, profile.max_batch)
+        for slot in range(scenario.slots):
             joined = SlotJoined(
-                slot=number,
-                models=models,
-                worker=plan.worker,
-                costs=self._calibration,
-                prefetch_s=2 * self._way_s or None,
+                slot=slot,
+                models=frozenset(self._profiles),
+                worker=scenario.worker_of(slot),
+                costs=calibration,
+                prefetch_s=2 * scenario.way_s or None,
             )
             self._handle(joined, 0.0)
         self._decide_s = self._longest_s = 0.0
         self._events = 0
-        if self._workload.in_flight is None:
+        if scenario.in_flight is None:
             self._next = next(self._source, None)
         else:
-            self._returning.append((0.0, self._workload.in_flight))
+            self._returning.append((0.0, scenario.in_flight))
 
     def _next_arrival_s(self) -> float:
         if self._next is not None:
@@ -495,7 +324,7 @@ class _Simulation:
 
     def _arrive(self, at: float) -> None:
         """Hand on requests of the same time as one event, as the server does in one turn."""
-        if self._workload.in_flight is not None:
+        if self._scenario.in_flight is not None:
             _, count = self._returning.popleft()
             arrived = [self._arrival(request, at) for request in islice(self._source, count)]
         else:
@@ -511,17 +340,18 @@ class _Simulation:
         sizes = request.sizes
         deadline = None if request.deadline_s is None else at + request.deadline_s
         elements = prod(sizes)
-        id = self._requests.add(at, inf if deadline is None else deadline, elements)  # noqa: A001
-        rounding = self._rounding[number]
+        profile = self._scenario.profiles[number]
+        request_id = self._requests.add(at, inf if deadline is None else deadline, elements)
+        rounding = self._scenario.round_up.get(profile.name)
         if rounding is not None:
             known = self._rounded[number]
             if (rounded := known.get(sizes)) is None:
                 rounded = known[sizes] = rounding(sizes)
             sizes = rounded
         return Arrival(
-            id=id,
+            id=request_id,
             client=request.client,
-            model=self._profiles[number].name,
+            model=profile.name,
             sizes=sizes,
             nbytes=elements * BYTES_PER_ELEMENT,
             deadline=deadline,
@@ -532,9 +362,9 @@ class _Simulation:
         at, _, kind, job = heappop(self._heap)
         if kind == ARRIVED:
             self._now = at
-            self._slots.arrive(job, at)
-        elif kind != ENDED or self._slots.end(job, at):
-            self._handle(self._slots.report(job), at)
+            self._reach_slot(job, at)
+        elif kind != ENDED or self._end_batch(job, at):
+            self._handle(self._report(job), at)
 
     # ------------------------------------------------------------ decisions and what comes of them
 
@@ -550,13 +380,13 @@ class _Simulation:
         finished = self._finished
         for action in actions:
             self._act(action, at)
-        if self._workload.in_flight is not None and self._finished > finished:
-            self._returning.append((at + self._workload.round_trip_s, self._finished - finished))
+        if self._scenario.in_flight is not None and self._finished > finished:
+            self._returning.append((at + self._scenario.round_trip_s, self._finished - finished))
 
     def _act(self, action: Action, at: float) -> None:
         match action:
             case StartBatch():
-                self._slots.start(action, at)
+                self._send(action, at)
             case DeliverResults():
                 deadline = self._requests.deadline
                 for request in action.requests:
@@ -568,9 +398,9 @@ class _Simulation:
             case ForgetRequest():
                 self._end(action.id, FAILED, at)
             case CancelBatch():
-                self._slots.take_back(action.batch, at, ErrorCode.CANCELLED)
+                self._take_back(action.batch, at, ErrorCode.CANCELLED)
             case RecallBatch():
-                self._slots.take_back(action.batch, at, ErrorCode.RECALLED)
+                self._take_back(action.batch, at, ErrorCode.RECALLED)
             case ReportFault():
                 raise SimulationError(f"the policy could not work out {action.about}") from action.error
             case KillSlot():
@@ -585,3 +415,131 @@ class _Simulation:
         requests.outcome[request] = outcome
         requests.ended[request] = at
         self._finished += 1
+
+    # ------------------------------------------------------------ slots
+
+    def _send(self, action: StartBatch, now: float) -> None:
+        """Send a batch to its slot."""
+        job = self._jobs[action.batch] = _Job(action)
+        self._time.prefetched += action.behind is not None
+        if self._scenario.way_s:
+            self._push(now + self._scenario.way_s, ARRIVED, job)
+        else:
+            self._reach_slot(job, now)
+
+    def _reach_slot(self, job: _Job, now: float) -> None:
+        """Let a batch reach its slot: it begins, or is queued behind the running one."""
+        if job.ended:
+            return
+        slot = job.action.slot
+        if self._running[slot] is None:
+            self._begin(job, now)
+        else:
+            if job.action.behind is None:
+                raise SimulationError(
+                    f"slot {slot} is busy, and batch {job.action.batch} is not behind another"
+                )
+            self._behind[slot].append(job)
+
+    def _take_back(self, batch: int, now: float, code: ErrorCode) -> None:
+        """Recall or cancel a batch. The order arrives at once; the report takes its way.
+
+        A recall does not affect a running batch; a cancellation ends it.
+        """
+        job = self._jobs.get(batch)
+        if job is None or job.ended or (job.began >= 0 and code is ErrorCode.RECALLED):
+            return
+        job.code = code
+        self._time.recalled += code is ErrorCode.RECALLED
+        slot = job.action.slot
+        if self._running[slot] is job:
+            job.busy_s = now - job.began
+            self._push(now, ENDED, job)
+            return
+        if job in self._behind[slot]:
+            self._behind[slot].remove(job)
+        job.ended = True
+        self._push(now + self._scenario.way_s, REPORTED, job)
+
+    def _end_batch(self, job: _Job, now: float) -> bool:
+        """End a batch and begin the next one on its slot. Return whether its report has arrived."""
+        if job.ended:
+            return False
+        job.ended = True
+        slot = job.action.slot
+        self._account(job)
+        self._running[slot] = None
+        if self._behind[slot]:
+            self._begin(self._behind[slot].popleft(), now)
+        if not self._scenario.way_s:
+            return True
+        self._push(now + self._scenario.way_s, REPORTED, job)
+        return False
+
+    def _report(self, job: _Job) -> BatchFinished | BatchFailed:
+        """The report of a batch, as an event for the scheduler."""
+        batch = job.action.batch
+        del self._jobs[batch]
+        if job.code is not None:
+            return BatchFailed(batch=batch, code=job.code, message=job.code)
+        return BatchFinished(
+            batch=batch, busy_s=job.busy_s, expired=job.expired, preparations=job.preparations
+        )
+
+    def _begin(self, job: _Job, now: float) -> None:
+        action = job.action
+        slot = action.slot
+        job.began = now
+        self._running[slot] = job
+        deadline = self._requests.deadline
+        late = [request for request in action.requests if deadline[request] < now]
+        if late:
+            job.expired = frozenset(late)
+        if len(late) < len(action.requests):
+            job.busy_s = self._call_s(job) * self._scenario.speed_of(slot)
+        self._push(now + job.busy_s, ENDED, job)
+
+    def _call_s(self, job: _Job) -> float:
+        """Seconds of the batch's calls; rows are covered as the profile says, new shapes are prepared first."""
+        action = job.action
+        cost = self._scenario.costs[action.model]
+        known = self._prepared.setdefault((self._scenario.worker_of(action.slot), action.model), set())
+        seconds = 0.0
+        for sizes in self._calls(action):
+            seconds += cost.seconds(sizes)
+            self._time.calls += 1
+            self._time.computed += prod(sizes)
+            if (prepare_s := cost.preparation_s(sizes)) and sizes not in known:
+                known.add(sizes)
+                job.preparations += 1
+                seconds += prepare_s
+        return seconds * self._noise() if self._scenario.noise else seconds
+
+    def _calls(self, action: StartBatch) -> list[tuple[int, ...]]:
+        profile = self._profiles[action.model]
+        if profile.row_calls is None or action.sizes[0] >= len(profile.row_calls):
+            return [action.sizes]
+        return [(rows, *action.sizes[1:]) for rows in profile.row_calls[action.sizes[0]]]
+
+    def _noise(self) -> float:
+        if not self._noises:
+            sigma = self._scenario.noise
+            drawn = np.exp(sigma * self._rng.standard_normal(_NOISES) - sigma * sigma / 2)
+            self._noises = drawn.tolist()
+        return self._noises.pop()
+
+    def _account(self, job: _Job) -> None:
+        time = self._time
+        time.busy_s += job.busy_s
+        time.batches += 1
+        time.preparations += job.preparations
+        elements = self._requests.elements
+        members = job.action.requests
+        if job.expired:
+            members = tuple(request for request in members if request not in job.expired)
+        time.members += len(members)
+        time.useful += sum([elements[request] for request in members])
+
+    def _push(self, at: float, kind: int, job: _Job) -> None:
+        self._pushed += 1
+        heappush(self._heap, (at, self._pushed, kind, job))

@@ -1,4 +1,4 @@
-"""Made-up traffic: distributions of sizes, arrivals, and the requests that follow from them or from a trace.
+"""Traffic of a simulation: made up of distributions of sizes and arrivals, or recorded in a trace.
 
 The same seed gives the same traffic. In a closed loop arrivals follow from the simulated server's answers.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
+from pathlib import Path
 from typing import Literal, assert_never
 
 import numpy as np
@@ -22,17 +23,21 @@ __all__ = [
     "Arrivals",
     "BadText",
     "Distribution",
+    "Recorded",
     "SizedModel",
     "Traffic",
     "generate",
     "parse_arrivals",
     "parse_distribution",
-    "parse_range",
     "parse_sizes",
     "replay",
 ]
 
 _FORMS = "lognormal:MEDIAN,SIGMA,LOW..HIGH, uniform:LOW..HIGH, choice:A,B,C or a number"
+_CHUNK = 8192
+_RESOLUTION_S = 1e-6
+"""Resolution of times in a trace: a shorter one is of requests at once, which no rate stretches."""
+_MOST_IN_BURST = 1 << 31
 
 
 class BadText(ConfigurationError):
@@ -72,12 +77,12 @@ def parse_distribution(text: str) -> Distribution:
     try:
         match kind, rest.split(","):
             case "lognormal", [median, sigma, bounds]:
-                low, high = parse_range(bounds)
+                low, high = _range(bounds)
                 if not (0 < float(median) < inf and 0 <= float(sigma) < inf):
                     raise ValueError("a median above 0 and a sigma of at least 0 are needed")
                 return Distribution("lognormal", (float(median), float(sigma), low, high))
             case "uniform", [bounds]:
-                return Distribution("uniform", parse_range(bounds))
+                return Distribution("uniform", _range(bounds))
             case "choice", [_, *_] as sizes:
                 return Distribution("choice", tuple(_size(size) for size in sizes))
             case "constant", [size]:
@@ -90,8 +95,8 @@ def parse_distribution(text: str) -> Distribution:
         raise BadText([f"sizes {text!r}: {error} (expected {_FORMS})"]) from error
 
 
-def parse_range(text: str) -> tuple[int, int]:
-    """Read `4..256`, both included; raises ValueError."""
+def _range(text: str) -> tuple[int, int]:
+    """Both ends of `4..256`; raises ValueError."""
     low, dots, high = text.partition("..")
     if not dots:
         raise ValueError(f"{text!r} is not LOW..HIGH")
@@ -106,12 +111,6 @@ def _size(text: str) -> int:
     if not 1 <= size <= MAX_ELEMENTS:
         raise ValueError(f"a size of {size} is not within 1..{MAX_ELEMENTS}")
     return size
-
-
-_CHUNK = 8192
-_RESOLUTION_S = 1e-6
-"""Resolution of times in a trace: a shorter one is of requests at once, which no rate stretches."""
-_MOST_IN_BURST = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +146,7 @@ class Arrivals:
     """Requests per second; inf: all at once, as for a closed loop."""
     kind: Literal["poisson", "constant", "bursts"] = "poisson"
     burst: int = 1
-    """For `bursts`: requests that arrive together; the bursts are a Poisson stream."""
+    """Requests that arrive together, for `bursts`; the bursts are a Poisson stream."""
 
     def draw(self, rng: np.random.Generator, after_s: float, first: int, count: int) -> NDArray[np.float64]:
         """Draw the times of `count` requests from number `first` on, after the time `after_s`."""
@@ -195,22 +194,31 @@ def generate(traffic: Traffic) -> Iterator[TraceRequest]:
             yield TraceRequest(at_s, number, client, next(sizes[number]), traffic.deadline_s, priority)
 
 
-def replay(
-    reader: TraceReader, *, rate: float | None = None, requests: int | None = None
-) -> Iterator[TraceRequest]:
-    """The requests of a trace, with times stretched to a mean `rate` if given.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Traffic of a trace file, at its own rate or at another."""
 
-    Bursts stay bursts. Raises `ConfigurationError` for what is no trace.
-    """
+    path: Path
+    rate: float | None = None
+    """Mean requests per second that the times are stretched to; bursts stay bursts."""
+    requests: int | None = None
+    deadline_s: float | None = None
+    """Deadline that replaces the trace's own; None keeps them."""
+
+
+def replay(recorded: Recorded) -> Iterator[TraceRequest]:
+    """The requests of a trace. Raises `ConfigurationError` for what is no trace."""
+    reader = TraceReader(recorded.path)
     factor = 1.0
-    if rate is not None:
+    if recorded.rate is not None:
         count, last_s = 0, 0.0
-        for request in islice(reader, requests):
+        for request in islice(reader, recorded.requests):
             count, last_s = count + 1, request.at_s
         if last_s >= _RESOLUTION_S:
-            factor = count / last_s / rate
-    for request in islice(reader, requests):
-        yield request if factor == 1.0 else request._replace(at_s=request.at_s * factor)
+            factor = count / last_s / recorded.rate
+    for request in islice(reader, recorded.requests):
+        deadline_s = request.deadline_s if recorded.deadline_s is None else recorded.deadline_s
+        yield request._replace(at_s=request.at_s * factor, deadline_s=deadline_s)
 
 
 def parse_arrivals(text: str, rate: float) -> Arrivals:

@@ -280,6 +280,6 @@ def _tables(plain: Any) -> dict[str, CostTable]:
 
 def _measured_tables(loaded: LoadedSettings) -> dict[str, CostTable]:
     """Tables that the workers of this file measured here before, else measured now."""
-    from shapestream_workers.costs_report import costs_of
+    from shapestream_workers.costs import costs_of
 
     return _tables(json.loads("\n".join(costs_of(loaded, as_json=True))))

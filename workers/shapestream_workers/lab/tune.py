@@ -34,8 +34,7 @@ from shapestream_workers.lab.bench import Subject, subject_of
 from shapestream_workers.lab.candidates import Candidate, Placement, placements, propose
 from shapestream_workers.lab.edited_yaml import require_editor, write_tuned
 from shapestream_workers.lab.race import (
-    Budget,
-    Objective,
+    Options,
     Race,
     Say,
     Trial,
@@ -44,12 +43,11 @@ from shapestream_workers.lab.race import (
     rank,
     value_of,
 )
-from shapestream_workers.lab.workload import Workload, read_workload
+from shapestream_workers.lab.replay import InputMaker, Workload, read_workload
 from shapestream_workers.memory import spell_bytes
 from shapestream_workers.models import available_cpus, read_signatures
-from shapestream_workers.serve import model_options
 
-__all__ = ["Options", "Outcome", "TuningFailed", "run_tuning", "tune_file"]
+__all__ = ["Outcome", "TuningFailed", "run_tuning", "tune_file"]
 
 PLACEMENTS_UNTIL, SHAPES_UNTIL = 0.65, 0.35
 """Shares of the budget that must be left after the heats of placements, and of shapes."""
@@ -59,16 +57,6 @@ WIDTH = 120
 
 class TuningFailed(ShapestreamError):
     """Nothing could be measured; the message has the reason for each candidate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of a tuning run."""
-
-    objective: Objective = "throughput"
-    budget_s: float = 120.0
-    in_flight: int = 64
-    """Requests in flight, where throughput is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,35 +148,25 @@ def run_tuning(
 async def _run(
     subject: Subject, workload: Workload, signature: ModelSignature, options: Options, say: Say, folder: Path
 ) -> Outcome:
-    objective, budget, notes = options.objective, Budget(options.budget_s), list[str]()
-    race = Race(
-        subject,
-        workload,
-        signature,
-        budget,
-        folder,
-        objective=objective,
-        in_flight=options.in_flight,
-        say=say,
-    )
+    objective, notes = options.objective, list[str]()
+    race = Race(subject, workload, InputMaker(subject.settings, signature), options, folder, say)
     baseline = Trial(candidate=subject.baseline())
     trials = [baseline]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_obey_sigterm)
-        await race.heat(baseline, until_left_s=0.0)
+        await race.heat(baseline, kept_share=0.0)
         for place in _placements(subject, notes):
             if place != baseline.candidate.placement:
                 trials.append(Trial(candidate=Candidate(placement=place, shapes=baseline.candidate.shapes)))
-                await race.heat(trials[-1], until_left_s=PLACEMENTS_UNTIL * budget.seconds)
+                await race.heat(trials[-1], kept_share=PLACEMENTS_UNTIL)
         best = min(trials, key=lambda trial: rank(trial, objective)).candidate.placement
-        of_model = model_options(subject.loaded.settings)[signature.name]
-        max_batch = ServedModel(0, signature.name, signature, of_model).profile.max_batch
+        max_batch = ServedModel(0, signature.name, signature, subject.settings).profile.max_batch
         choices, left_out = propose(workload, signature, baseline.candidate.shapes, max_batch=max_batch)
         notes += [f"not tried: {what}" for what in left_out]
         for shapes in choices:
             trials.append(Trial(candidate=Candidate(placement=best, shapes=shapes)))
-            await race.heat(trials[-1], until_left_s=SHAPES_UNTIL * budget.seconds)
-        entrants = finalists(trials, objective, budget.left())
+            await race.heat(trials[-1], kept_share=SHAPES_UNTIL)
+        entrants = finalists(trials, objective, race.left_s())
         if entrants:
             await race.final(entrants)
         nursery.cancel_scope.cancel()
@@ -205,7 +183,7 @@ async def _run(
         options=options,
         trials=trials,
         chosen=chosen,
-        seconds=budget.spent(),
+        seconds=race.spent_s(),
         notes=notes,
     )
 

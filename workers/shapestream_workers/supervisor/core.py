@@ -1,4 +1,4 @@
-"""When to start, restart, stop and give up on worker processes: events in, actions out; no clock, no chance.
+"""The supervisor: when worker processes start, restart, stop and are given up; events in, actions out.
 
           begin                     exited                        too many in the window,
     idle ──────▶ running ─────────────────────▶ waiting             or its configuration
@@ -10,40 +10,208 @@
                    (killed when its time is up)
 
 A process that is to be *replaced* goes on serving while another is started beside it, in the same role; when that is ready,
-the old one is asked to finish. `replacements.py` says whose turn it is.
+the old one is asked to finish. One is replaced at a time over all workers, so there is at most one process too many.
 
 Times are seconds of a monotonic clock that the caller chooses; `jitter` is a number in [0, 1) that it draws.
 """
 
 from __future__ import annotations
 
+import enum
+from collections import deque
 from collections.abc import Iterable
-from typing import assert_never
-
-from shapestream_workers.supervisor.events import (
-    Action,
-    Event,
-    GiveUp,
-    KeepWorker,
-    KillWorker,
-    ReplacementWanted,
-    RestartRequested,
-    StartWorker,
-    StopNow,
-    StopRequested,
-    TerminateWorker,
-    TimePassed,
-    WorkerExited,
-    WorkerReady,
-)
-from shapestream_workers.supervisor.records import RestartPolicy, State, WorkerRecord
-from shapestream_workers.supervisor.replacements import Replacements
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeAlias, assert_never
 
 __all__ = [
+    "Action",
+    "Event",
+    "GiveUp",
+    "KeepWorker",
+    "KillWorker",
+    "ReplacementWanted",
+    "Replacements",
     "RestartPolicy",
+    "RestartRequested",
+    "StartWorker",
     "State",
+    "StopNow",
+    "StopRequested",
     "Supervisor",
+    "TerminateWorker",
+    "TimePassed",
+    "WorkerExited",
+    "WorkerReady",
+    "WorkerRecord",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    """A process has compiled its models and is known to the server."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacementWanted:
+    """A process is sound, but should be replaced by a fresh one: it has passed its memory limit."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited:
+    """A process ended. `status` is negative for a signal, as `subprocess` has it."""
+
+    worker: str
+    status: int
+    busy: bool = False
+    """True if it ended while it ran a batch."""
+    answered_at: float | None = None
+    """Time of its last answer to a batch, if there was one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartRequested:
+    """Replace every process by a fresh one, one after the other; try again with those that were given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Let every worker finish, within this time."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopNow:
+    """Do not wait for anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePassed:
+    """`next_wakeup()` has come."""
+
+
+Event: TypeAlias = (
+    WorkerReady | ReplacementWanted | RestartRequested | WorkerExited | StopRequested | StopNow | TimePassed
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Start this process."""
+
+    worker: str
+    attempt: int
+    """0 for the first start, then 1, 2, ..."""
+    role: str
+    """The configured worker that it is: `worker` itself, or the one that it replaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminateWorker:
+    """Ask this process to finish (SIGTERM)."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """End this process now (SIGKILL)."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """This worker is not started again."""
+
+    worker: str
+    reason: str
+    configuration: bool
+    """True if its configuration is at fault, so that no worker of its kind can run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepWorker:
+    """No replacement for this worker can be started; it goes on as it is."""
+
+    worker: str
+    reason: str
+
+
+Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """Patience of the supervisor with a worker that dies."""
+
+    backoff_initial_s: float = 0.1
+    """Wait before the first restart, short since one crash is bad luck."""
+    backoff_factor: float = 3.0
+    """Each further crash within the window multiplies the wait by this."""
+    backoff_max_s: float = 10.0
+    """The wait never grows above this."""
+    jitter: float = 0.25
+    """Up to this share is added to the wait, so that workers do not come back in step."""
+    max_crashes: int = 6
+    """Crashes within the window after which the worker is given up."""
+    blameless_backoff_max_s: float = 1.0
+    """Longest wait after a crash in a batch, of a worker that answered others within the window.
+
+    The batch is to blame, which the scheduler deals with; such a crash does not count towards giving up."""
+    window_s: float = 120.0
+    """Time after which a crash is forgotten."""
+    healthy_s: float = 3.0
+    """Time of service after which a worker is sound and its earlier crashes are forgotten."""
+    replace_after_starts: float = 4.0
+    """Least time of service before a replacement, in start-up times: under any memory limit it mostly serves."""
+    drain_s: float = 30.0
+    """Time in which a process that is replaced must finish its batches."""
+
+
+class State(enum.Enum):
+    """State of one worker; the diagram above shows the transitions."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    WAITING = "waiting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    GIVEN_UP = "given up"
+
+
+@dataclass(slots=True, eq=False)
+class WorkerRecord:
+    """One worker: a process that is kept running, and what happened to it so far."""
+
+    name: str
+    role: str
+    """The configured worker that it is or replaces: the same command line."""
+    state: State = State.IDLE
+    starts: int = 0
+    wake_at: float | None = None
+    """Time to restart (WAITING) or to kill (STOPPING)."""
+    started_at: float = 0.0
+    ready_at: float | None = None
+    """Time at which its present process began to serve."""
+    crashes: deque[float] = field(default_factory=deque)
+    """Times of the crashes that are not forgotten yet; never longer than `max_crashes`."""
+    answered_at: float | None = None
+    """Time at which one of its processes last answered a batch, as far as that is known."""
+    blameless: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    """Times of the crashes that its batch is to blame for."""
+    successor: WorkerRecord | None = None
+    """The process that is to take over, once there is one."""
+    irreplaceable: bool = False
+    """A replacement was given up once."""
+    replace_soon: bool = False
+    """A replacement was asked for, however short it has served."""
+
 
 EXIT_CONFIGURATION = 3
 """The exit status of a process that cannot use its configuration: trying again would change nothing."""
@@ -65,7 +233,7 @@ class Supervisor:
         return [self._start(worker, now) for worker in self._workers.values() if worker.state is State.IDLE]
 
     def handle(self, event: Event, now: float, *, jitter: float = 0.0) -> list[Action]:
-        """What follows from `event`."""
+        """Decide what follows from `event`."""
         actions = self._obey(event, now, jitter)
         if not self._stopping and (successor := self._replacements.next_successor(now)) is not None:
             self._workers[successor.name] = successor
@@ -99,28 +267,28 @@ class Supervisor:
                 assert_never(event)
 
     def next_wakeup(self) -> float | None:
-        """When `TimePassed` is due, if nothing else happens before."""
+        """Time at which `TimePassed` is due, if nothing else happens before."""
         times = [worker.wake_at for worker in self._workers.values() if worker.wake_at is not None]
         if not self._stopping and (at := self._replacements.next_time()) is not None:
             times.append(at)
         return min(times, default=None)
 
     def role_of(self, worker: str) -> str:
-        """Which of the workers that the supervisor was given this process is, or replaces."""
+        """The configured worker that this process is, or replaces."""
         return self._workers[worker].role
 
     def state_of(self, worker: str) -> State:
-        """Where this worker stands."""
+        """The state of this worker."""
         return self._workers[worker].state
 
     @property
     def finished(self) -> bool:
-        """Whether no process runs and none will be started."""
+        """True once no process runs and none will be started."""
         return all(worker.state in (State.STOPPED, State.GIVEN_UP) for worker in self._workers.values())
 
     @property
     def hopeless(self) -> bool:
-        """Whether there were workers and every one of them was given up."""
+        """True once every worker, of at least one, was given up."""
         return bool(self._workers) and all(
             worker.state is State.GIVEN_UP for worker in self._workers.values()
         )
@@ -133,7 +301,7 @@ class Supervisor:
         return f"<Supervisor {said or 'without workers'}>"
 
     def _restart(self, now: float) -> list[Action]:
-        """Those that run are replaced in turn; those that were given up get another chance."""
+        """Replace the running processes in turn; start those again that were given up."""
         if self._stopping:
             return []
         actions: list[Action] = []
@@ -198,7 +366,7 @@ class Supervisor:
         return []
 
     def _wait(self, worker: WorkerRecord, deaths: int, limit_s: float, now: float, jitter: float) -> None:
-        """It is started again later: the longer, the more often it has ended."""
+        """Schedule a restart, later with each death."""
         policy = self._policy
         backoff_s = policy.backoff_initial_s * policy.backoff_factor ** min(deaths - 1, 32)
         worker.state = State.WAITING
@@ -242,3 +410,58 @@ class Supervisor:
         if worker.state is State.WAITING:
             return [self._start(worker, now)]
         return self._kill(worker)
+
+
+class Replacements:
+    """The processes that are to be replaced. At most one of them has its successor already."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._wanting: list[WorkerRecord] = []
+        self._numbers = count(1)
+
+    def want(self, old: WorkerRecord) -> None:
+        """Queue a process for replacement, unless it is queued already."""
+        if old.state is State.RUNNING and old not in self._wanting and not old.irreplaceable:
+            self._wanting.append(old)
+
+    def demand(self, old: WorkerRecord) -> None:
+        """Queue a process for replacement at once, also one whose replacement was given up before."""
+        if old.state is State.RUNNING and old.successor is None:
+            old.irreplaceable, old.replace_soon = False, True
+            self.want(old)
+
+    def forget(self, worker: WorkerRecord) -> None:
+        """Drop a process from the queue: it has ended, or goes on as it is."""
+        worker.replace_soon = False
+        if worker in self._wanting:
+            self._wanting.remove(worker)
+
+    def next_successor(self, now: float) -> WorkerRecord | None:
+        """The next process to start beside the one that it replaces, if it is time for one."""
+        for old in self._free():
+            at = self._earliest(old)
+            if at is not None and at <= now:
+                old.successor = WorkerRecord(f"{old.role}+{next(self._numbers)}", old.role)
+                return old.successor
+        return None
+
+    def next_time(self) -> float | None:
+        """Time at which `next_successor` will have one, if nothing happens before."""
+        return min((at for at in map(self._earliest, self._free()) if at is not None), default=None)
+
+    def predecessor(self, new: WorkerRecord) -> WorkerRecord | None:
+        """The process that this one replaces, as long as that runs."""
+        return next((old for old in self._wanting if old.successor is new), None)
+
+    def _free(self) -> list[WorkerRecord]:
+        """Processes that may be replaced next; none while one is being replaced."""
+        return [] if any(old.successor is not None for old in self._wanting) else self._wanting
+
+    def _earliest(self, old: WorkerRecord) -> float | None:
+        """Time from which a process may be replaced; None before it is ready."""
+        if old.ready_at is None:
+            return None
+        if old.replace_soon:
+            return old.ready_at
+        return old.ready_at + self._policy.replace_after_starts * (old.ready_at - old.started_at)

@@ -17,18 +17,20 @@ import structlog
 import trio
 
 from shapestream.serving.worker_port import LastState
-from shapestream_workers.supervisor.core import RestartPolicy, State, Supervisor
-from shapestream_workers.supervisor.events import (
+from shapestream_workers.supervisor.core import (
     Action,
     Event,
     GiveUp,
     KeepWorker,
     KillWorker,
     ReplacementWanted,
+    RestartPolicy,
     RestartRequested,
     StartWorker,
+    State,
     StopNow,
     StopRequested,
+    Supervisor,
     TerminateWorker,
     TimePassed,
     WorkerExited,
@@ -40,9 +42,9 @@ __all__ = ["READY_LINE", "REPLACE_LINE", "EndTold", "GaveUp", "WorkerProcesses",
 log = structlog.get_logger()
 
 READY_LINE = b"ready\n"
-"""What a worker writes to stdout each time that the server has welcomed it."""
+"""Line that a worker writes to stdout each time that the server has welcomed it."""
 REPLACE_LINE = b"replace\n"
-"""What a worker writes to stdout when it has passed its memory limit; it goes on serving."""
+"""Line that a worker writes to stdout when it has passed its memory limit; it goes on serving."""
 # The lines above are all that comes; whatever is longer than this is none of them.
 MAX_LINE_BYTES = 64
 EXIT_NOT_STARTED = 127
@@ -53,7 +55,7 @@ EndTold: TypeAlias = Callable[[str, int, bool], Awaitable[LastState]]
 
 
 def registered_name(worker: str, pid: int) -> str:
-    """What a worker calls itself before the server, which must never take one process for another."""
+    """The name of a worker before the server, which must never take one process for another."""
     return f"{worker}-{pid}"
 
 
@@ -131,7 +133,7 @@ class WorkerProcesses:
             raise self._failure
 
     def owns(self, worker: str, pid: int) -> bool:
-        """Whether the worker that registered so is one of these processes, and its end has not been told."""
+        """True if the worker registered under this name is one of these processes and its end was not reported."""
         return self._owned(worker, pid) is not None
 
     def kill(self, worker: str, pid: int, reason: str) -> None:

@@ -94,7 +94,7 @@ class OnnxRuntimeRequest(HostRequest):
             raise InferenceError(words) from error
 
     def _bind_inputs(self) -> bool:
-        """Whether any input has changed its shape or place since the last call."""
+        """Bind the inputs that changed their shape or place since the last call; tell whether any did."""
         changed = False
         for number, (name, tensor, element_type) in enumerate(self._inputs):
             data = tensor.data

@@ -4,7 +4,7 @@ This folder is the only place that imports `openvino`, in `runtime` for the firs
 to `ov.Model`, properties and device), `ports` (the file's ports, their shapes, and which output axes follow which inputs),
 `request` and `tensor` (the calls, and the tensors that are resized in place).
 
-What OpenVINO does by itself, and nobody here can change: its CPU device computes i64 in 32 bits (2026.4), so values beyond
+OpenVINO's own behaviour, which cannot be changed here: its CPU device computes i64 in 32 bits (2026.4), so values beyond
 2^31 do not survive a call.
 """
 

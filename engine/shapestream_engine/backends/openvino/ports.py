@@ -144,7 +144,7 @@ def _groups(
     inputs: Sequence[InputPort], bounds: Mapping[str, Dimension], *, tie_axes: bool
 ) -> list[tuple[list[str], Dimension]]:
     """Dimensions that get the same size. A dimension without a name is on its own or, tied, with those of its axis:
-    inputs that are added to each other must agree, whether or not somebody wrote down that they do."""
+    inputs that are added to each other must agree, whether or not the configuration says so."""
     groups: dict[object, tuple[list[str], Dimension]] = {}
     for port in inputs:
         for axis, name in enumerate(port.axis_names):

@@ -77,7 +77,7 @@ class SetOutput:
         request.set_output_tensor(number, self._engine_tensor)
 
     def take_up(self) -> None:
-        """After a call: the tensor shows what it gave."""
+        """Make the caller's tensor show the output of the call that is over."""
         shape = tuple(map(int, self._engine_tensor.shape))
         if self._lent:
             self._tensor.shape = shape
@@ -98,7 +98,7 @@ class CopiedOutput:
         self._dtype = dtype_of(signature.outputs[number].element_type)
 
     def take_up(self) -> None:
-        """After a call: the tensor holds what it gave."""
+        """Copy the output of the call that is over to the caller's tensor."""
         data = self._request.get_output_tensor(self._number).data
         self._tensor.shape = data.shape
         self._tensor.data[...] = data.view(self._dtype)
@@ -143,7 +143,7 @@ class OpenVinoRequest(InferRequest):
         )
         self._dtypes = tuple(dtype_of(port.element_type) for port in signature.outputs)
         self._outside = False
-        """Some input tensor stands for one from outside."""
+        """True if some input tensor stands for one of the caller's."""
         self._forwarded = forwarded
         self._set_outputs: dict[int, SetOutput | CopiedOutput] = {}
         if ports is None:

@@ -120,7 +120,7 @@ class OpenVinoTensor:
 
     @property
     def is_outside(self) -> bool:
-        """It stands for a tensor from outside."""
+        """Tell whether it stands for a tensor of the caller's."""
         return self._outside is not None
 
     def use(self, outside: TensorLike | None) -> None:
@@ -161,7 +161,7 @@ class OpenVinoTensor:
         self._data = self._view()
 
     def _replace(self) -> None:
-        """After an allocation that failed OpenVINO's tensor has no memory but believes in its old capacity (2026.4)."""
+        """Replace OpenVINO's tensor after a failed allocation: it has no memory, but its old capacity (2026.4)."""
         request = self._request.engine_request
         smallest = ov.Shape([axis.minimum for axis in self._port.shape.dimensions])
         request.set_input_tensor(self._number, ov.Tensor(self._tensor.element_type, smallest))

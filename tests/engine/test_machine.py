@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shapestream_engine.resources import divide_cpus
+from shapestream_engine.machine import divide_cpus
 
 
 @pytest.mark.parametrize(

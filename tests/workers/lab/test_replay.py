@@ -12,9 +12,8 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceRequest, header_line, request_line
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.lab import workload
-from shapestream_workers.lab.replay import Round
-from shapestream_workers.lab.workload import InputMaker, read_workload
+from shapestream_workers.lab import replay
+from shapestream_workers.lab.replay import InputMaker, Round, read_workload
 
 SIGNATURE = ModelSignature.from_dict(
     {
@@ -108,17 +107,17 @@ def test_inputs_are_what_the_probe_describes_and_masks_are_left_to_the_server() 
     assert {"ids"} == set(arrays)
     assert (2, 30) == arrays["ids"].shape
     assert {5, 6, 7, 8, 9} == set(arrays["ids"].ravel().tolist())
-    assert maker.tensors((2, 30)) is maker.tensors((2, 30))
+    assert maker.arrays((2, 30)) is maker.arrays((2, 30))
 
 
 def test_inputs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one used longest ago goes; the newest stays, however large."""
-    monkeypatch.setattr(workload, "MAX_KEPT_BYTES", 3 * 8 * 10)
+    monkeypatch.setattr(replay, "MAX_KEPT_BYTES", 3 * 8 * 10)
     maker = InputMaker(SETTINGS, MASKED)
-    first = maker.tensors((1, 10))
-    second = maker.tensors((1, 12))
-    assert first is maker.tensors((1, 10))
-    maker.tensors((1, 9))
-    assert second is not maker.tensors((1, 12))
-    huge = maker.tensors((8, 64))
-    assert huge is maker.tensors((8, 64))
+    first = maker.arrays((1, 10))
+    second = maker.arrays((1, 12))
+    assert first is maker.arrays((1, 10))
+    maker.arrays((1, 9))
+    assert second is not maker.arrays((1, 12))
+    huge = maker.arrays((8, 64))
+    assert huge is maker.arrays((8, 64))
