@@ -130,7 +130,12 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
     settings = loaded.settings
     wanted = settings.server.max_clients
     workers = sum(group.count for group in settings.worker_groups)
-    fits = connections_that_fit(workers)
+    cpus = available_cpus()
+    slots = sum(
+        group.count * divide_cpus(cpus, workers, group.slots, group.threads)[0]
+        for group in settings.worker_groups
+    )
+    fits = connections_that_fit(workers, slots)
     if fits is None or fits >= wanted:
         return wanted
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
