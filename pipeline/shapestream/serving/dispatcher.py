@@ -14,7 +14,6 @@ from itertools import count
 from time import perf_counter
 from typing import assert_never
 
-import structlog
 import trio
 
 from shapestream.scheduling import events
@@ -41,8 +40,6 @@ from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.layout import Tensors
 
 __all__ = ["Dispatcher", "SlotBook"]
-
-log = structlog.get_logger()
 
 
 class Dispatcher:
@@ -182,7 +179,6 @@ class Dispatcher:
             report = BatchReport(batch=begun.batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
             self._batch_failed(begun, report, now)
             self._book.batches.pop(report.batch, None)
-        log.error("slot ended", slot=slot.label, why="its thread has ended")
         self._book.leave([slot])
         self._handle(events.SlotLeft(slot=slot.number), now)
 

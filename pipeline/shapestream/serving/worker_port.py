@@ -302,7 +302,10 @@ class WorkerPort:
                 self._hand_on_reports()
             case ThreadEnded():
                 self.own_greeted.set()
-                self._dispatcher.slot_ended(worker.slots[news.slot], news.batch, now)
+                slot = worker.slots[news.slot]
+                advice = "restart the server, or use worker processes"
+                log.error("slot ended", slot=slot.label, why="its thread has ended", advice=advice)
+                self._dispatcher.slot_ended(slot, news.batch, now)
                 if not any(slot.number in self._dispatcher.slots for slot in worker.slots):
                     self._availability.own_slots_ended(now)
             case SessionBroken():
