@@ -30,10 +30,10 @@ REQUESTS = 300
 
 
 @contextmanager
-def counting(slots: int) -> Iterator[tuple[CompiledModel, Counter[int]]]:
+def counting(slots: int, sorted_numbers: int = 20_000) -> Iterator[tuple[CompiledModel, Counter[int]]]:
     """y = 2 x, and how often it ran with which x. Some take long enough for a recall to be in time."""
     ran: Counter[int] = Counter()
-    numbers = np.random.default_rng(3).random(20_000)
+    numbers = np.random.default_rng(3).random(sorted_numbers)
 
     def double(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ran[int(x[0])] += 1
@@ -110,7 +110,7 @@ async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerSch
 @real_time
 async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler, tmp_path: Path) -> None:
     """The same over two real workers, with the wire in between; one of them is drained in the middle."""
-    with counting(2) as (model, ran):
+    with counting(2, 100_000) as (model, ran):
         address = f"ipc://{tmp_path}/workers"
         port = RouterSocket()
         port.bind(address)
