@@ -493,6 +493,7 @@ PLANNED = (*LIMIT[:3], *LIMIT[4:], "overload, lognormal", "endless, padded", *CH
 LATE = (
     "overload, equal", "overload, greedy", "overload, noisy", "overload, costs believed 0.6", "overload, lognormal",
     "overload, mixed clients", "overload, mixed deadlines",
+    "stalls, equal", "stalls, greedy", "stalls, twice the capacity",
 )  # fmt: skip
 HOPELESS = ("costs believed 60 times",)
 CAPPED = ("endless, 64 shapes", "endless lengths, 32 shapes")
@@ -537,7 +538,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "probes: an idle slot tries": Mechanism(
         off=_idle_tries, watched="probes", scenarios=HOPELESS, replaced=True
     ),
-    "turn exchange": Mechanism(off=_no_turns, watched="turn exchange", scenarios=LATE[4:]),
+    "turn exchange": Mechanism(off=_no_turns, watched="turn exchange", scenarios=LATE[4:7]),
     "giving up": Mechanism(off=_no_giving_up, watched="giving up", scenarios=LATE),
     "capped wait: always": Mechanism(off=crowded(-inf), watched="brimmed", scenarios=LATE),
     "capped wait: never": Mechanism(off=crowded(inf), watched="giving up", scenarios=LATE),
@@ -555,6 +556,9 @@ MECHANISMS |= {
     )
     for factor in ("1.25", "1.4")
 }
+MECHANISMS["one factor and cap: 1.4"] = Mechanism(
+    off=_several("caution: 1.4", *_IDLE[:2], "giving up"), watched="turn exchange", scenarios=LATE
+)
 _GONE = ("recall", "cached plan: 64 per turn", "one factor: 1.4")
 MECHANISMS["all that went"] = Mechanism(
     off=_several(*_GONE), watched="recall", scenarios=(*LIMIT, *UNEQUAL, *LATE, *HOPELESS, *CAPPED, *CHEAP,

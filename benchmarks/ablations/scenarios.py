@@ -18,17 +18,24 @@ import numpy as np
 SCHEDULING = "shapestream.scheduling."
 
 
-def found(name: str, module: str) -> Any:
-    """A name of the simulation: the baseline's modules are parts of the lab here."""
-    places = {"trace": "shapestream.telemetry.trace", "true_cost": "shapestream_workers.lab.true_cost"}
-    try:
-        return getattr(import_module("shapestream.simulation." + module), name)
-    except ModuleNotFoundError:
-        return getattr(import_module(places.get(module, "shapestream_workers.lab.simulator")), name)
+def found(name: str, *modules: str) -> Any:
+    """A name in the first of these modules that there is, the baseline's or this checkout's."""
+    for module in modules:
+        try:
+            return getattr(import_module(module), name)
+        except ModuleNotFoundError:
+            continue
+    raise ModuleNotFoundError(name)
 
+
+BASELINE = "shapestream.simulation."
+LAB = "shapestream_workers.lab."
+TRUE_COSTS = (BASELINE + "true_cost", LAB + "true_cost")
 
 EVENT_S, REQUEST_S, BATCH_S = 20e-6, 20e-6, 60e-6
 """Seconds of the server's event loop per event, per request that arrives and per batch that starts, programmes apart."""
+ROUND_TRIP_S = 0.001
+"""In a closed loop: seconds from an answer to the next request."""
 MINILM = {
     (1, 8): 3.328e-3, (1, 24): 6.864e-3, (1, 64): 15.36e-3, (1, 256): 62.976e-3, (4, 8): 8.448e-3,
     (4, 24): 21.888e-3, (4, 64): 54.784e-3, (16, 8): 30.208e-3, (16, 24): 85.248e-3, (16, 64): 0.22528,
@@ -71,6 +78,8 @@ class Scenario:
     """Speed of each slot; each has a worker of its own, unless all are equally fast."""
     way_s: float = 0.25e-3
     noise: float = 0.1
+    stalls_s: tuple[float, float] | None = None
+    """Mean seconds between stalls of the event loop, and of each slot, and their mean length; exponential, both."""
     belief: float = 1.0
     """Calibrated seconds / true seconds."""
     queue: int = 8192
@@ -90,43 +99,84 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
         bounds=scenario.bounds,
         max_shapes=scenario.max_shapes,
     )
-    truth = scenario.cost()
-    table = truth.calibration("k", profile.dimensions, profile.max_batch)
-    if scenario.belief != 1.0:
-        table = _scaled(table, scenario.belief)
-    alike = len(set(scenario.speeds)) == 1
-    plans = [
-        found("SlotPlan", "simulated_slots")(worker="w" if alike else f"w{number}", speed=speed)
-        for number, speed in enumerate(scenario.speeds)
-    ]
     requests = list(_requests(scenario, seed))
-    simulation = _with_loop(found("_Simulation", "simulator"), spent)(
-        scheduler,
-        [profile],
-        plans,
-        found("Truth", "simulated_slots")(
-            costs={"m": truth}, noise=scenario.noise, way_s=scenario.way_s, seed=seed
-        ),
-        found("Workload", "play")(requests=iter(requests), in_flight=scenario.in_flight, round_trip_s=0.001),
-        {"m": table},
-        {},
+    alike = len(set(scenario.speeds)) == 1
+    simulation = _with_loop(
+        found("_Simulation", BASELINE + "simulator", LAB + "simulator"), spent, scenario, seed
     )
-    simulated = simulation.run(None)
+    try:
+        slots = import_module(BASELINE + "simulated_slots")
+    except ModuleNotFoundError:
+        simulated = simulation(
+            scheduler,
+            import_module(LAB + "simulator").Scenario(
+                profiles=[profile],
+                costs={"m": scenario.cost()},
+                traffic=requests,
+                believed={"m": _Believed(scenario.cost(), scenario.belief)},
+                slots=len(scenario.speeds),
+                slots_per_worker=len(scenario.speeds) if alike else 1,
+                speeds=tuple(scenario.speeds),
+                in_flight=scenario.in_flight,
+                round_trip_s=ROUND_TRIP_S,
+                noise=scenario.noise,
+                way_s=scenario.way_s,
+                seed=seed,
+            ),
+        ).run(None)
+    else:
+        simulated = simulation(
+            scheduler,
+            [profile],
+            [
+                slots.SlotPlan(worker="w" if alike else f"w{number}", speed=speed)
+                for number, speed in enumerate(scenario.speeds)
+            ],
+            slots.Truth(costs={"m": scenario.cost()}, noise=scenario.noise, way_s=scenario.way_s, seed=seed),
+            import_module(BASELINE + "play").Workload(
+                requests=iter(requests), in_flight=scenario.in_flight, round_trip_s=ROUND_TRIP_S
+            ),
+            {
+                "m": _Believed(scenario.cost(), scenario.belief).calibration(
+                    "k", profile.dimensions, profile.max_batch
+                )
+            },
+            {},
+        ).run(None)
     return _figures(scenario, simulated, requests)
 
 
-@cache
-def _with_loop(simulation: Any, spent: Callable[[], float]) -> Any:
+def _with_loop(simulation: Any, spent: Callable[[], float], scenario: Scenario, seed: int) -> Any:
     """The simulation, with one thread that decides: events wait for it, and what is decided leaves it later."""
+    in_flight = scenario.in_flight
 
     class Looped(simulation):  # type: ignore[misc]  # a class of another commit
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self._free_at = 0.0
+            self._stalls = _stalls(scenario, seed, 0)
+            slots: Any = getattr(self, "_slots", self)
+            call_s, stalls = (
+                slots._call_s,
+                [_stalls(scenario, seed, slot) for slot in (1, 2, 3, 4, 5, 6, 7, 8)],
+            )
+
+            def stalled(job: Any) -> float:
+                """Seconds of a batch, with the stalls that begin while it runs."""
+                ends = job.began + call_s(job)
+                own = stalls[job.action.slot]
+                while own and own[0][0] < ends:
+                    ends += own.pop(0)[1]
+                return float(ends - job.began)
+
+            slots._call_s = stalled
 
         def _handle(self, event: Any, at: float) -> None:
             self._now = at
             self._events += 1
+            while self._stalls and self._stalls[0][0] <= at:
+                began, seconds = self._stalls.pop(0)
+                self._free_at = max(self._free_at, began + seconds)
             begins = max(at, self._free_at)
             before = spent()
             actions = self._policy.handle(event, begins)
@@ -136,10 +186,38 @@ def _with_loop(simulation: Any, spent: Callable[[], float]) -> Any:
             finished = self._finished
             for action in actions:
                 self._act(action, ends)
-            if self._workload.in_flight is not None and self._finished > finished:
-                self._returning.append((ends + self._workload.round_trip_s, self._finished - finished))
+            if in_flight is not None and self._finished > finished:
+                self._returning.append((ends + ROUND_TRIP_S, self._finished - finished))
 
     return Looped
+
+
+def _stalls(scenario: Scenario, seed: int, which: int) -> list[tuple[float, float]]:
+    """When something stands still, and for how long, in order of time: the loop (0), or a slot."""
+    if scenario.stalls_s is None:
+        return []
+    rng = np.random.default_rng((seed, which))
+    every_s, mean_s = scenario.stalls_s
+    return list(
+        zip(
+            np.cumsum(rng.exponential(every_s, 200)).tolist(),
+            rng.exponential(mean_s, 200).tolist(),
+            strict=True,
+        )
+    )
+
+
+class _Believed:
+    """A calibration of true costs, all of them wrong by one factor."""
+
+    def __init__(self, cost: Any, factor: float) -> None:
+        self._cost = cost
+        self._factor = factor
+
+    def calibration(self, *arguments: Any) -> Any:
+        """The table that a worker brings."""
+        table = self._cost.calibration(*arguments)
+        return table if self._factor == 1.0 else _scaled(table, self._factor)
 
 
 def _scaled(table: Any, factor: float) -> Any:
@@ -149,7 +227,7 @@ def _scaled(table: Any, factor: float) -> Any:
 
 def _requests(scenario: Scenario, seed: int) -> Iterator[Any]:
     """In order of time; clients are numbered as their streams are."""
-    request = found("TraceRequest", "trace")
+    request = found("TraceRequest", BASELINE + "trace", "shapestream.telemetry.trace")
     rng = np.random.default_rng(seed)
 
     def one(client: int, stream: Stream) -> list[Any]:
@@ -238,7 +316,7 @@ def minilm() -> Any:
     engine = import_module("shapestream_engine.cost_table")
     points = tuple(engine.CostPoint(sizes=sizes, seconds=seconds) for sizes, seconds in MINILM.items())
     table = engine.CostTable(key="minilm", dimensions=("batch", "seq"), points=points)
-    return found("TableCost", "true_cost")(table)
+    return found("TableCost", *TRUE_COSTS)(table)
 
 
 def formula(fixed_ms: float, ms_per_element: float, **more: Any) -> Callable[[], Any]:
@@ -246,7 +324,7 @@ def formula(fixed_ms: float, ms_per_element: float, **more: Any) -> Callable[[],
 
     @cache
     def make() -> Any:
-        return found("FormulaCost", "true_cost")(
+        return found("FormulaCost", *TRUE_COSTS)(
             fixed_s=fixed_ms / 1e3, per_element_s=ms_per_element / 1e3, **more
         )
 
@@ -280,6 +358,10 @@ DETECTOR: dict[str, Any] = {
     "in_flight": 64, "streams": (Stream(requests=3000),),
 }  # fmt: skip
 CHEAP: dict[str, Any] = {"streams": (Stream(requests=4000),), "speeds": (1.0,), "in_flight": 64}
+
+
+STALLS_S = (0.7, 0.15)
+"""As on two cores with several times their work: a server, or a worker, stands still for tenths of a second."""
 
 
 def _equal_clients(requests: int, rate: float, *deadlines_s: float | None) -> list[Stream]:
@@ -326,6 +408,13 @@ SCENARIOS = {
         overload(
             "overload, costs believed 0.6", _equal_clients(6_000, 3 * CAPACITY, 0.5), belief=0.6,
             figures=SERVED,
+        ),
+        overload("stalls, equal", _equal_clients(6_000, 10 * CAPACITY, 0.5), stalls_s=STALLS_S, figures=SERVED),
+        overload(
+            "stalls, greedy", _greedy(CAPACITY, 4.0, 0.5), stalls_s=STALLS_S, figures=("served", "late", "modest")
+        ),
+        overload(
+            "stalls, twice the capacity", _equal_clients(3_000, 2 * CAPACITY, 0.5), stalls_s=STALLS_S, figures=SERVED
         ),
         overload(
             "costs believed 60 times", _equal_clients(2_000, CAPACITY / 2, 0.2), belief=60.0,

@@ -7,11 +7,9 @@ way when they serve, too. See docs/costs.md.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from statistics import median
 from time import monotonic
@@ -22,6 +20,7 @@ from shapestream_engine.calibration_shapes import stages
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.machine import resident_bytes
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
@@ -267,12 +266,11 @@ class CalibrationBench:
 
 
 def resident_nbytes() -> int:
-    """Memory that this process holds; 0 where the system does not tell."""
+    """Memory of this process in RAM; 0 where the system does not tell."""
     try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return resident_bytes()
     except OSError:
         return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _CallFailed(EngineError):

@@ -16,8 +16,9 @@ from typing import Literal, TypeAlias
 
 from shapestream_engine.backends.registry import ENTRY_POINT_GROUP
 
-__all__ = ["CPUS_PER_SLOT", "Count", "cpu_name", "divide_cpus", "runtime_of"]
+__all__ = ["CPUS_PER_SLOT", "Count", "cpu_name", "divide_cpus", "resident_bytes", "runtime_of"]
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MODULES = {
     "openvino": ("openvino",),
     "onnxruntime": ("onnxruntime",),
@@ -38,6 +39,11 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int:
+    """Memory of this process that is in RAM. Raises `OSError` where there is no /proc."""
+    return int(statm.read_text().split()[1]) * _PAGE_BYTES
 
 
 def runtime_of(engine: str) -> dict[str, list[str]]:

@@ -146,7 +146,7 @@ def _check_model(loaded: LoadedSettings, index: int, settings: ModelSettings, re
         report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
         report.warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
         calls: list[str] = []
-        # What has ended a process of its own before is not tried in this one.
+        # A model that ended its trial's process is not run in this one.
         if not proof.notes:
             ran = _try_model(settings, compiled)
             calls = ran.calls
@@ -228,7 +228,7 @@ def _try_sizes(runner: _Runner, tried: _Tried) -> None:
 def _bounds_advice(runner: _Runner, failed: tuple[int, ...], ran: tuple[int, ...]) -> str | None:
     """The shapes to state so that requests of sizes like the failed ones are refused before they run.
 
-    None where it is not these sizes that the model refuses, but so many rows: then something is wrong with it.
+    None where the model refuses the number of rows rather than these sizes: then the model is at fault.
     """
     signature = runner.signature
     first = 1 if signature.has_batch else 0
@@ -262,7 +262,7 @@ def _clamped(size: int, bounds: Dimension) -> int:
 
 
 class _Runner:
-    """Runs calls on one slot, with inputs as the configuration describes them."""
+    """Runner of calls on one slot, with inputs as the configuration describes them."""
 
     def __init__(self, settings: ModelSettings, compiled: CompiledModel) -> None:
         self.signature = compiled.signature
@@ -310,5 +310,5 @@ def _spell(signature: ModelSignature, sizes: tuple[int, ...]) -> str:
 
 
 def _spell_outputs(signature: ModelSignature, outputs: Tensors | None) -> str:
-    assert outputs is not None  # without a deadline nobody is left out
+    assert outputs is not None  # without a deadline no request is left out
     return ", ".join(f"{signature.outputs[number].name} {list(shape)}" for number, _, shape in outputs.layout)

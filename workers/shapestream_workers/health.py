@@ -32,7 +32,7 @@ _FAREWELL_MS = 500
 
 
 def greeting() -> bytes:
-    """A message that opens a session, of a client that nobody has seen before."""
+    """A message that opens a session, of a new client."""
     return _message(_HELLO, os.urandom(16), "shapestream health")
 
 
@@ -47,7 +47,7 @@ def _message(kind: int, *fields: bytes | str) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Asks once; returns the exit status: 0 for an answer, 1 for none, 3 for a configuration or key that cannot be used."""
+    """Ask once and return the exit status: 0 for an answer, 1 for none, 3 for an unusable configuration or key."""
     options = _parser().parse_args(arguments)
     from_environment = os.environ.get
     try:
@@ -130,7 +130,7 @@ def _keys(key: str | None, server_key: str | None) -> CallerKeys | None:
 
 
 def _ask(address: str, timeout_s: float, keys: CallerKeys | None) -> str | None:
-    """None if the server has answered, else why it counts as absent."""
+    """Ask the server; return None for an answer, else the reason why it counts as absent."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, 0)
         if keys is not None:

@@ -80,9 +80,9 @@ def run_one(
 def signatures_of(
     address: str, *, timeout_s: float, key: Path | None = None, server_key: str | None = None
 ) -> tuple[list[ModelSignature], dict[str, str], dict[str, str]]:
-    """The signatures of all models of the server; of those that nobody serves any more, by name, why.
+    """The signatures of all served models, the reasons of unavailable ones, and the digests of the models' files.
 
-    By name also the sha256 of the files that they are served from, as far as the server tells.
+    Reasons and digests are by name; older servers tell no digests.
     """
     with blocking.connect(address, connect_timeout=timeout_s, key=key, server_key=server_key) as client:
         statistics = client.statistics()
@@ -93,7 +93,7 @@ def signatures_of(
 
 
 def save_outputs(result: Result, folder: Path) -> None:
-    """Writes `folder/NAME.npy` for each output; characters that are no part of a file's name become `_`."""
+    """Write `folder/NAME.npy` for each output; characters that a file's name cannot have become `_`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in result.items():
         stem = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)

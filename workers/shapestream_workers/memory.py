@@ -1,4 +1,4 @@
-"""Memory of this process against its limit: measured here, judged without a clock or a system call.
+"""Memory of this process against its limit, measured once a second.
 
 A process that passes its limit cannot give back what an engine has allocated for the shapes that it met, so it is
 replaced (a worker) or says so (a server with models in its own process). docs/memory.md is the page for users.
@@ -6,57 +6,18 @@ replaced (a worker) or says so (a server with models in its own process). docs/m
 
 from __future__ import annotations
 
-import enum
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import trio
 
 from shapestream.serving.allocator import give_back_freed_memory
+from shapestream_engine.machine import resident_bytes
 
-__all__ = ["Verdict", "Watermark", "resident_bytes", "spell_bytes", "watch_memory"]
+__all__ = ["spell_bytes", "watch_memory"]
 
 MEASURE_EVERY_S = 1.0
-# So many measurements in a row: a batch that is large for a moment replaces nobody.
+# Measurements in a row above the limit: a batch that is large for a moment is no reason.
 PATIENCE = 3
-_STATM = Path("/proc/self/statm")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-def resident_bytes(statm: Path = _STATM) -> int:
-    """The memory of this process that is in RAM. Raises OSError where there is no /proc: the limit needs Linux."""
-    return int(statm.read_text().split()[1]) * _PAGE_BYTES
-
-
-class Verdict(enum.Enum):
-    """Meaning of a measurement."""
-
-    BELOW = "below"
-    ABOVE = "above"
-    """First measurement above in a row: giving freed memory back to the system may be enough."""
-    STILL_ABOVE = "still above"
-    PASSED = "passed"
-    """Above for so long that it will not get better."""
-
-
-class Watermark:
-    """Judge of one measurement after the other against a limit."""
-
-    def __init__(self, limit_bytes: int, patience: int = PATIENCE) -> None:
-        self.limit_bytes = limit_bytes
-        self._patience = patience
-        self._above = 0
-
-    def judge(self, measured_bytes: int) -> Verdict:
-        """Judge the next measurement."""
-        if measured_bytes <= self.limit_bytes:
-            self._above = 0
-            return Verdict.BELOW
-        self._above += 1
-        if self._above >= self._patience:
-            return Verdict.PASSED
-        return Verdict.ABOVE if self._above == 1 else Verdict.STILL_ABOVE
 
 
 async def watch_memory(
@@ -67,19 +28,17 @@ async def watch_memory(
     give_back: Callable[[], object] = give_back_freed_memory,
 ) -> None:
     """Measure once a second; call `passed` with the measured bytes when the limit is passed, and return then."""
-    watermark = Watermark(limit_bytes)
+    above = 0
     while True:
         await trio.sleep(MEASURE_EVERY_S)
         measured = measure()
-        match watermark.judge(measured):
-            case Verdict.ABOVE:
-                # It takes the locks of the heaps, a while if they are large: beside the event loop.
-                await trio.to_thread.run_sync(give_back)
-            case Verdict.PASSED:
-                passed(measured)
-                return
-            case _:
-                pass
+        above = above + 1 if measured > limit_bytes else 0
+        if above == 1:
+            # Giving freed memory back may be enough. It takes the locks of the heaps: beside the event loop.
+            await trio.to_thread.run_sync(give_back)
+        elif above >= PATIENCE:
+            passed(measured)
+            return
 
 
 def spell_bytes(count: int) -> str:

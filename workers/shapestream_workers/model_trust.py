@@ -6,7 +6,7 @@ line of YAML: a package that registers it,
     [project.entry-points."shapestream.functions"]
     rank = "acme_ranking.serving:rank"
 
-or the word of whoever starts the process (`--any-function`). Where the files may be is said, and checked, with the
+or the option of the user who starts the process (`--any-function`). Where the files may be is said, and checked, with the
 settings (`server.model_root`). What a file does once it is loaded is the engine's affair: none of this makes a hostile
 model harmless.
 """
@@ -40,7 +40,7 @@ def allow_any_function() -> None:
 def require_trusted(model: ModelSettings) -> str | None:
     """The sha256 of the model's files; None for a function.
 
-    Raises `Distrusted` for a function that nobody registered or allowed, and for files of other bytes than the
+    Raises `Distrusted` for a function that is neither registered nor allowed, and for files of other bytes than the
     configuration says, `ModelLoadError` for files that cannot be read.
     """
     if model.function is not None:

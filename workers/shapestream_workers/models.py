@@ -1,4 +1,4 @@
-"""From the settings of a model to a compiled one, with errors that point into the YAML."""
+"""Compiled models from their settings, with errors that point into the YAML."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _limits(shapes: ShapesSettings) -> PreparedLimits:
 def compile_models(
     loaded: LoadedSettings, models: Iterable[ModelSettings], *, slots: int, threads: int | None
 ) -> dict[str, CompiledModel]:
-    """Compiles and tries the models; raises `ConfigurationError` with a line for all that cannot be served."""
+    """Compile and try the models; raises `ConfigurationError` with a line for all that cannot be served."""
     compiled: dict[str, CompiledModel] = {}
     problems: list[str] = []
     for model in models:
@@ -173,7 +173,7 @@ def _compile_unchanged(
 ) -> tuple[CompiledModel, Judgement]:
     """The model as it may be served, with the digest of the files that it was read from.
 
-    Files that were replaced meanwhile are read once more: nobody could say which bytes the engine has seen.
+    Files that were replaced meanwhile are read once more: the engine may have seen the bytes of either.
     """
     for _ in range(2):
         digest = require_trusted(model)
@@ -188,7 +188,7 @@ def _compile_unchanged(
 
 
 def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
-    """The model as it may be served, and what follows from its proof."""
+    """The model as it may be served, and the consequences of its proof."""
     tried = try_model(model, model_spec(model), slots=slots, threads=threads)
     spec, ready, judgement = tried.spec, tried.compiled, tried.judgement
     for output, rule in tried.rules.items():

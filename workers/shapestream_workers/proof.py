@@ -71,7 +71,7 @@ class _Refusal(NamedTuple):
     remedy: str
 
     def line(self, *, trusted: bool) -> _Line:
-        """Its line: with the remedy, or as the warning about a model that is trusted."""
+        """The line of a refusal: with its remedy, or as the warning about a model that is trusted."""
         return self.place, f"{self.what} ({'served all the same: trust' if trusted else self.remedy})"
 
 

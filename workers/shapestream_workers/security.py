@@ -1,4 +1,4 @@
-"""From `server.security` of a YAML to the keys themselves: what `serve` and `check` read before a port is open."""
+"""Keys named by `server.security` of a YAML, which `serve` and `check` read before a port is open."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class _Serving:
 
     async def run(self, obeys_signals: Callable[[], None]) -> int:
         """Serve and return the exit status. `obeys_signals` is called once signals are received here."""
-        # From before anybody can know of the server: a signal that came earlier than its receiver would end the process.
+        # Received before any peer can know of the server: an earlier signal would end the process.
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             obeys_signals()
             return await self._run(signals)
@@ -359,7 +359,7 @@ class _Serving:
 
 
 def _warn_of_memory(limit_bytes: int, resident: int) -> None:
-    """Once: a server that runs models in its own process cannot be replaced by another."""
+    """Warn once: a server that runs models in its own process cannot be replaced by another."""
     log.warning(
         "memory limit passed",
         resident=spell_bytes(resident),

@@ -25,10 +25,10 @@ from shapestream.transport.curve import CallerKeys, ProtectedDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
-from shapestream_engine.machine import divide_cpus
+from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers.costs import tables
 from shapestream_workers.interruption import handed_over
-from shapestream_workers.memory import resident_bytes, spell_bytes, watch_memory
+from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.process import (
     EXIT_CONFIGURATION,

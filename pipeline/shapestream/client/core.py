@@ -68,7 +68,7 @@ class Inbox:
 
     There is no lock. Appending to a deque and taking from it are atomic, and an item that is posted late is refused by the
     thread that notices: the poster, if it finds the inbox closed, or the core, which looks once more after closing it.
-    The queue needs no bound: a call posts one ticket and waits, and a stream posts what it has permits for.
+    The queue needs no bound: a call posts one ticket and waits, and a stream posts no more tickets than it has permits.
     """
 
     def __init__(
@@ -320,7 +320,8 @@ class Core:
     @trio.lowlevel.enable_ki_protection
     def _receive(self, connection: Connection) -> None:
         """Take the messages that wait, in the task that watches the connection."""
-        self._received(connection.receive_nowait())
+        if messages := connection.receive_nowait():
+            self._received(messages)
 
     def _received(self, messages: list[Message]) -> None:
         now = self.clock()

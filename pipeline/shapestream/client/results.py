@@ -45,7 +45,8 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         return self._answer.timings
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self._all()[name]
+        arrays = self._arrays
+        return (self._all() if arrays is None else arrays)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())
@@ -55,11 +56,11 @@ class Result(Mapping[str, npt.NDArray[Any]]):
 
     def _all(self) -> dict[str, npt.NDArray[Any]]:
         if self._arrays is None:
-            tensors = self._answer.tensors
-            self._arrays = {
-                self._outputs.get(number, f"output{number}"): to_array(element_type, shape, buffer)
-                for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
-            }
+            tensors, outputs = self._answer.tensors, self._outputs
+            arrays: dict[str, npt.NDArray[Any]] = {}
+            for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
+                arrays[outputs.get(number, f"output{number}")] = to_array(element_type, shape, buffer)
+            self._arrays = arrays
         return self._arrays
 
     # Comparing arrays element by element says nothing about two results.

@@ -37,11 +37,11 @@ async def connect(
     server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and
     `server_key`, its public key or a file of that.
 
-    Leaving the block ends what is unfinished, here and at the server; tasks that still wait for it get `Cancelled`. An
+    Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`. An
     exception raised in the block comes out as it is, not in a group.
 
-    Raises `Unavailable` where no server answers in time, `TransportError` for what is no address, `ConfigurationError` for
-    keys that cannot be used, TypeError and ValueError for times that are none, and RuntimeError outside of trio.
+    Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
+    keys that cannot be used, TypeError and ValueError for bad times, and RuntimeError outside of trio.
     """
     require_trio()
     core = Core(
@@ -113,6 +113,9 @@ class _Wakeup:
 class Stream(AsyncStream[ItemT]):
     """A stream of results: `async with` it, then `async for` over it, in one task or several."""
 
+    # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
+    _checkpoint = staticmethod(trio.lowlevel.checkpoint_if_cancelled)
+
     def __init__(
         self, client: Client, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
     ) -> None:
@@ -121,11 +124,6 @@ class Stream(AsyncStream[ItemT]):
         self._producer = trio.CancelScope()
         self._producer_ended = trio.Event()
         self._producer_ended.set()  # a thread is not waited for: how long its next() takes is not known
-
-    async def __anext__(self) -> ItemT:
-        # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return await super().__anext__()
 
     def _start_producer(self, pull: Coroutine[Any, Any, None]) -> None:
         try:

@@ -26,6 +26,8 @@ _REMEMBERED = 2048
 _NOTHING = np.zeros(1)
 NEAR_BEST = 1.01
 """A number of equal rows whose seconds per row are so near the least fills a batch."""
+CLOSE = 1.05
+"""Factor by which a request may cost more than in the best company: where company hardly pays, it need not be large."""
 
 Shape = tuple[int, ...]
 
@@ -107,7 +109,7 @@ class CallCosts:
         self.version = (-1, -1)
         """Another one when what was planned is out of date."""
         self._tables: dict[Shape, NDArray[np.float64]] = {}
-        self._best: dict[Shape, int] = {}
+        self._best: dict[Shape, tuple[int, int]] = {}
         # Preparations outlive versions: that a shape has become known is noted one by one.
         self._new: dict[Shape, NDArray[np.float64]] = {}
         self._prepares = False
@@ -193,29 +195,33 @@ class CallCosts:
         """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""
         tables = self._remembered()
         keys = [tuple(shape) for shape in shapes.tolist()]
-        missing = [key for key in keys if (known := tables.get(key)) is None or len(known) <= max_rows]
-        if missing:
-            self._learn(missing, max_rows)
-        return np.stack([tables[key][: max_rows + 1] for key in keys])
+        self._learn([key for key in keys if key not in tables])
+        return np.concatenate([tables[key] for key in keys]).reshape(len(keys), -1)[:, : max_rows + 1]
 
     def row_seconds(self, shape: Shape) -> NDArray[np.float64]:
         """Of every number of rows, from 0 to `max_batch`, at one shape."""
-        known = self._remembered().get(shape)
-        max_rows = self.profile.max_batch
-        if known is None or len(known) <= max_rows:
-            self._learn([shape], max_rows)
-            known = self._tables[shape]
-        return known
+        tables = self._remembered()
+        if shape not in tables:
+            self._learn([shape])
+        return tables[shape]
 
     def full_rows(self, shape: Shape) -> int:
         """The rows at one shape that cost the least per row, or nearly so: more company gains nothing."""
+        return self._useful_rows(shape)[0]
+
+    def close_rows(self, shape: Shape) -> int:
+        """The rows at one shape from which on more company gains little."""
+        return self._useful_rows(shape)[1]
+
+    def _useful_rows(self, shape: Shape) -> tuple[int, int]:
         best = self._best.get(shape)
         if best is None:
             # Once all of them are known to the device: company of another shape might be had without preparing.
-            rows = np.arange(1, self.profile.max_batch + 1)
-            wide = np.broadcast_to(np.array(shape, dtype=np.intp), (len(rows), len(shape)))
-            each = self.seconds(rows, wide) / rows
-            best = self._best[shape] = int((each <= NEAR_BEST * each.min()).argmax()) + 1
+            line = self._lines([shape])[0][1:]
+            each = line / np.arange(1, len(line) + 1)
+            least = each.min()
+            full, close = [int((each <= near * least).argmax()) + 1 for near in (NEAR_BEST, CLOSE)]
+            best = self._best[shape] = full, close
         return best
 
     def _remembered(self) -> dict[Shape, NDArray[np.float64]]:
@@ -227,26 +233,30 @@ class CallCosts:
             self._new.clear()
         return self._tables
 
-    def _learn(self, shapes: list[Shape], max_rows: int) -> None:
-        count = max_rows + 1
-        if self.sizes is None and not self._statics:
-            seconds = [each[:count] for each in self.surface.row_seconds(shapes)]
-        else:
-            rows = np.tile(np.arange(count), len(shapes))
-            wide = np.repeat(np.array(shapes, dtype=np.intp).reshape(len(shapes), -1), count, axis=0)
-            seconds = list(self.seconds(rows, wide).reshape(len(shapes), count))
-        for shape, line in zip(shapes, seconds, strict=True):
-            table = self._tables[shape] = line + self._preparations(shape, count)
-            table[0] = table[1]  # no batch has no rows
+    def _learn(self, shapes: list[Shape]) -> None:
+        if shapes:
+            for shape, line in zip(shapes, self._lines(shapes), strict=True):
+                table = self._tables[shape] = line + self._preparations(shape)
+                table[0] = table[1]  # no batch has no rows
 
-    def _preparations(self, shape: Shape, count: int) -> NDArray[np.float64]:
+    def _lines(self, shapes: list[Shape]) -> list[NDArray[np.float64]]:
+        """Of 0 to `max_batch` rows at each shape, without preparations."""
+        if self.sizes is None and not self._statics:
+            return self.surface.row_seconds(shapes)
+        count = self.profile.max_batch + 1
+        rows = np.tile(np.arange(count), len(shapes))
+        wide = np.repeat(np.array(shapes, dtype=np.intp).reshape(len(shapes), -1), count, axis=0)
+        return list(self.seconds(rows, wide).reshape(len(shapes), count))
+
+    def _preparations(self, shape: Shape) -> NDArray[np.float64]:
         if not self._prepares:
             return _NOTHING
         new = self._new.get(shape)
-        if new is None or len(new) < count:
+        if new is None:
+            count = self.profile.max_batch + 1
             prepared = [self._preparation_s(max(1, rows), shape) for rows in range(count)]
             new = self._new[shape] = np.array(prepared)
-        return new[:count]
+        return new
 
     def _preparation_s(self, rows: int, shape: Shape) -> float:
         call_rows, call_shape = (rows, shape) if self.sizes is None else self.sizes.call_sizes(rows, shape)

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.call_costs import CLOSE, CallCosts
 from shapestream.scheduling.cost_grid import Grid, Line, Seconds, Sizes, elements_of, elements_of_many
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
@@ -43,8 +43,6 @@ PREPARATION_CLIP = 8.0
 """Factor by which one preparation differs from the one expected, at most."""
 WEIGHT = 0.2
 """Weight of the newest batch in the running means: a change is followed within about ten batches."""
-CLOSE = 1.05
-"""Factor by which a request may cost more than in the best company: where company hardly pays, it need not be large."""
 MOST_KINDS = 32
 """Kinds remembered per model; those without workers make room first."""
 MOST_KNOWN_SHAPES = 4096

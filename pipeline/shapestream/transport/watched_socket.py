@@ -55,9 +55,9 @@ class WatchedSocket:
         self._drained = True
         self._receivers = trio.lowlevel.ParkingLot()
         self.on_messages: Callable[[], None] | None = None
-        """Called by `run` where messages wait, in place of waking a receiver: one turn of the event loop less.
+        """Called by `run` in place of `_look`, to call `receive_nowait`: one turn of the event loop less than a receiver.
 
-        It calls `receive_nowait`. A receiver is still needed, for messages that a send or the end of a burst finds.
+        A receiver is still needed, for messages that a send or the end of a burst finds.
         """
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -66,10 +66,7 @@ class WatchedSocket:
         try:
             while True:
                 self._check_open()
-                if self.on_messages is not None and self._events() & POLLIN:
-                    self.on_messages()
-                else:
-                    self._look()
+                (self.on_messages or self._look)()
                 await trio.lowlevel.wait_readable(self._fd)
         except trio.ClosedResourceError:
             return

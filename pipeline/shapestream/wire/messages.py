@@ -13,11 +13,11 @@ next frame of the entry (`None` in `inline`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
 """The version of messages, which each of them begins with."""
@@ -25,7 +25,7 @@ WORKER_PROTOCOL = 2
 """The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Timings:
     """Times of one request, measured by the server, in microseconds."""
 
@@ -73,10 +73,10 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def entry(kind: int, *roles: Role, optional: int = 0) -> Callable[[type[E]], type[E]]:
-    """Make the class a kind of entry: a frozen, slotted, keyword-only dataclass that is known by its number."""
+    """Make the class a kind of entry: a slotted, keyword-only `value` that is known by its number."""
 
     def register(cls: type[E]) -> type[E]:
-        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        made = value(cls)
         made.KIND, made.ROLES, made.OPTIONAL = kind, frozenset(roles), optional
         if KINDS.setdefault(kind, made) is not made:
             raise ValueError(f"{made.__name__} and {KINDS[kind].__name__} have the number {kind}")
@@ -331,7 +331,7 @@ class WorkerRefused(Entry):
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ExecuteMember:
     """One request of a batch; its tensors are relayed as they came."""
 

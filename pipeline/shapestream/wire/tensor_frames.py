@@ -47,11 +47,13 @@ def to_array(element_type: str, shape: tuple[int, ...], data: Buffer) -> npt.NDA
         dtype = dtype_of(element_type)
     except ShapeError as error:
         raise InvalidRequest(str(error)) from error
-    nbytes = memoryview(data).nbytes
+    immutable = type(data) is bytes
+    nbytes = len(data) if immutable else memoryview(data).nbytes
     if nbytes != prod(shape) * dtype.itemsize:
         raise InvalidRequest(f"{nbytes} bytes are not a tensor of {element_type} {list(shape)}")
     array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=data)
-    array.flags.writeable = False
+    if not immutable:
+        array.flags.writeable = False
     return array
 
 

@@ -32,6 +32,7 @@ class FormulaSurface:
         self.exact = exact or {}
         """Costs of calls of just these sizes, rows first."""
         self.version = 1
+        self.max_batch = 8
         self.asked = 0
 
     def seconds(self, rows, shapes):
@@ -47,10 +48,10 @@ class FormulaSurface:
         return self.exact.get((rows, *shape), float(self.formula(rows, prod(shape))))
 
     def row_seconds(self, shapes):
-        """Of batches of 0 to 64 rows, as `Surface.row_seconds`."""
-        rows = np.arange(65)
+        """Of batches of 0 to `max_batch` rows, as `Surface.row_seconds`."""
+        rows = np.arange(self.max_batch + 1)
         return [
-            self.seconds(rows, np.broadcast_to(np.array(shape, np.intp), (65, len(shape))))
+            self.seconds(rows, np.broadcast_to(np.array(shape, np.intp), (len(rows), len(shape))))
             for shape in shapes
         ]
 
@@ -99,6 +100,7 @@ class Waiting:
 
     def costs(self, surface: FormulaSurface) -> CallCosts:
         """The costs of calls on a surface, the same ones each time."""
+        surface.max_batch = self.queue.profile.max_batch
         costs = self._costs.setdefault(surface, CallCosts(surface, self.queue.profile))
         costs.renew()
         return costs

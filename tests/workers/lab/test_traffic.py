@@ -168,7 +168,7 @@ def test_a_formula_is_what_it_says_and_so_is_its_calibration() -> None:
     table = cost.calibration("k", ("batch", "seq"), 4)
     assert (4, 8) in [point.sizes for point in table.points]
     assert all(point.seconds == cost.seconds(point.sizes) for point in table.points)
-    assert 0.007 == pytest.approx(cost.preparation_s((1, 1)))
+    assert 0.007 == pytest.approx(cost.prepare_s)
 
 
 def test_a_table_is_exact_at_its_points_and_sensible_between_and_beyond() -> None:

@@ -7,7 +7,6 @@ properties), so that the tuned file behaves as measured.
 from __future__ import annotations
 
 import copy
-import os
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ import yaml
 from shapestream.client.trio_client import Client, connect
 from shapestream.errors import RequestError, Unavailable
 from shapestream.settings import LoadedSettings, Location, ModelSettings, WorkerGroupSettings
-from shapestream_engine.machine import divide_cpus
+from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers.lab.candidates import Candidate, Placement, edits_of
 from shapestream_workers.lab.edited_yaml import apply_edits, relocated
 
@@ -35,7 +34,6 @@ MOST_CALIBRATION_S = 1.0
 GRACE_S = 5.0
 """Time from SIGTERM to SIGKILL."""
 LOOK_EVERY_S = 0.02
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SHOWN_LINES = 6
 
 
@@ -45,7 +43,7 @@ class Subject:
 
     loaded: LoadedSettings
     model: int
-    """Its place in `models`."""
+    """Index of the model in `models`."""
     group: int | None
     """The entry of `workers` that serves it; None: in process, or the one worker that there is by default."""
     cpus: int
@@ -200,7 +198,7 @@ def last_words(process: subprocess.Popen[bytes], log: Path) -> str:
 def _running(config: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Serve `config` until the block ends; the server's stdin closes when this process dies.
 
-    Ctrl-C is delayed while the process starts and ends, so that it is always ended. The server has a session of its own,
+    Ctrl-C is delayed while the process starts and ends, so that it is always ended. The server has its own session,
     so that Ctrl-C reaches only this command, which then ends it.
     """
     with log.open("wb") as sink:
@@ -234,7 +232,7 @@ def _held_bytes(pid: int) -> int:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        return resident_bytes(Path(f"/proc/{pid}/statm"))
     except OSError:
         return 0
 

@@ -127,7 +127,7 @@ def edited_text(text: str, edits: Mapping[Location, Any], *, moved: tuple[Path, 
 
 
 def require_editor() -> None:
-    """Raises `ConfigurationError` unless files can be edited; called before anything is measured."""
+    """Raise `ConfigurationError` unless files can be edited; called before anything is measured."""
     try:
         import ruamel.yaml  # noqa: F401 - whether it is there
     except ImportError as error:

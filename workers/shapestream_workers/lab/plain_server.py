@@ -62,11 +62,11 @@ class PlainServer:
         return actions
 
     def next_wakeup(self) -> float | None:
-        """None: it needs no timer."""
+        """Return None: a plain server needs no timer."""
         return None
 
     def check_invariants(self) -> None:
-        """Check that every running batch has a slot of its own."""
+        """Check that no two running batches share a slot."""
         busy = {batch.slot for batch in self._running.values()}
         assert len(busy) == len(self._running)
         assert not busy.intersection(self._free)

@@ -39,7 +39,7 @@ __all__ = [
 
 Objective: TypeAlias = Literal["throughput", "latency"]
 Say: TypeAlias = Callable[[str], None]
-"""Takes a line about the progress, for a person."""
+"""Function that takes a line about the progress, for a person."""
 
 MOST_FINALISTS = 4
 ROUNDS = (5, 3)

@@ -213,7 +213,7 @@ async def replay_closed(
 async def replay_open(
     client: Client, model: str, requests: Sequence[TraceRequest], maker: InputMaker
 ) -> Round:
-    """Replay each of `requests` when it is due, counted from the first of them, in a task of its own."""
+    """Replay each of `requests` in its own task when it is due, counted from the first of them."""
     in_flight = late = 0
     latencies: list[float] = []
     failures: list[str] = []

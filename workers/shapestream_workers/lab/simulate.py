@@ -40,6 +40,7 @@ from shapestream_workers.lab.simulator import (
     Policy,
     Scenario,
     Simulated,
+    calls_of,
     simulate,
 )
 from shapestream_workers.lab.traffic import (
@@ -472,9 +473,7 @@ def _cut_s(shapes: list[tuple[int, ...]], budget: float, profile: ModelProfile, 
 
 
 def _batch_s(rows: int, extent: tuple[int, ...], profile: ModelProfile, cost: TrueCost) -> float:
-    if profile.row_calls is None or rows >= len(profile.row_calls):
-        return cost.seconds((rows, *extent))
-    return sum(cost.seconds((call_rows, *extent)) for call_rows in profile.row_calls[rows])
+    return sum(cost.seconds(sizes) for sizes in calls_of(profile, (rows, *extent)))
 
 
 MAX_STEPS = 64

@@ -56,6 +56,7 @@ __all__ = [
     "Simulated",
     "SimulationError",
     "SlotTime",
+    "calls_of",
     "simulate",
 ]
 
@@ -208,6 +209,13 @@ def simulate(policy: Policy, scenario: Scenario, *, check_every: int | None = No
     Raises `SimulationError` for a broken contract.
     """
     return _Simulation(policy, scenario).run(check_every)
+
+
+def calls_of(profile: ModelProfile, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Sizes of the calls that a batch of these sizes takes."""
+    if profile.row_calls is None or sizes[0] >= len(profile.row_calls):
+        return [sizes]
+    return [(rows, *sizes[1:]) for rows in profile.row_calls[sizes[0]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -505,21 +513,15 @@ class _Simulation:
         cost = self._scenario.costs[action.model]
         known = self._prepared.setdefault((self._scenario.worker_of(action.slot), action.model), set())
         seconds = 0.0
-        for sizes in self._calls(action):
+        for sizes in calls_of(self._profiles[action.model], action.sizes):
             seconds += cost.seconds(sizes)
             self._time.calls += 1
             self._time.computed += prod(sizes)
-            if (prepare_s := cost.preparation_s(sizes)) and sizes not in known:
+            if cost.prepare_s and sizes not in known:
                 known.add(sizes)
                 job.preparations += 1
-                seconds += prepare_s
+                seconds += cost.prepare_s
         return seconds * self._noise() if self._scenario.noise else seconds
-
-    def _calls(self, action: StartBatch) -> list[tuple[int, ...]]:
-        profile = self._profiles[action.model]
-        if profile.row_calls is None or action.sizes[0] >= len(profile.row_calls):
-            return [action.sizes]
-        return [(rows, *action.sizes[1:]) for rows in profile.row_calls[action.sizes[0]]]
 
     def _noise(self) -> float:
         if not self._noises:

@@ -31,8 +31,10 @@ _FORMULA_WORDS = ("fixed_ms", "ms_per_row", "ms_per_element", "prepare_ms")
 class TrueCost(ABC):
     """Seconds of a slot's time for one call of one model."""
 
-    def __init__(self, has_batch: bool) -> None:
+    def __init__(self, has_batch: bool, prepare_s: float) -> None:
         self.has_batch = has_batch
+        self.prepare_s = prepare_s
+        """Extra seconds of the first call of a shape, once per worker."""
         self._known: dict[tuple[int, ...], float] = {}
 
     def seconds(self, sizes: tuple[int, ...]) -> float:
@@ -44,10 +46,6 @@ class TrueCost(ABC):
 
     @abstractmethod
     def _seconds(self, sizes: tuple[int, ...]) -> float: ...
-
-    @abstractmethod
-    def preparation_s(self, sizes: tuple[int, ...]) -> float:
-        """Extra seconds of the first call of a shape, once per worker."""
 
     @abstractmethod
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
@@ -68,20 +66,15 @@ class FormulaCost(TrueCost):
         largest: tuple[int, ...] = (),
     ) -> None:
         """`largest` are the largest sizes of a calibration."""
-        super().__init__(has_batch)
+        super().__init__(has_batch, prepare_s)
         self._fixed_s = fixed_s
         self._per_row_s = per_row_s
         self._per_element_s = per_element_s
-        self._prepare_s = prepare_s
         self._largest = largest
 
     def _seconds(self, sizes: tuple[int, ...]) -> float:
         rows = sizes[0] if self.has_batch else 1
         return self._fixed_s + self._per_row_s * rows + self._per_element_s * prod(sizes)
-
-    def preparation_s(self, sizes: tuple[int, ...]) -> float:
-        """The extra seconds, the same for every shape."""
-        return self._prepare_s
 
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
         """A small grid of powers of two; every other one with three or more dimensions."""
@@ -101,7 +94,7 @@ class FormulaCost(TrueCost):
             CostPoint(
                 sizes=shape,
                 seconds=self.seconds(shape),
-                first_seconds=self.seconds(shape) + self._prepare_s if self._prepare_s else None,
+                first_seconds=self.seconds(shape) + self.prepare_s if self.prepare_s else None,
             )
             for shape in shapes
         )
@@ -117,10 +110,14 @@ class TableCost(TrueCost):
     """
 
     def __init__(self, table: CostTable, *, has_batch: bool = True) -> None:
-        """Raises `ConfigurationError` for a table without points."""
-        super().__init__(has_batch)
+        """Raise `ConfigurationError` for a table without points."""
         if not table.points:
             raise ConfigurationError(["the cost table is empty: nothing to simulate with"])
+        extra = [
+            point.first_seconds - point.seconds for point in table.points if point.first_seconds is not None
+        ]
+        # The median over the table's first calls.
+        super().__init__(has_batch, max(0.0, float(np.median(extra))) if extra else 0.0)
         self._table = table
         self._exact = {point.sizes: point.seconds for point in table.points}
         sizes = np.array([point.sizes for point in table.points], np.float64)
@@ -128,10 +125,6 @@ class TableCost(TrueCost):
         self._weights = _fit(self._features(sizes), seconds)
         self._logs = np.log(np.maximum(sizes, 1.0))
         self._off = np.log(seconds / (self._features(sizes) @ self._weights))
-        extra = [
-            point.first_seconds - point.seconds for point in table.points if point.first_seconds is not None
-        ]
-        self._prepare_s = max(0.0, float(np.median(extra))) if extra else 0.0
 
     def _features(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         rows = sizes[:, 0] if self.has_batch and sizes.shape[1] else np.ones(len(sizes))
@@ -145,10 +138,6 @@ class TableCost(TrueCost):
         distance = np.sqrt(((self._logs - np.log(np.maximum(at, 1.0))) ** 2).sum(axis=1))
         near = 1.0 / np.maximum(distance, 1e-6) ** 3
         return rough * exp(float(near @ self._off / near.sum()))
-
-    def preparation_s(self, sizes: tuple[int, ...]) -> float:
-        """The median of the extra seconds of the table's first calls."""
-        return self._prepare_s
 
     def calibration(self, profile_key: str, dimensions: tuple[str, ...], max_batch: int) -> CostTable:
         """The table itself."""

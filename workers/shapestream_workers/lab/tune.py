@@ -56,7 +56,7 @@ WIDTH = 120
 
 
 class TuningFailed(ShapestreamError):
-    """Nothing could be measured; the message has the reason for each candidate."""
+    """Failure of all measurements; the message has the reason for each candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,10 @@ def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | Non
 def run_tuning(
     subject: Subject, workload: Workload, signature: ModelSignature, options: Options, say: Say
 ) -> Outcome:
-    """Raises `TuningFailed`, and KeyboardInterrupt for SIGINT and SIGTERM; all started processes are ended."""
+    """Measure candidates and choose one; all started processes are ended.
+
+    Raises `TuningFailed`, and KeyboardInterrupt for SIGINT and SIGTERM.
+    """
     # The path of a socket must be short: not below the user's TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="shapestream-tune-", dir="/tmp"))
     try:

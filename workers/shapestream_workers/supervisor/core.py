@@ -137,7 +137,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepWorker:
-    """No replacement for this worker can be started; it goes on as it is."""
+    """Let a worker go on as it is: no replacement for it can be started."""
 
     worker: str
     reason: str

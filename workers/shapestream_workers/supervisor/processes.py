@@ -1,9 +1,9 @@
-"""Carries out the supervisor's decisions on real processes.
+"""The supervisor's decisions, carried out on real processes.
 
 A worker lives only as long as its parent: it holds the reading end of a pipe, its stdin, and ends when the other
-end is gone, however that came to be (`process.py`). It gets a session of its own, so that Ctrl-C reaches
-the server alone, which then stops its workers in order. Its stderr is ours; its stdout tells, a line each, when it is
-ready, and when it wants to be replaced.
+end is gone for any reason (`process.py`). It gets its own session, so that Ctrl-C reaches the server alone, which
+then stops its workers in order. Its stderr is ours; its stdout has a line when it is ready, and one when it wants to be
+replaced.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ EXIT_NOT_STARTED = 127
 """The status, as a shell has it, of a process that could not be started at all."""
 
 EndTold: TypeAlias = Callable[[str, int, bool], Awaitable[LastState]]
-"""Told of the end of a process: the name under which it registers, its pid, and whether it died of itself."""
+"""Called for the end of a process: the name under which it registers, its pid, and whether it died by itself."""
 
 
 def registered_name(worker: str, pid: int) -> str:
@@ -59,12 +59,12 @@ def registered_name(worker: str, pid: int) -> str:
     return f"{worker}-{pid}"
 
 
-async def _nobody(worker: str, pid: int, died: bool) -> LastState:
+async def _no_answer(worker: str, pid: int, died: bool) -> LastState:
     return LastState()
 
 
 class GaveUp(Exception):
-    """No worker is left, or one could never start for its configuration; the message says which and why."""
+    """The end of the last worker, or of one that cannot start for its configuration; the message says why."""
 
     def __init__(self, message: str, *, configuration: bool) -> None:
         super().__init__(message)
@@ -79,12 +79,14 @@ class WorkerProcesses:
         commands: Mapping[str, Sequence[str]],
         policy: RestartPolicy | None = None,
         *,
-        ended: EndTold = _nobody,
+        ended: EndTold = _no_answer,
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
     ) -> None:
-        """`ended` is told of each end; `given_up` of each worker, by its role, that is not started again, and why;
-        `revived` of one of those that is, since somebody asked for it."""
+        """`ended` is called for each end, and `given_up` for each role that is not started again, with the reason.
+
+        `revived` is called for a role that was given up and is started again on request.
+        """
         self._commands = commands
         self._ended = ended
         self._told_given_up = given_up
@@ -93,7 +95,7 @@ class WorkerProcesses:
         self._killed: set[int] = set()
         """Processes that hung and were killed, until they have ended."""
         self._told_to_end: set[str] = set()
-        """Processes that were killed for having been asked in vain: they died of nothing that they ran."""
+        """Processes that were killed since they ignored a request to end: no batch is to blame."""
         self._supervisor = Supervisor(commands, policy)
         self._processes: dict[str, trio.Process] = {}
         self._sound: set[str] = set()
@@ -109,7 +111,7 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes that run, by worker; a replacement has a name of its own, such as `w0+1`."""
+        """Process ids by worker; a replacement has its own name, such as `w0+1`."""
         return {name: process.pid for name, process in self._processes.items()}
 
     @property
@@ -118,7 +120,7 @@ class WorkerProcesses:
         return frozenset(self._ready)
 
     async def run(self) -> None:
-        """Starts all workers and keeps them running; returns when all have ended after `stop`.
+        """Start all workers and keep them running; return when all have ended after `stop`.
 
         Raises GaveUp. When it ends in any other way than by `stop`, no process is left behind either.
         """
@@ -137,7 +139,7 @@ class WorkerProcesses:
         return self._owned(worker, pid) is not None
 
     def kill(self, worker: str, pid: int, reason: str) -> None:
-        """Ends the process that registered so: it hangs. Another takes its place as after any other death."""
+        """End the process that registered under this name: it hangs. Another replaces it as after any other death."""
         name = self._owned(worker, pid)
         if name is not None and pid not in self._killed:
             self._killed.add(pid)
@@ -156,7 +158,7 @@ class WorkerProcesses:
         )
 
     def restart(self) -> None:
-        """Replaces every process, one after the other: each goes on until its successor serves.
+        """Replace every process, one after the other: each goes on until its successor serves.
 
         Workers that were given up are tried again.
         """
@@ -167,7 +169,7 @@ class WorkerProcesses:
         self._handle(StopRequested(grace_s=grace_s))
 
     def stop_now(self) -> None:
-        """Ends every worker at once."""
+        """End every worker at once."""
         self._handle(StopNow())
 
     async def _wait(self) -> None:
@@ -223,7 +225,7 @@ class WorkerProcesses:
     async def _live(self, name: str, role: str) -> None:
         """One process, from its start to its end."""
         status = EXIT_NOT_STARTED
-        # Shielded: a process that exists must be in `_processes` before anybody can be cancelled.
+        # Shielded: a process that exists must be in `_processes` before any task can be cancelled.
         with trio.CancelScope(shield=True):
             try:
                 process = await trio.lowlevel.open_process(
@@ -265,7 +267,7 @@ class WorkerProcesses:
         )
 
     async def _listen(self, name: str, role: str, process: trio.Process) -> None:
-        """Waits for the worker's words: the only thing that it writes to this pipe."""
+        """Wait for the worker's lines, all that it writes to this pipe."""
         assert process.stdout is not None  # asked for
         received = b""
         async for chunk in process.stdout:
