@@ -209,7 +209,7 @@ class WorkerPort:
         """Carry out one entry of a slot."""
         match entry:
             case BatchDone() | BatchFailed():
-                self._reported(slot, entry, now)
+                self._reported(slot, entry, now, by_control=False)
             case Heartbeat():
                 pass
             case _:
@@ -229,7 +229,7 @@ class WorkerPort:
         match entry:
             case BatchFailed():
                 slot = next((slot for slot in worker.slots if entry.batch in slot.running), None)
-                self._reported(slot or worker.slots[0], entry, now)
+                self._reported(slot or worker.slots[0], entry, now, by_control=True)
             case SlotEnded() if entry.session == worker.session and entry.slot < len(worker.slots):
                 self._hand_on_reports()
                 self._dispatcher.slot_ended(worker.slots[entry.slot], entry.batch, now)
@@ -248,17 +248,18 @@ class WorkerPort:
             case _:
                 self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
 
-    def _reported(self, slot: SlotRecord, entry: BatchDone | BatchFailed, now: float) -> None:
+    def _reported(
+        self, slot: SlotRecord, entry: BatchDone | BatchFailed, now: float, *, by_control: bool
+    ) -> None:
         worker = slot.worker
         if entry.session != worker.session:
             self._statistics.late_reports += 1
             return
         try:
-            report = slot.report(entry, now)
+            self._reports += slot.reports(entry, now, by_control=by_control)
         except ReportRefused as error:
             self._end(worker, f"worker {worker.name!r}: batch {entry.batch}: {error}", now)
             return
-        self._reports.append(report)
         self._dismiss_if_idle(worker, now)
 
     def _end(self, worker: Worker, why: str, now: float) -> None:
@@ -298,7 +299,7 @@ class WorkerPort:
                     code=news.code,
                     message="withdrawn before it began",
                 )
-                self._reported(worker.slots[news.slot], entry, now)
+                self._reported(worker.slots[news.slot], entry, now, by_control=True)
                 self._hand_on_reports()
             case ThreadEnded():
                 self.own_greeted.set()
@@ -499,6 +500,9 @@ class WorkerPort:
     def _forget(self, worker: Worker, now: float, *, died: bool = False) -> None:
         # Before its last reports are taken: for what it has answered it is given nothing more.
         self._dispatcher.worker_closing(worker, now)
+        for slot in worker.slots:
+            self._reports += slot.early
+            slot.early.clear()
         self._hand_on_reports()
         self._tokens.pop(worker.token, None)
         if worker.peer is not None:

@@ -206,7 +206,7 @@ class OwnWorker(Worker):
 class SlotRecord(Link):
     """A slot of a worker, and the link to it."""
 
-    __slots__ = ("batches", "behind", "busy_s", "label", "number", "running", "slot", "worker")
+    __slots__ = ("batches", "behind", "busy_s", "early", "label", "number", "running", "slot", "worker")
 
     def __init__(self, worker: Worker, slot: int, now: float) -> None:
         super().__init__(None, now)
@@ -218,6 +218,8 @@ class SlotRecord(Link):
         self.label = f"{worker.name}/{slot}"
         self.running: dict[int, RunningBatch] = {}
         """Batches that were sent to it and not reported: the one that runs, and one behind it."""
+        self.early: list[BatchReport] = []
+        """Reports that came before the control's answer for a batch that was withdrawn before theirs: one at most."""
         self.behind: RunningBatch | None = None
         """The batch that is queued behind the one that runs."""
         self.batches = 0
@@ -226,8 +228,24 @@ class SlotRecord(Link):
     def __repr__(self) -> str:
         return f"<slot {self.label}: {self.batches} batches>"
 
-    def report(self, entry: BatchDone | BatchFailed, now: float) -> BatchReport:
-        """The report that an entry carries; its batch is open no more.
+    def reports(self, entry: BatchDone | BatchFailed, now: float, *, by_control: bool) -> list[BatchReport]:
+        """The reports that an entry makes known, in the order of their batches; these are open no more.
+
+        A slot reports in order. If it reports a batch before an earlier one, that was withdrawn, and the control's answer
+        is on its way on another connection: until then the report is kept. Raises ReportRefused as `_report` does.
+        """
+        report = self._report(entry, now)
+        if not by_control and any(batch < report.batch for batch in self.running):
+            self.early.append(report)
+            return []
+        if self.early and not any(batch < self.early[0].batch for batch in self.running):
+            reports = [report, *self.early]
+            self.early.clear()
+            return reports
+        return [report]
+
+    def _report(self, entry: BatchDone | BatchFailed, now: float) -> BatchReport:
+        """The report that an entry carries.
 
         Raises ReportRefused where it contradicts the model or the batch, and for a batch that this slot was never sent, or
         has reported before. Then nothing that the worker says can be believed.

@@ -65,6 +65,8 @@ class RawPeer:
         by_connection: dict[int, list[Entry]] = {}
         for entry in entries:
             reports = self.slots and isinstance(entry, BatchDone | BatchFailed)
+            if isinstance(entry, BatchFailed) and entry.code in ("cancelled", "recalled"):
+                reports = False  # the control answers for a batch that was withdrawn
             slot = self._slot_of.get(entry.batch, 0) if reports else -1  # type: ignore[attr-defined]
             by_connection.setdefault(slot, []).append(entry)
         for slot, own in by_connection.items():

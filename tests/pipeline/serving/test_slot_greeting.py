@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.pipeline.serving.clocks import real_time, virtual_time
+from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.harness import SIGNATURE, Running, done, memory_serving, request
 from tests.pipeline.serving.protected_server import BOX, OTHER_BOX, serving
 from tests.pipeline.serving.raw_peer import RawPeer
@@ -15,6 +16,8 @@ from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchDone,
     BatchFailed,
+    Cancel,
+    CancelBatch,
     Entry,
     Execute,
     Goodbye,
@@ -192,3 +195,26 @@ async def test_a_worker_of_another_version_is_told_so(protocol: int) -> None:
         assert "install the same release" in refused.message
         await old.hear(Goodbye)
         assert [] == running.server.statistics()["models"]
+
+
+@virtual_time
+async def test_a_report_waits_for_the_answer_for_what_was_withdrawn_before(
+    sends_ahead: EagerScheduler,
+) -> None:
+    """The slot skipped the second batch and ran the third; the control's answer for the second comes last."""
+    async with memory_serving() as running:
+        client, worker = await running.client_and_worker()
+        client.say(request(1), request(2), request(3))
+        first, second = await worker.hear_each(Execute, 2)
+        client.say(Cancel(sequence=2))
+        await worker.hear(CancelBatch)
+        worker.say(done(first))
+        third = await worker.hear(Execute)
+        worker.say(done(third))
+        assert 1 == (await client.hear(Result)).sequence
+        await wait_all_tasks_blocked()
+        assert not client.has_heard(Result)
+        failed = BatchFailed(batch=second.batch, session=second.session, code="cancelled", message="skipped")
+        worker.connection.send_nowait(encode([failed], limits=WORKER_LIMITS))
+        assert 3 == (await client.hear(Result)).sequence
+        assert ["cancelled"] == sends_ahead.codes()
