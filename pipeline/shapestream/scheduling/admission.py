@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
-from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
@@ -173,7 +172,6 @@ class Admission:
 
     __slots__ = (
         "_alone_s",
-        "_bytes",
         "_saturated_at",
         "_terms",
         "costs",
@@ -193,8 +191,6 @@ class Admission:
         self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
-        self._bytes: dict[str, CallBytes] = {}
-        """By model."""
         self._saturated_at: dict[str, float] = {}
         """By model, the last time that a request was refused because of its predicted wait."""
         self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
@@ -267,9 +263,7 @@ class Admission:
         outputs may be as large as what is claimed.
         """
         profile = queue.profile
-        call = self._bytes.get(profile.name)
-        if call is None:
-            call = self._bytes[profile.name] = CallBytes(profile, queue.rounding)
+        call = self.costs.call_costs(profile.name).bytes
         empty = not rows or 0 in shape
         if empty and rows > profile.max_batch:
             message = (
