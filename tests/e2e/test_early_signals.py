@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,19 @@ STAGES = {
     "measuring": "function: 'endless:call', trust: true",
 }
 SERVERS = {"in process": "in_process: true", "with a worker": "workers: [{count: 1}]"}
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+
+
+def by_turns(names: str, *rows: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Each row with one of the two signals, neighbours with different ones: one handler obeys both."""
+    signals = itertools.cycle((signal.SIGTERM, signal.SIGINT))
+    cases = [(*row, number) for row, number in zip(rows, signals, strict=False)]
+    return pytest.mark.parametrize(
+        f"{names}, number", cases, ids=["-".join(map(_name, case)) for case in cases]
+    )
+
+
+def _name(value: str | signal.Signals) -> str:
+    return value.name if isinstance(value, signal.Signals) else value
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +75,17 @@ def ends_cleanly(workplace: Any, command: Any, number: int, status: int) -> None
     until("the end of all processes", lambda: not any(map(alive, pids)) and command.family_is_gone())
 
 
-@SIGNALS
-@pytest.mark.parametrize("how", SERVERS.values(), ids=SERVERS)
-@pytest.mark.parametrize("stage", STAGES)
+@by_turns(
+    "stage, how",
+    *[(stage, "in process") for stage in STAGES],
+    *[(stage, "with a worker") for stage in (*list(STAGES)[1:], "loading")],
+)
 def test_a_server_that_does_not_serve_yet_ends_with_status_0(
     workplace: Any, stage: str, how: str, number: int
 ) -> None:
     """It has nothing to finish. Its workers, and the processes that try models, end with it."""
     before = set(Path("/tmp").glob("shapestream-*"))
-    served = workplace.try_serve(yaml(stage, how))
+    served = workplace.try_serve(yaml(stage, SERVERS[how]))
     ends_cleanly(workplace, served, number, 0)
     assert not (workplace.folder / "s.sock").exists()
     # Another server's may come and go meanwhile; ours would be named in the log.
@@ -78,16 +93,14 @@ def test_a_server_that_does_not_serve_yet_ends_with_status_0(
     assert [] == [path for path in set(Path("/tmp").glob("shapestream-*")) - before if str(path) in log]
 
 
-@SIGNALS
-@pytest.mark.parametrize("stage", STAGES)
+@by_turns("stage", *[(stage,) for stage in STAGES])
 def test_a_worker_that_is_not_ready_ends_with_status_0(workplace: Any, stage: str, number: int) -> None:
     """Started by hand."""
     worker = workplace.start("worker", str(workplace.write(yaml(stage))))
     ends_cleanly(workplace, worker, number, 0)
 
 
-@SIGNALS
-@pytest.mark.parametrize("stage", ["loading", "in native code", "proving"])
+@by_turns("stage", ("loading",), ("in native code",), ("proving",))
 def test_check_that_is_interrupted_says_so_and_ends_with_status_1(
     workplace: Any, stage: str, number: int
 ) -> None:
@@ -97,11 +110,10 @@ def test_check_that_is_interrupted_says_so_and_ends_with_status_1(
     assert "interrupted\n" == check.log.read_text()
 
 
-@SIGNALS
-def test_costs_that_are_being_measured_are_interrupted(workplace: Any, number: int) -> None:
+def test_costs_that_are_being_measured_are_interrupted(workplace: Any) -> None:
     """`models --costs` compiles and measures, too."""
     costs = workplace.start("models", "--costs", str(workplace.write(yaml("measuring"))))
-    ends_cleanly(workplace, costs, number, 1)
+    ends_cleanly(workplace, costs, signal.SIGINT, 1)
     assert costs.log.read_text().endswith("\ninterrupted\n")
 
 

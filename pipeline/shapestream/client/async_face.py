@@ -138,7 +138,7 @@ def connecting(
 
 
 def require_trio() -> None:
-    """Raise RuntimeError outside of trio, naming the face for what runs."""
+    """Raise RuntimeError outside of trio, naming the face for the loop that runs."""
     if not _in_trio():
         instead = "shapestream.aio.connect" if _in_asyncio() else "shapestream.blocking.connect"
         runs = "asyncio runs here, as it does in notebooks" if _in_asyncio() else "no trio runs here"
@@ -146,7 +146,7 @@ def require_trio() -> None:
 
 
 def require_asyncio() -> asyncio.AbstractEventLoop:
-    """The running event loop; raises RuntimeError outside of asyncio, naming the face for what runs."""
+    """The running event loop; raises RuntimeError outside of asyncio, naming the right face."""
     if not _in_asyncio():
         instead = "shapestream.connect" if _in_trio() else "shapestream.blocking.connect"
         runs = "trio runs here" if _in_trio() else "no asyncio runs here"
@@ -225,7 +225,7 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
 
         Returns the outputs by name. Raises the `RequestError` that fits: `InvalidRequest` before anything is sent where the
         model's signature tells, `DeadlineExceeded` when the time is over, `Cancelled` where the client is closed meanwhile.
-        Raises TypeError and ValueError for a model's name, deadline or priority that is none, and RuntimeError
+        Raises TypeError and ValueError for a bad name, deadline or priority, and RuntimeError
         in another event loop or process. A cancelled call is cancelled at the server too.
         """
         self._check_loop()
@@ -279,11 +279,11 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         `source` is an iterable, pulled in a thread, or an async one, pulled in a task; of inputs, or of `(key, inputs)`.
         At most `max_in_flight` items are under way: pulled, and their results not taken yet. Results come in the order of
         `source`, or as they are ready with `ordered=False`. `deadline` is in seconds for each item, from when it was pulled,
-        None for none; `priority` is as in `infer`. Leaving the block withdraws what is unfinished.
+        None for none; `priority` is as in `infer`. Leaving the block withdraws unfinished items.
 
         Gives a `Result` with the item's `key` for each item. A failed item raises its `RequestError` in its place and ends
-        the stream; with `on_error="yield"` it is given there as `Failed`, and the stream goes on. What `source` raises is
-        raised after the results of what it gave before. Raises TypeError and ValueError for arguments that are none.
+        the stream; with `on_error="yield"` it is given there as `Failed`, and the stream goes on. An error of `source` is
+        raised after the results of earlier items. Raises TypeError and ValueError for bad arguments.
         """
         if not isinstance(source, Iterable | AsyncIterable):
             raise TypeError(f"a stream's source is an iterable or an async one, not {type(source).__name__}")

@@ -73,8 +73,8 @@ def connect(
     The client is closed by `with`, or by `close()`. Its connection is kept by a thread in the background, which a forked
     child does not have: connect there anew.
 
-    Raises `Unavailable` where no server answers in time, `TransportError` for what is no address, `ConfigurationError` for
-    keys that cannot be used, TypeError and ValueError for times that are none.
+    Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
+    keys that cannot be used, TypeError and ValueError for bad times.
     """
     background = BackgroundCore(
         connector_for(address, key=key, server_key=server_key),
@@ -106,7 +106,7 @@ class Client:
         self._background = background
         self._core: Core = background.core
         self._models = OpenModels()
-        # Not at the interpreter's end: the thread, a daemon, may then hold a lock for ever.
+        # Not at the interpreter's end: the thread, a daemon, may then hold a lock without end.
         weakref.finalize(self, _dropped, background).atexit = False
 
     def infer(
@@ -126,7 +126,7 @@ class Client:
 
         Returns the outputs by name. Raises the `RequestError` that fits: `InvalidRequest` before anything is sent where the
         model's signature tells, `DeadlineExceeded` when the time is over, `Cancelled` where the client is closed meanwhile.
-        Raises TypeError and ValueError for a model's name, deadline or priority that is none, and RuntimeError
+        Raises TypeError and ValueError for a bad name, deadline or priority, and RuntimeError
         in a forked child. A call that a Ctrl-C interrupts is cancelled at the server too.
         """
         self._core.check_process()
@@ -180,11 +180,11 @@ class Client:
         `source` is an iterable, pulled in a thread; of inputs, or of `(key, inputs)`.
         At most `max_in_flight` items are under way: pulled, and their results not taken yet. Results come in the order of
         `source`, or as they are ready with `ordered=False`. `deadline` is in seconds for each item, from when it was pulled,
-        None for none; `priority` is as in `infer`. Leaving the block withdraws what is unfinished.
+        None for none; `priority` is as in `infer`. Leaving the block withdraws unfinished items.
 
         Gives a `Result` with the item's `key` for each item. A failed item raises its `RequestError` in its place and ends
-        the stream; with `on_error="yield"` it is given there as `Failed`, and the stream goes on. What `source` raises is
-        raised after the results of what it gave before. Raises TypeError and ValueError for arguments that are none.
+        the stream; with `on_error="yield"` it is given there as `Failed`, and the stream goes on. An error of `source` is
+        raised after the results of earlier items. Raises TypeError and ValueError for bad arguments.
         """
         options = StreamOptions(
             max_in_flight=max_in_flight,
@@ -219,7 +219,7 @@ class Client:
         return outcome_of(ticket, dict)
 
     def close(self) -> None:
-        """End what is unfinished, here and at the server; other threads that wait for it get `Cancelled`."""
+        """End unfinished requests, here and at the server; other threads that wait for them get `Cancelled`."""
         self._background.stop()
         self._background.join()
         self._background.check()

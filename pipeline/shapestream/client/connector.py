@@ -14,7 +14,7 @@ from shapestream.transport.interface import Connection
 __all__ = ["Address", "Connector", "connector_for"]
 
 Address: TypeAlias = str | Callable[[], Connection]
-"""`ipc://…` or `tcp://…`; or what makes a connection, such as a memory endpoint's `connect`."""
+"""`ipc://…` or `tcp://…`; or a function that makes a connection, such as a memory endpoint's `connect`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ class Inbox:
 
     There is no lock. Appending to a deque and taking from it are atomic, and an item that is posted late is refused by the
     thread that notices: the poster, if it finds the inbox closed, or the core, which looks once more after closing it.
-    The queue needs no bound: a call posts one ticket and waits, and a stream posts what it has permits for.
+    The queue needs no bound: a call posts one ticket and waits, and a stream posts no more tickets than it has permits.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class Inbox:
         """Wake the core in this trio run from now on."""
         self._token = trio.lowlevel.current_trio_token()
 
+    @trio.lowlevel.enable_ki_protection  # a task that is rescheduled and still counts as parked would be rescheduled twice
     def wake(self) -> None:
         """Make another turn due, whether or not an item was posted."""
         self._due = True

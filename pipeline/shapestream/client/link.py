@@ -23,7 +23,7 @@ from enum import Enum
 
 __all__ = ["Link", "LinkSettings", "LinkState"]
 
-# Silence that is found out so late was perhaps none. Also how long what came meanwhile has to be read.
+# Silence that is noticed so late may be this process's own. Also the time to read the messages that came meanwhile.
 STALL_S = 0.5
 # A server that wants heartbeats more often gets no more of them: at 0 a client would do nothing else.
 MIN_HEARTBEAT_S = 0.01
@@ -131,16 +131,16 @@ class Link:
 
     def heartbeat_due(self, now: float) -> bool:
         """Whether the server has not heard of this client for a heartbeat's time."""
-        return self.is_open and now >= self._sent_at + self._heartbeat_s
+        return now >= self._sent_at + self._heartbeat_s and self.is_open
 
     def must_reconnect(self, now: float) -> bool:
         """Whether this connection is to be given up now. True once; the link is then DOWN."""
         silent_at = self._heard_at + self._settings.silence_s
-        if self.is_open and now > silent_at + STALL_S:
-            # This process stood still, or it would have asked before: what came meanwhile is to be read first.
+        silent = now >= silent_at and self.is_open
+        if silent and now > silent_at + STALL_S:
+            # This process stood still, or it would have asked before: the messages that came meanwhile are read first.
             self._heard_at += now + STALL_S - silent_at
             return False
-        silent = self.is_open and now >= silent_at
         if not silent and now < self._act_at:
             return False
         if silent:

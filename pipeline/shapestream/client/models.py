@@ -1,4 +1,4 @@
-"""An opened model, as the faces use it: what it takes, encoded for sending, and the names of what it gives.
+"""An opened model, as the faces use it: its inputs, encoded for sending, and the names of its outputs.
 
 Callers pass NumPy arrays or plain numbers by name. Inputs that the signature does not admit are refused here, before they
 cost a round trip; the server checks them all again.
@@ -131,7 +131,7 @@ class OpenModels:
         return None if model is None or model.handle.stale else model
 
     def add(self, handle: ModelHandle) -> OpenedModel:
-        """Keep what the server has opened."""
+        """Keep a model that the server has opened."""
         known = self._models.get(handle.name)
         if known is not None and known.handle is handle:
             return known

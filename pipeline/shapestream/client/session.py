@@ -1,8 +1,8 @@
 """One client's half of protocol version 1, as a plain object: entries and tickets in and out. Pure.
 
 The session stands between the core, which moves bytes, and the faces, which wait. It has no socket, no clock and no await:
-the time is an argument. `turn()` says what is to be done now, `next_wakeup()` when to ask again. The tickets are on the
-`Ledger`; the state of the connection is a `Link`.
+the time is an argument. `turn()` returns the actions that are due, `next_wakeup()` the time of the next turn. The `Ledger`
+has the tickets; the state of the connection is a `Link`.
 
 The session hands every submitted ticket back exactly once, unless its owner withdrew it. It sends the requests of a model
 in order of submission, within the server's window. When the server forgets the session, or another server takes its place,
@@ -168,22 +168,26 @@ class Session:
 
     def turn(self, now: float, *, may_send: bool = True) -> Turn:
         """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
-        self._end_waits(now)
+        if self._ledger.next_deadline() <= now:
+            self._end_expired(now)
+        if self._link.lost_at is not None or self._ledger.held_at is not None:
+            self._end_waits(now)
         reconnect = self._link.must_reconnect(now)
         if reconnect:
             self._control.clear()
         entries = self._due_entries(now) if may_send else []
         if entries or not may_send:
-            self._link.sent(now)  # what the transport still holds is a sign of life as well
+            self._link.sent(now)  # messages that the transport still holds are a sign of life as well
         return Turn(finished=self._ledger.take_finished(), entries=entries, reconnect=reconnect)
 
     def next_wakeup(self) -> float:
         """The time at which `turn` must be called again, if nothing happens before; infinity for never."""
-        due = min(self._link.next_wakeup(), self._ledger.next_deadline())
-        if self._link.lost_at is not None and self._ledger.tickets:
-            due = min(due, self._link.lost_at + self._unavailable_after_s)
-        if self._ledger.held_at is not None and self._ledger.has_waiting:
-            due = min(due, self._ledger.held_at + self._unavailable_after_s)
+        link, ledger = self._link, self._ledger
+        due = min(link.next_wakeup(), ledger.next_deadline())
+        if link.lost_at is not None and ledger.tickets:
+            due = min(due, link.lost_at + self._unavailable_after_s)
+        if ledger.held_at is not None and ledger.has_waiting:
+            due = min(due, ledger.held_at + self._unavailable_after_s)
         return due
 
     def close(self) -> Turn:
@@ -194,15 +198,7 @@ class Session:
         return Turn(finished=self._ledger.take_finished(), entries=entries, reconnect=False)
 
     def _end_waits(self, now: float) -> None:
-        """End the tickets that have waited for long enough, each with its own reason.
-
-        Three things end a wait without an answer: the ticket's own deadline; no server for `unavailable_after_s`; and a
-        server that takes nothing new for as long, while no other comes.
-        """
-        for ticket in self._ledger.expired(now):
-            error = self._too_late(ticket)
-            self._ledger.abandon(ticket)
-            self._ledger.finish(ticket, error)
+        """End the waits for a server: none for `unavailable_after_s`, or for as long one that takes nothing new."""
         lost_at, held_at = self._link.lost_at, self._ledger.held_at
         if lost_at is not None and now >= lost_at + self._unavailable_after_s:
             text = f"no server has answered at {self._server} for {now - lost_at:.0f} s{self._trouble}"
@@ -211,8 +207,15 @@ class Session:
             text = f"the server at {self._server} has taken nothing new for {now - held_at:.0f} s, and no other has come"
             self._ledger.fail_waiting(lambda: Draining(text))
 
+    def _end_expired(self, now: float) -> None:
+        """End the tickets whose deadline has come."""
+        for ticket in self._ledger.expired(now):
+            error = self._too_late(ticket)
+            self._ledger.abandon(ticket)
+            self._ledger.finish(ticket, error)
+
     def _too_late(self, ticket: Question) -> RequestError:
-        """The error of a ticket whose deadline has come: it names what the ticket was waiting for."""
+        """The error of a ticket whose deadline has come: it names the event that the ticket waited for."""
         if isinstance(ticket, WelcomeTicket):
             return Unavailable(f"no server answered at {self._server}{self._trouble}")
         if not self._link.is_open:
@@ -221,7 +224,7 @@ class Session:
             return DeadlineExceeded("the server's answer did not come in time")
         return DeadlineExceeded(NEVER_SENT if self._ledger.held_at is None else _DRAINED)
 
-    # ------------------------------------------------------------ what arrives
+    # ------------------------------------------------------------ received entries
 
     def _receive_other(self, entry: Entry, now: float) -> None:
         match entry:
@@ -348,7 +351,7 @@ class Session:
             if ticket.name == entry.name:
                 self._ledger.end(ticket, error_from_code(entry.code, entry.message))
 
-    # ------------------------------------------------------------ what is sent
+    # ------------------------------------------------------------ sent entries
 
     def _due_entries(self, now: float) -> list[Entry]:
         if self._link.take_hello(now):

@@ -92,7 +92,7 @@ class TaskPermits:
         self._news = news
 
     def grant(self, number: int) -> None:
-        """Grant so many more."""
+        """Grant `number` more permits."""
         self._available += number
         self._news.wake()
 
@@ -110,11 +110,11 @@ class ThreadPermits:
     """The number of items that a producer's thread may pull. The consumer grants them, in its own thread."""
 
     def __init__(self) -> None:
-        # Unbounded, but it holds only what the stream has granted, which is at most max_in_flight in all.
+        # Unbounded, but it holds only granted permits, which are at most max_in_flight in all.
         self._granted: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def grant(self, number: int) -> None:
-        """Grant so many more."""
+        """Grant `number` more permits."""
         self._granted.put(number)
 
     def stop(self) -> None:

@@ -2,7 +2,7 @@
 
 A face (trio, asyncio, blocking) makes the ticket, the core's task gives it to the session, the session puts
 the outcome on it and hands it back, exactly once, unless its owner withdrew it. It belongs to one of them at
-a time, hence no lock. What callers give for a ticket (name, deadline, priority) is checked here, before it is used.
+a time, hence no lock. A caller's arguments for a ticket (name, deadline, priority) are checked here, before use.
 
 A deadline is given as seconds from the call, and is a point in time from there on, by the core's clock. Seconds left would
 begin anew with every look at a clock, and a process that stood still in between would forget that time.

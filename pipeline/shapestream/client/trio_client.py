@@ -37,11 +37,11 @@ async def connect(
     server they fail with `Unavailable`. A server that asks for keys is reached with `key`, the file of your secret key, and
     `server_key`, its public key or a file of that.
 
-    Leaving the block ends what is unfinished, here and at the server; tasks that still wait for it get `Cancelled`. An
+    Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`. An
     exception raised in the block comes out as it is, not in a group.
 
-    Raises `Unavailable` where no server answers in time, `TransportError` for what is no address, `ConfigurationError` for
-    keys that cannot be used, TypeError and ValueError for times that are none, and RuntimeError outside of trio.
+    Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
+    keys that cannot be used, TypeError and ValueError for bad times, and RuntimeError outside of trio.
     """
     require_trio()
     core = Core(

@@ -10,65 +10,22 @@ refused and never runs: that takes an optimistic prediction. An idle slot with a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
-from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
 from shapestream.scheduling.queueing import LazyHeap, ModelQueue, Queues
 from shapestream.scheduling.state import RUNNING, Request, Slot
 
-FIRST_CAUTION = 1.1
-"""Before anything is known of how good estimates are: the first rush fills the queue before any late end can teach it."""
-MAX_CAUTION = 4.0
-"""Times the estimate, at most: a queue of a quarter of what deadlines allow."""
+SAFETY: Final = 1.4
+"""Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
 
-_RAISE = 1.05
-_BURST = 1.5
-_FADE = 0.999
-"""Of what the factor is above 1, this is left by each result: at 1.3 one late end in 200 results keeps it where it is."""
-
-
-class Caution:
-    """The factor by which the estimated waits of one model are multiplied, learned from how promises end.
-
-    A wait is estimated from what waits now. Later requests may go first, batches take longer in company, predictions err.
-    Under overload the queue is filled up to what the estimate allows, so every request would end just after its deadline.
-    Each late end raises the factor, and each result lowers it by less: the share of late ends stays small, whatever the
-    reason. (Additive increase and multiplicative decrease of congestion control, the other way around: D.-M. Chiu, R.
-    Jain, 1989.) As there, a burst counts once: what was admitted before the factor rose says nothing of its new value, so
-    all of that together raises it by half at most. Too much caution costs little where calls are short: a shorter queue
-    keeps the slots as busy, until it runs dry.
-    """
-
-    __slots__ = ("_burst_at", "_most", "factor")
-
-    def __init__(self) -> None:
-        self.factor = FIRST_CAUTION
-        self._burst_at = -inf
-        """When the present burst of late ends began."""
-        self._most = 0.0
-        """What it may raise the factor to."""
-
-    def __repr__(self) -> str:
-        return f"<caution {self.factor:.2f}>"
-
-    def ended_late(self, arrived: float, now: float) -> None:
-        """A request that was admitted when it arrived missed its deadline."""
-        if arrived >= self._burst_at:
-            self._burst_at = now
-            self._most = min(MAX_CAUTION, self.factor * _BURST)
-        self.factor = max(self.factor, min(self._most, self.factor * _RAISE))
-
-    def ended_well(self, requests: int) -> None:
-        """So many got their results."""
-        if self.factor > 1.0:
-            self.factor = 1.0 + (self.factor - 1.0) * _FADE**requests
-
+Batches take longer in company, predictions err, and later requests may go first. Measured (docs/decisions.md): 1.25 loses
+5 % of the goodput where calls vary by 40 %; a factor learned from late results gained nothing over 1.4, and what one
+client did raised it for all."""
 
 OPTIMISM: Final = 0.5
 """Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
@@ -204,19 +161,6 @@ class Terms(NamedTuple):
     """Seconds from its start to its end on the fastest slot; None without a deadline, or while nothing is measured."""
     call_s: float = 0.0
     """Seconds of the call in good company, on the most common slot; 0.0 while nothing is measured."""
-    promised: bool = False
-    """Whether it was estimated to be in time. What was let in for another reason says nothing of estimates."""
-
-
-class Estimates:
-    """The experience with the estimated waits of one model."""
-
-    __slots__ = ("caution", "saturated_at")
-
-    def __init__(self) -> None:
-        self.caution = Caution()
-        self.saturated_at = -inf
-        """Last time that a request was refused because of its predicted wait."""
 
 
 class Admission:
@@ -228,8 +172,7 @@ class Admission:
 
     __slots__ = (
         "_alone_s",
-        "_bytes",
-        "_estimates",
+        "_saturated_at",
         "_terms",
         "costs",
         "draining",
@@ -248,10 +191,8 @@ class Admission:
         self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
-        self._bytes: dict[str, CallBytes] = {}
-        """By model."""
-        self._estimates: defaultdict[str, Estimates] = defaultdict(Estimates)
-        """By model."""
+        self._saturated_at: dict[str, float] = {}
+        """By model, the last time that a request was refused because of its predicted wait."""
         self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
 
     def new_turn(self) -> None:
@@ -322,9 +263,7 @@ class Admission:
         outputs may be as large as what is claimed.
         """
         profile = queue.profile
-        call = self._bytes.get(profile.name)
-        if call is None:
-            call = self._bytes[profile.name] = CallBytes(profile, queue.rounding)
+        call = self.costs.call_costs(profile.name).bytes
         empty = not rows or 0 in shape
         if empty and rows > profile.max_batch:
             message = (
@@ -387,7 +326,6 @@ class Admission:
         alone_s *= queue.fastest
         terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
         left_s = deadline - now
-        estimates = self._estimates[arrival.model]
         idle = bool(queue.free) and not queue.waiting
         free_in_s = earliest_s(queue, now)
         if not idle:
@@ -398,7 +336,7 @@ class Admission:
             )
             return Refusal("deadline_exceeded", message)
         # Whatever comes is tried: a prediction that is too long, and keeps everything from running, would stay so.
-        return terms._replace(promised=estimates.caution.factor * (free_in_s + alone_s) <= left_s)
+        return terms
 
     def _with_others(
         self,
@@ -411,46 +349,33 @@ class Admission:
         now: float,
     ) -> Terms | Refusal:
         """Refuses what would probably wait, and then take, longer than what is left."""
-        estimates = self._estimates[arrival.model]
-        caution = estimates.caution.factor
-        crowded = now - estimates.saturated_at < left_s
+        crowded = now - self.saturated_at(queue) < left_s
         all_s = waiting_s(queue)
         # In time means with the whole call that it will be part of, unless that alone would take most of what is left.
         most_s = terms.call_s - alone_s
         more_s = min(most_s, all_s if crowded else max(0.0, all_s - most_s))
         call_s = min(alone_s + more_s, max(alone_s, left_s / 2))
-        if not crowded and caution * (done_in_s(queue, all_s, now) + call_s) <= left_s:
-            return terms._replace(promised=True)
+        if not crowded and SAFETY * (done_in_s(queue, all_s, now) + call_s) <= left_s:
+            return terms
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
         here = len(clients)
         rank = queue.shares.rank(arrival.client, priority, clients, here + (arrival.client not in clients))
         wait_s = done_in_s(queue, ahead_s(queue, rank, here, all_s, crowded=crowded), now)
-        promised = caution * (wait_s + call_s) <= left_s
-        if promised or not wait_s:
-            return terms._replace(promised=promised)
-        estimates.saturated_at = now
+        if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
+            return terms
+        self._saturated_at[arrival.model] = now
         message = (
             f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
             f"and then it takes about {call_s:.3f} s"
         )
-        if caution > FIRST_CAUTION:
-            message += f"; such estimates were too short lately, and count {caution:.2f} times"
         return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
-
-    def ended_well(self, model: str, requests: int) -> None:
-        """Count requests of a model that got their results."""
-        self._estimates[model].caution.ended_well(requests)
-
-    def ended_late(self, request: Request, now: float) -> None:
-        """Count a request that missed its deadline, which it was estimated to meet."""
-        self._estimates[request.queue.profile.name].caution.ended_late(request.arrived, now)
 
     def saturated_at(self, queue: ModelQueue) -> float:
         """The last time that a request of this model was refused because of its predicted wait; -inf: never.
 
         The queue is then as long as deadlines allow: whatever takes longer than predicted makes some request late.
         """
-        return self._estimates[queue.profile.name].saturated_at
+        return self._saturated_at.get(queue.profile.name, -inf)
 
     def queued_s(self) -> float:
         """Predicted seconds that the slots need for what waits.

@@ -68,7 +68,7 @@ class Ledger:
         shares = queue.shares
         if not queue.count and not any(other.waiting for other in shares.queues):
             shares.catch_up()
-        cost_s, share_s, alone_s, _, promised = terms
+        cost_s, share_s, alone_s, _ = terms
         owned = clients.get(client, 0) + 1
         tag, rank = shares.admit(client, share_s, priority, clients, len(clients) + (owned == 1))
         clients[client] = owned
@@ -87,7 +87,6 @@ class Ledger:
             tag,
             cost_s,
             share_s,
-            promised,
         )
         queue.add(request)
         self.next_order += 1
@@ -179,7 +178,6 @@ class Ledger:
         self.running -= len(ids)
         self.deadlines.shrink(len(requests))
         self.counters.delivered += len(ids)
-        self.admission.ended_well(batch.queue.profile.name, len(ids))
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
         return members
@@ -193,8 +191,6 @@ class Ledger:
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """Ends a request whose deadline has passed, or cannot be met any more."""
-        if request.promised:
-            self.admission.ended_late(request, now)
         if request.state is RUNNING and request.batch is not None and not request.batch.behind:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:

@@ -191,7 +191,6 @@ class Request:
         "nbytes",
         "order",
         "priority",
-        "promised",
         "queue",
         "rank",
         "rows",
@@ -220,7 +219,6 @@ class Request:
         tag: float = 0.0,
         cost_s: float = 0.0,
         share_s: float = 0.0,
-        promised: bool = False,
     ) -> None:
         self.id = id
         self.client = client
@@ -240,8 +238,6 @@ class Request:
         """Predicted seconds of one slot, in good company; 0.0 while nothing is measured."""
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
-        self.promised = promised
-        """Whether it was estimated to meet its deadline when it was admitted."""
         self.losses = 0
         self.failed_s = 0.0
         """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""

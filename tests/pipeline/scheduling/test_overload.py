@@ -129,7 +129,7 @@ def test_who_had_little_time_from_the_start_is_not_given_up(stage):
     stage.arrive(*[(1, 64)] * 9)
     stage.arrive((1, 64), deadline=0.3)
     assert ["overloaded"] == [action.code for action in stage.last if isinstance(action, FailRequest)]
-    stage.arrive((1, 32), client=2, deadline=0.45, priority=9)
+    stage.arrive((1, 32), client=2, deadline=0.57, priority=9)
     stage.finish(stage.started[0], at=0.1)
     assert [] == [action for action in stage.last if isinstance(action, FailRequest)]
     assert 12 in stage.started[-1].requests

@@ -128,13 +128,18 @@ class Watch:
         self._before = before
         self._lines = len(server.lines())
 
-    async def done(self, counter: str | None, times: int = 1) -> None:
-        """The honest client is served, exactly this counter moved, and as many lines were written (`None`: none)."""
+    async def done(self, counter: str | None, times: int = 1) -> list[dict[str, Any]]:
+        """Check that the honest client is served, exactly this counter moved, and as many lines were written (`None`:
+        none). Returns the lines."""
         await self.moved(counter, times)
         late = "" if counter is not None and "handshakes" in counter else "handshakes failed"
-        events = [line["event"] for line in self._server.lines()[self._lines :]]
-        written = [event for event in events if event in LINES and event != late]
+        written = [
+            line
+            for line in self._server.lines()[self._lines :]
+            if line["event"] in LINES and line["event"] != late
+        ]
         assert (0 if counter is None else times) == len(written), written
+        return written
 
     async def moved(self, counter: str | None, times: int = 1) -> None:
         """The same of the counter; whoever failed wrote a line of another kind."""
