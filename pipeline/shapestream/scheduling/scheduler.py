@@ -1,6 +1,6 @@
 """The scheduler: events in, actions out. It decides everything about batches and does nothing else.
 
-It stands between the clients' port, which makes requests of entries that are valid for their model, and the executors. It
+It stands between the clients' port, which makes requests of entries that are valid for their model, and the slots. It
 knows no clock, socket, task or tensor: the same events at the same times give the same actions, in the server, in the
 simulator and in the tests. docs/scheduling.md describes the policy.
 
