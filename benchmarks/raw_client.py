@@ -6,7 +6,7 @@ It is the yardstick's own loop with the codec put in, so that what differs is th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import zmq
 
@@ -102,27 +102,31 @@ class RawClient:
     def round(self, payloads: Sequence[bytes], shape: tuple[int, ...], outstanding: int) -> None:
         """Sends each payload as one request in one message; compares every answer."""
         layout = ((0, "f32", shape),)
-        waiting: dict[int, bytes] = {}
+        requests = [Tensors(layout=layout, buffers=(payload,)) for payload in payloads]
+        for number, tensors in self.stream(requests, outstanding):
+            if tensors.buffers[0] != payloads[number]:
+                raise AssertionError(f"the answer to request {number} differs")
+
+    def stream(self, requests: Sequence[Tensors], outstanding: int) -> Iterator[tuple[int, Tensors]]:
+        """Sends one request in one message; yields the place of each with its answer, as they come."""
+        first = self._sequence
         sent = received = 0
-        while received < len(payloads):
-            while sent < len(payloads) and len(waiting) < outstanding:
-                waiting[self._sequence] = payload = payloads[sent]
-                tensors = Tensors(layout=layout, buffers=(payload,))
+        while received < len(requests):
+            while sent < len(requests) and sent - received < outstanding:
                 self._send(
                     Request(
                         sequence=self._sequence,
                         model=self._model,
                         remaining_ms=None,
                         priority=0,
-                        tensors=tensors,
+                        tensors=requests[sent],
                     )
                 )
                 self._sequence += 1
                 sent += 1
             for entry in self._entries():
                 if type(entry) is Result:
-                    if entry.tensors.buffers[0] != waiting.pop(entry.sequence):
-                        raise AssertionError(f"the answer to request {entry.sequence} differs")
                     received += 1
+                    yield entry.sequence - first, entry.tensors
                 elif type(entry) is Failure:
                     raise AssertionError(f"the server refused: {entry}")
