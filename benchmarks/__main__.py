@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import large_tensors, lone, reallocations, scheduler, tiny_tensors
+from benchmarks import endless, large_tensors, lone, reallocations, scheduler, tiny_tensors
 from benchmarks.report import Report
 
 
@@ -40,6 +40,10 @@ def main(
             (
                 "large tensors",
                 lambda: [large_tensors.measure(folder, requests=24 if smoke else 300, rounds=rounds)],
+            ),
+            (
+                "endless shapes",
+                lambda: endless.measure(folder, requests=64 if smoke else 1000, rounds=rounds),
             ),
             ("reallocations", lambda: [reallocations.measure(folder, requests=200 if smoke else 10_000)]),
             ("the scheduler", lambda: [scheduler.measure(scheduler.SMOKE if smoke else scheduler.FULL)]),

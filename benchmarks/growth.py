@@ -36,6 +36,7 @@ from benchmarks.processes import Child, child_process, wait_for_slots
 from benchmarks.raw_client import TIMEOUT_MS, RawClient
 from benchmarks.report import Figure, Report
 from shapestream.wire.messages import Failure, Result
+from shapestream_engine.layout import Tensors
 from shapestream_workers import cli, worker_process
 from shapestream_workers.process import end_with_parent
 
@@ -47,7 +48,7 @@ PER_S = 200.0
 """The rate of the open loop: a fifth of what one client and one worker can do on two shared cores."""
 HEARTBEAT_S = 1.0
 """The server's default, which its `Welcome` asks of each client."""
-SHAPE = (1, TINY_WIDTH)
+LAYOUT = ((0, "f32", (1, TINY_WIDTH)),)
 
 
 # ------------------------------------------------------------ the servers
@@ -152,7 +153,7 @@ class Sessions:
     def _ask(self, payload: bytes) -> None:
         client = self._clients[self._sent % len(self._clients)]
         self._sent += 1
-        self._waiting.setdefault(client, {})[client.ask(payload, SHAPE)] = payload
+        self._waiting.setdefault(client, {})[client.ask(_tensors(payload))] = payload
 
     def _take(self, timeout_ms: float) -> int:
         """Answers that came; waits for some."""
@@ -231,6 +232,10 @@ class _Used:
     cpu_s: float
     loop_s: float
     wall_s: float
+
+
+def _tensors(payload: bytes) -> Tensors:
+    return Tensors(layout=LAYOUT, buffers=(payload,))
 
 
 def _payloads(count: int) -> list[bytes]:

@@ -6,7 +6,7 @@ It is the yardstick's own loop with the codec put in, so that what differs is th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import zmq
 
@@ -100,11 +100,10 @@ class RawClient:
                 if isinstance(entry, kind):
                     return entry
 
-    def ask(self, payload: bytes, shape: tuple[int, ...]) -> int:
-        """Send one request of one f32 tensor in a message of its own; returns its sequence number."""
+    def ask(self, tensors: Tensors) -> int:
+        """Send one request in a message of its own; returns its sequence number."""
         sequence = self._sequence
         self._sequence += 1
-        tensors = Tensors(layout=((0, "f32", shape),), buffers=(payload,))
         self._send(
             Request(sequence=sequence, model=self._model, remaining_ms=None, priority=0, tensors=tensors)
         )
@@ -123,16 +122,23 @@ class RawClient:
 
     def round(self, payloads: Sequence[bytes], shape: tuple[int, ...], outstanding: int) -> None:
         """Sends each payload as one request in one message; compares every answer."""
-        waiting: dict[int, bytes] = {}
+        layout = ((0, "f32", shape),)
+        requests = [Tensors(layout=layout, buffers=(payload,)) for payload in payloads]
+        for number, tensors in self.stream(requests, outstanding):
+            if tensors.buffers[0] != payloads[number]:
+                raise AssertionError(f"the answer to request {number} differs")
+
+    def stream(self, requests: Sequence[Tensors], outstanding: int) -> Iterator[tuple[int, Tensors]]:
+        """Sends one request in one message; yields the place of each with its answer, as they come."""
+        first = self._sequence
         sent = received = 0
-        while received < len(payloads):
-            while sent < len(payloads) and len(waiting) < outstanding:
-                waiting[self.ask(payloads[sent], shape)] = payloads[sent]
+        while received < len(requests):
+            while sent < len(requests) and sent - received < outstanding:
+                self.ask(requests[sent])
                 sent += 1
             for entry in self._entries():
                 if type(entry) is Result:
-                    if entry.tensors.buffers[0] != waiting.pop(entry.sequence):
-                        raise AssertionError(f"the answer to request {entry.sequence} differs")
                     received += 1
+                    yield entry.sequence - first, entry.tensors
                 elif type(entry) is Failure:
                     raise AssertionError(f"the server refused: {entry}")

@@ -1,23 +1,16 @@
 """A slot: one thread that runs one batch after the other, from the received buffers to results that are its own.
 
-Everything that touches an engine's tensors happens on this thread: it gathers the requests, runs the call, copies
-the results out, gives the inference request back, and reports once, whatever happened.
+`Runner` is what a slot does with a batch. It belongs to the thread that calls `run`, which gathers the requests, runs
+the call, copies the results out and gives the inference request back. A server's slots and a worker's (`slot_threads.py`
+of the pipeline) take their batches from a socket. `Slot` takes them from a queue: for calibration, `check` and probes.
 
-One more batch may wait behind the one that runs. The thread goes from one to the next by itself, so that the slot
-does not stand still while its report travels, is decided upon and answered; until it has begun, a batch that waits
-can be taken back.
-
-Whatever a model's call raises fails its batch, also what is no `Exception`. A thread that ends all the same reports every
-batch that it was given, and says so in these reports.
-
-Handing a batch to the thread and its report back costs about 17 us of CPU, of which 12 us are the wake-ups of two
-threads; what the slot itself does around gathering, running and splitting costs some 10 us per batch.
+Until a batch has begun it can be withdrawn, also before it has arrived: its number is skipped. One that runs can be
+interrupted. Whatever a model's call raises fails its batch, also an error that is no `Exception`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from time import perf_counter
@@ -28,148 +21,100 @@ from shapestream_engine.errors import EngineError, InferenceError
 from shapestream_engine.model import InferRequest
 from shapestream_engine.request_pool import RequestPool
 
-__all__ = ["MAX_WAITING", "Slot"]
+__all__ = ["MAX_WAITING", "Runner", "Slot"]
 
 MAX_WAITING = 1
-"""Batches that may wait behind the one that runs. One hides the way to the slot; more would only be decided too early."""
+"""Batches that may be queued behind the one that runs. One hides the way to the slot; more would be decided too early."""
 _REMEMBERED_SHAPES = 4096
 """Call shapes remembered per model, to tell new ones; when so many are known, all are forgotten."""
 
 
-class Slot:
-    """Runs batches of the models of `pools`, in the order in which they were started.
+class Runner:
+    """Run batches of the models of `pools`, one after another, on the thread that calls `run`.
 
-    `report` is called once per batch, without the slot's lock: on the slot's thread, or on the one that took a
-    waiting batch back. `start`, `cancel` and `recall` return at once and may be called from any thread. A failed
-    batch leaves the slot as good as new.
+    `withdraw` and `cancel` return at once and may be called from any thread. They need batches with ascending numbers.
+    A failed batch leaves the runner as good as new.
     """
 
-    def __init__(
-        self, name: str, pools: Mapping[str, RequestPool], report: Callable[[BatchReport], None]
-    ) -> None:
+    def __init__(self, name: str, pools: Mapping[str, RequestPool]) -> None:
         self.name = name
         self._pools = dict(pools)
-        self._report = report
         self._seen: dict[str, set[tuple[int, ...]]] = {name: set() for name in pools}
-        # Ties what other threads ask for to what this one does: a batch is taken back or begun, never both, and
-        # `cancel` hits the call of its batch or none.
+        # Ties other threads' wishes to this one's work: a batch is withdrawn or begun, never both, and `cancel` hits
+        # the call of its batch or none.
         self._lock = threading.Lock()
-        self._waiting: deque[Batch] = deque()
-        """Not begun yet. Bounded by `start`, which refuses what exceeds `MAX_WAITING`."""
+        self._last = -1
+        """The number that was begun, or skipped, last."""
+        self._withdrawn: set[int] = set()
+        """Numbers to skip. They exceed `_last`, and are as many as a server withdraws before it sends the next."""
         self._begun: int | None = None
-        """The batch that the thread works on, until just before its report."""
+        """The batch that the thread works on."""
         self._calling: InferRequest | None = None
-        """What runs the present call of that batch."""
+        """The request that runs the present call of that batch."""
         self._cancelled = False
-        """Whether nobody waits for that batch any more."""
-        self._closing = False
-        self._ended = False
-        # Wakes the thread when it has announced that it sleeps: so it holds one token at most.
-        self._asleep = False
-        self._wake: SimpleQueue[None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._live, name=f"slot {name}", daemon=True)
-        self._thread.start()
+        """Whether the end of that batch was asked for."""
+        self._halted = False
+        """Whether all batches are skipped."""
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the thread runs no further batch, although nothing has closed the slot."""
-        return self._ended
+    def begun(self) -> int | None:
+        """The number of the batch that runs; None between batches."""
+        return self._begun
 
-    def start(self, batch: Batch) -> None:
-        """Hand over a batch, to run when those before it are done.
-
-        Raises `RuntimeError` while one waits behind another already, after `close`, and once the slot `has_ended`.
-        """
+    def run(self, batch: Batch) -> BatchReport | None:
+        """Run a batch to its report; None if it was withdrawn. Errors become reports, of whatever kind they are."""
         with self._lock:
-            if self._closing or self._ended:
-                raise RuntimeError(f"slot {self.name!r} has ended")
-            if len(self._waiting) + (self._begun is not None) > MAX_WAITING:
-                raise RuntimeError(f"slot {self.name!r} runs a batch, and another one waits for it")
-            self._waiting.append(batch)
-            self._wake_up()
+            self._last = batch.batch
+            if self._halted:
+                return None
+            if self._withdrawn:
+                skip = batch.batch in self._withdrawn
+                self._withdrawn = {number for number in self._withdrawn if number > batch.batch}
+                if skip:
+                    return None
+            self._begun, self._cancelled = batch.batch, False
+        try:
+            return self._process(batch)
+        finally:
+            with self._lock:
+                self._begun = None
 
-    def recall(self, batch: int) -> bool:
-        """Take a batch back that has not begun: it is reported as `recalled`. False: it is too late, or unknown."""
-        return self._take_back(batch, ErrorCode.RECALLED, "taken back before it began")
+    def withdraw(self, batch: int) -> bool:
+        """Skip this batch when its turn comes. False if it has begun, was reported, or was withdrawn before."""
+        with self._lock:
+            if batch <= self._last or batch in self._withdrawn:
+                return False
+            self._withdrawn.add(batch)
+            return True
 
-    def cancel(self, batch: int) -> None:
-        """Ask for the end of a batch. It is reported all the same: as done if it came too late.
-
-        Unknown batches, and those that were reported, are ignored.
-        """
-        if self._take_back(batch, ErrorCode.CANCELLED, "cancelled before it began"):
-            return
+    def cancel(self, batch: int) -> bool:
+        """The same, and a batch that runs is interrupted: its call ends early, if the engine can do that."""
+        if self.withdraw(batch):
+            return True
         with self._lock:
             if self._begun == batch:
-                self._cancelled = True
-                if self._calling is not None:
-                    self._calling.cancel()
+                self._interrupt()
+        return False
 
-    def close(self) -> None:
-        """End the thread, after the batches that it was given; blocks until then. The pools' requests are free then."""
+    def halt(self) -> None:
+        """Skip every batch, and interrupt the one that runs, until `restart`."""
         with self._lock:
-            self._closing = True
-            self._wake_up()
-        self._thread.join()
+            self._halted = True
+            if self._begun is not None:
+                self._interrupt()
 
-    def _wake_up(self) -> None:
-        """To be called with the lock."""
-        if self._asleep:
-            self._asleep = False
-            self._wake.put(None)
-
-    def _take_back(self, batch: int, code: ErrorCode, why: str) -> bool:
+    def restart(self) -> None:
+        """Run batches again; their numbers may begin anew."""
         with self._lock:
-            found = next((other for other in self._waiting if other.batch == batch), None)
-            if found is None:
-                return False
-            self._waiting.remove(found)
-        self._report(BatchReport(batch=batch, outputs=None, code=code, message=why))
-        return True
+            self._halted = False
+            self._last = -1
+            self._withdrawn.clear()
 
-    # ---------------------------------------------------------------- on the slot's thread
-
-    def _live(self) -> None:
-        try:
-            self._work_off()
-        finally:
-            if not self._closing or self._begun is not None or self._waiting:
-                self._report_end()
-
-    def _report_end(self) -> None:
-        """Report what the thread was given and will not run: what it had begun may be to blame, the rest is not."""
-        with self._lock:
-            self._ended = True
-            begun, self._begun = self._begun, None
-            waiting = list(self._waiting)
-            self._waiting.clear()
-        why = f"the thread of slot {self.name!r} has ended"
-        failed: list[tuple[int, ErrorCode]] = [(batch.batch, ErrorCode.UNAVAILABLE) for batch in waiting]
-        if begun is not None:
-            failed.insert(0, (begun, ErrorCode.INTERNAL))
-        for batch, code in failed:
-            self._report(BatchReport(batch=batch, outputs=None, code=code, message=why, slot_ended=True))
-
-    def _work_off(self) -> None:
-        while True:
-            with self._lock:
-                if self._waiting:
-                    batch = self._waiting.popleft()
-                    self._begun, self._cancelled = batch.batch, False
-                elif self._closing:
-                    return
-                else:
-                    batch = None
-                    self._asleep = True
-            if batch is None:
-                self._wake.get()
-                continue
-            report = self._process(batch)
-            del batch  # the buffers of this batch need not live until the next
-            with self._lock:
-                self._begun = None  # before the report: whoever gets it may start the next batch at once
-            self._report(report)
-            del report
+    def _interrupt(self) -> None:
+        """End the call of the batch that runs; to be called with the lock."""
+        self._cancelled = True
+        if self._calling is not None:
+            self._calling.cancel()
 
     def _process(self, batch: Batch) -> BatchReport:
         began = perf_counter()
@@ -244,3 +189,97 @@ def _words(error: BaseException) -> str:
         return str(error)
     except BaseException:  # noqa: BLE001 - the same edge: it is the model's code that runs here
         return "(its message cannot be read)"
+
+
+class Slot:
+    """A thread that runs batches in the order in which they were started.
+
+    `report` is called once per batch: on the slot's thread, or on the one that withdrew the batch. `start`, `cancel` and
+    `recall` return at once and may be called from any thread. A thread that ends reports every batch that it was given.
+    """
+
+    def __init__(
+        self, name: str, pools: Mapping[str, RequestPool], report: Callable[[BatchReport], None]
+    ) -> None:
+        self.name = name
+        self._runner = Runner(name, pools)
+        self._report = report
+        self._lock = threading.Lock()
+        self._given: set[int] = set()
+        """Batches that were started and not reported. Bounded by `start`."""
+        self._queue: SimpleQueue[Batch | None] = SimpleQueue()
+        self._closing = False
+        self._ended = False
+        self._thread = threading.Thread(target=self._live, name=f"slot {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread runs no further batch, although nothing has closed the slot."""
+        return self._ended
+
+    def start(self, batch: Batch) -> None:
+        """Hand over a batch, to run when those before it are done.
+
+        Raises `RuntimeError` while another is queued behind the running one, after `close`, and once the slot `has_ended`.
+        """
+        with self._lock:
+            if self._closing or self._ended:
+                raise RuntimeError(f"slot {self.name!r} has ended")
+            if len(self._given) > MAX_WAITING:
+                raise RuntimeError(f"slot {self.name!r} runs a batch, and another one waits for it")
+            self._given.add(batch.batch)
+            self._queue.put(batch)
+
+    def recall(self, batch: int) -> bool:
+        """Take a batch back that has not begun: it is reported as `recalled`. False: it is too late, or unknown."""
+        return batch in self._given and self._take_back(
+            batch, self._runner.withdraw, ErrorCode.RECALLED, "taken back before it began"
+        )
+
+    def cancel(self, batch: int) -> None:
+        """Ask for the end of a batch. It is reported all the same: as done if it came too late.
+
+        Unknown batches, and those that were reported, are ignored.
+        """
+        if batch in self._given:
+            self._take_back(batch, self._runner.cancel, ErrorCode.CANCELLED, "cancelled before it began")
+
+    def close(self) -> None:
+        """End the thread, after the batches that it was given; blocks until then. The pools' requests are free then."""
+        with self._lock:
+            self._closing = True
+            self._queue.put(None)
+        self._thread.join()
+
+    def _take_back(self, batch: int, ask: Callable[[int], bool], code: ErrorCode, why: str) -> bool:
+        if not ask(batch):
+            return False
+        self._answer(BatchReport(batch=batch, outputs=None, code=code, message=why))
+        return True
+
+    def _answer(self, report: BatchReport) -> None:
+        with self._lock:
+            self._given.discard(report.batch)
+        self._report(report)
+
+    def _live(self) -> None:
+        try:
+            while (batch := self._queue.get()) is not None:
+                report = self._runner.run(batch)
+                del batch  # the buffers of this batch need not live until the next
+                if report is not None:
+                    self._answer(report)
+                del report
+        finally:
+            with self._lock:
+                self._ended = not self._closing or bool(self._given)
+                left = sorted(self._given)
+                self._given.clear()
+            why = f"the thread of slot {self.name!r} has ended"
+            for number in left:
+                self._report(
+                    BatchReport(
+                        batch=number, outputs=None, code=ErrorCode.UNAVAILABLE, message=why, slot_ended=True
+                    )
+                )

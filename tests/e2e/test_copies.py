@@ -17,13 +17,15 @@ import pytest
 import trio
 
 import shapestream
-from shapestream.serving.executor import Reports
-from shapestream.serving.local_executor import LocalExecutor, LocalSlots
+from shapestream.serving import slot_threads
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
+from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.zeromq import RouterSocket
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.slot import Runner
 from shapestream_workers.worker import Worker
 
 pytestmark = pytest.mark.e2e
@@ -79,45 +81,38 @@ class WorkersPort(RouterSocket):
         super().send_nowait(peer, frames)
 
 
-class WorkerConnection(DealerSocket):
+class SlotConnection(BlockingDealer):
     """Remembers the large frames that came."""
 
     seen: Seen
 
-    def receive_nowait(self) -> list[list[Any]]:
+    def receive(self, timeout_s: float | None = None) -> list[Any] | None:
         """As the original."""
-        messages = super().receive_nowait()
-        for frames in messages:
-            self.seen.at_worker += large(frames)
-        return messages
+        frames = super().receive(timeout_s)
+        self.seen.at_worker += large(frames or ())
+        return frames
 
 
-class WatchedSlots:
-    """Local slots that remember what they are given to gather."""
+class WatchedRunner(Runner):
+    """Remembers what it is given to gather."""
 
-    def __init__(self, slots: LocalSlots, seen: Seen) -> None:
-        self._slots = slots
-        self._seen = seen
+    seen: Seen
 
-    def start(self, report: Reports) -> LocalExecutor:
-        """As the original, with its `start_nowait` watched."""
-        executor = LocalExecutor(self._slots.models, self._slots.slots, report)
-        start_nowait = executor.start_nowait
-
-        def watched(batch: Any) -> None:
-            for member in batch.members:
-                self._seen.at_slot += large(member.buffers)
-            start_nowait(batch)
-
-        executor.start_nowait = watched  # type: ignore[method-assign]
-        return executor
+    def run(self, batch: Batch) -> BatchReport | None:
+        """As the original."""
+        for member in batch.members:
+            self.seen.at_slot += large(member.buffers)
+        return super().run(batch)
 
 
-def test_a_large_tensor_is_relayed_untouched_and_gathered_once(tmp_path: Path) -> None:
+def test_a_large_tensor_is_relayed_untouched_and_gathered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The received frame is the sent one at the server, and the gathered one at the worker; the one copy is the gather."""
     seen = Seen()
-    for kind in (ClientsPort, WorkersPort, WorkerConnection):
+    for kind in (ClientsPort, WorkersPort, SlotConnection, WatchedRunner):
         kind.seen = seen
+    monkeypatch.setattr(slot_threads, "Runner", WatchedRunner)
     spec = ModelSpec(
         name="m",
         model=seen.model,
@@ -127,7 +122,7 @@ def test_a_large_tensor_is_relayed_untouched_and_gathered_once(tmp_path: Path) -
     clients, workers = f"ipc://{tmp_path}/c.sock", f"ipc://{tmp_path}/w.sock"
 
     def connect() -> DealerSocket:
-        connection = WorkerConnection()
+        connection = DealerSocket()
         connection.connect(workers)
         return connection
 
@@ -135,7 +130,9 @@ def test_a_large_tensor_is_relayed_untouched_and_gathered_once(tmp_path: Path) -
         clients_port, workers_port = ClientsPort(), WorkersPort()
         clients_port.bind(clients)
         workers_port.bind(workers)
-        slots = WatchedSlots(LocalSlots(models={"m": compile_model(spec)}), seen)
+        slots = slot_threads.SlotThreads(
+            models={"m": compile_model(spec)}, dial=partial(SlotConnection, workers)
+        )
         with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 await nursery.start(

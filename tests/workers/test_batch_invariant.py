@@ -14,7 +14,7 @@ from openvino import opset13 as op
 from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.errors import ConfigurationError
-from shapestream.serving.local_executor import LocalSlots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import load_settings
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine import CompiledModel
@@ -167,7 +167,7 @@ def served(model: CompiledModel, rounds: list[list[Array]]) -> list[list[bytes]]
     async def main() -> None:
         # Real threads run, so the clock is the real one.
         with trio.fail_after(60):
-            async with memory_serving(LocalSlots(models={"m": model})) as running:
+            async with memory_serving(SlotThreads(models={"m": model})) as running:
                 client = running.client()
                 await client.open_session(model="m")
                 number = 0

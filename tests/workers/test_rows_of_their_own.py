@@ -18,9 +18,10 @@ from tests.pipeline.serving.real_sockets import socket_serving
 
 import shapestream
 from shapestream.errors import ConfigurationError
-from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.server import serve
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings, load_settings
+from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream_engine import CompiledModel
 from shapestream_workers.models import compile_models
@@ -123,7 +124,7 @@ async def served(path: Path, arrays: Sequence[Array]) -> list[Array]:
     settings = load_settings(path).settings
     models = compiled(path)
     (address,) = settings.server.listen
-    async with socket_serving(address, LocalSlots(models=models, slots=2), models=settings.models_by_name):
+    async with socket_serving(address, SlotThreads(models=models, slots=2), models=settings.models_by_name):
         return await answers(address, arrays)
 
 
@@ -146,7 +147,7 @@ async def test_other_dimensions_are_still_rounded_under_the_cap(tmp_path: Path) 
     arrays = [array for array in requests() for _ in range(3)]
     settings = load_settings(path).settings
     (address,) = settings.server.listen
-    local = LocalSlots(models=compiled(path), slots=2)
+    local = SlotThreads(models=compiled(path), slots=2)
     async with socket_serving(address, local, models=settings.models_by_name) as server:
         assert [] == wrong(arrays, await answers(address, arrays), blended)
         assert server.statistics()["distinct_shapes"] <= 8 * 4, "four at most for each number of rows"
@@ -160,7 +161,7 @@ async def test_copies_of_rows_are_not_made_where_the_trial_could_tell_nothing(tm
     settings = load_settings(path).settings
     (address,) = settings.server.listen
     async with (
-        socket_serving(address, LocalSlots(models=compiled(path)), models=settings.models_by_name),
+        socket_serving(address, SlotThreads(models=compiled(path)), models=settings.models_by_name),
         shapestream.connect(address) as client,
     ):
         for array in arrays:  # one after the other, so that none has company
@@ -195,7 +196,8 @@ async def test_a_server_makes_no_larger_calls_than_a_worker_has_tried(
             socket.connect(workers)
             return socket
 
-        worker = Worker("w", LocalSlots(models=models), connect)
+        dial = partial(BlockingDealer, workers)
+        worker = Worker("w", SlotThreads(models=models, dial=dial), connect)
         nursery.start_soon(worker.run)
         found = await answers(clients, arrays)
         nursery.cancel_scope.cancel()

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
 from typing import TypeVar
 
 import trio
 import trio.testing
 
-from shapestream.serving.executor import Reports
-from shapestream.transport.interface import Connection
+from shapestream.serving.slot_threads import (
+    BatchWithdrawn,
+    News,
+    SessionBroken,
+    SlotIdle,
+    SlotSession,
+    ThreadEnded,
+    entry_of_report,
+)
+from shapestream.transport.interface import Connection, PeerSocket
 from shapestream.transport.memory import MemoryEndpoint, MemoryServer
 from shapestream.wire.codec import Role, decode, encode
-from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
+from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
+    WORKER_PROTOCOL,
     BatchDone,
     BatchFailed,
+    CancelBatch,
     Entry,
     Execute,
     ExecuteMember,
     Goodbye,
     Heartbeat,
+    RecallBatch,
+    SlotEnded,
+    SlotHello,
     Unknown,
     WorkerDraining,
     WorkerHello,
+    WorkerRefused,
     WorkerWelcome,
 )
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer, Tensors
 from shapestream_engine.ports import Rows
@@ -42,63 +57,86 @@ TENSORS = Tensors(layout=((0, "f32", (1, 2)),), buffers=(bytes(range(8)),))
 
 
 class EchoSlots:
-    """One slot that answers with its input, after `delay_s`; a slot source and its executor at once."""
+    """One slot that answers with its input, after `delay_s`."""
 
-    name = "echo"
     slots = 1
-    prefetch_s = 0.0
     digests: Mapping[str, str] = {}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {}
 
-    def __init__(self, nursery: trio.Nursery, delay_s: float, outputs: Tensors | None = None) -> None:
+    def __init__(self, nursery: trio.Nursery, delay_s: float, connect: Callable[[], Connection]) -> None:
         self._nursery = nursery
-        self._outputs = outputs
         self._delay_s = delay_s
-        self._busy = trio.Lock()
+        self._connect = connect
+        self._session: SlotSession | None = None
+        self.occupied = False
+        self.withdrawn: list[tuple[int, int, str]] = []
         self.closed = False
 
-    def start(self, report: Reports) -> EchoSlots:
-        """Remembers to whom to report."""
-        self._report = report
-        return self
+    def start(self, tell: Callable[[News], None]) -> None:
+        """Remembers to whom to tell."""
+        self.tell = tell
 
-    def start_nowait(self, batch: Batch) -> None:
-        """Answers later."""
-        self._nursery.start_soon(self._answer, batch)
+    def listen(self) -> PeerSocket:
+        """Not asked of a worker's slots."""
+        raise AssertionError
 
-    def cancel_nowait(self, batch: int) -> None:
-        """Cannot be cancelled."""
+    def begin(self, session: SlotSession) -> None:
+        """Greets, on a connection of its own."""
+        self._session = session
+        self._nursery.start_soon(self._serve, session)
 
-    def recall_nowait(self, batch: int) -> None:
-        """Cannot be taken back."""
+    def end(self) -> None:
+        """What runs cannot be interrupted."""
+        self._session = None
+
+    def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
+        """Remembers."""
+        self.withdrawn.append((slot, batch, code))
+
+    def set_clock(self, difference_s: float) -> None:
+        """No deadlines here."""
 
     async def aclose(self) -> None:
         """Remembers."""
         self.closed = True
 
-    async def _answer(self, batch: Batch) -> None:
-        async with self._busy:  # a batch that comes meanwhile waits behind it
-            await trio.sleep(self._delay_s)
+    async def _serve(self, session: SlotSession) -> None:
+        connection = self._connect()
+        connection.send_nowait(encode([SlotHello(token=session.token, slot=0)], limits=WORKER_LIMITS))
+        while self._session is session:
+            for frames in await connection.receive():
+                for entry in decode(frames, role=Role.WORKER, limits=WORKER_LIMITS).entries:
+                    if isinstance(entry, Execute):
+                        await self._answer(connection, session, entry)
+
+    async def _answer(self, connection: Connection, session: SlotSession, execute: Execute) -> None:
+        self.occupied = True
+        await trio.sleep(self._delay_s)
+        self.occupied = False
+        if self._session is not session:
+            self.tell(SlotIdle(slot=0))
+            return
         report = BatchReport(
-            batch=batch.batch,
-            outputs=batch.members if self._outputs is None else (self._outputs,),
+            batch=execute.batch,
+            outputs=tuple(member.tensors for member in execute.members),
             run_s=self._delay_s,
             busy_s=self._delay_s,
-            reallocations=0,
-            preparations=0,
-            code=None,
-            message="",
         )
-        self._report([report])
+        done = entry_of_report(report, session=session.number)
+        connection.send_nowait(encode([done], limits=WORKER_LIMITS))
 
 
 class Played:
     """The server's end: what the worker said, and what it is told."""
 
+    _sessions = count(1)
+
     def __init__(self, endpoint: MemoryEndpoint) -> None:
         self.socket: MemoryServer = endpoint.bind()
         self.peer = b""
+        """The worker's control."""
+        self.slot = b""
         self.left = trio.Event()
         """Set when the worker has ended."""
         self._entries: list[Entry] = []
@@ -112,43 +150,62 @@ class Played:
                     if isinstance(entry, kind):
                         return entry
                 for peer, frames in await self.socket.receive():
-                    self.peer = peer
-                    self._entries += decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS).entries
+                    entries = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS).entries
+                    if any(isinstance(entry, SlotHello) for entry in entries):
+                        self.slot = peer
+                    elif peer != self.slot:
+                        self.peer = peer
+                    self._entries += entries
 
     def say(self, *entries: Entry) -> None:
-        """To the worker heard last."""
-        self.socket.send_nowait(self.peer, encode(entries, limits=WORKER_LIMITS))
+        """To the worker heard last, or to its slot."""
+        for entry in entries:
+            peer = self.slot if isinstance(entry, Execute) else self.peer
+            self.socket.send_nowait(peer, encode([entry], limits=WORKER_LIMITS))
 
     async def welcome(self) -> WorkerHello:
-        """Waits for the greeting, and answers it."""
+        """Waits for the greeting, answers it, and waits for the slot's."""
         hello = await self.next(WorkerHello)
-        self.say(WorkerWelcome(epoch=b"e" * 16, heartbeat_ms=500))
+        token = bytes(16)
+        self.session = next(self._sessions)
+        self.say(WorkerWelcome(epoch=b"e" * 16, token=token, session=self.session, heartbeat_ms=500))
+        assert SlotHello(token=token, slot=0) == await self.next(SlotHello)
         return hello
 
+    def execute(self, batch: int) -> None:
+        """One member of one row, for the slot to run."""
+        member = ExecuteMember(deadline_us=None, tensors=TENSORS)
+        self.say(
+            Execute(
+                batch=batch,
+                session=self.session,
+                slot=0,
+                sent_us=0,
+                model="m",
+                sizes=(1,),
+                members=(member,),
+            )
+        )
 
-def execute(batch: int) -> Execute:
-    """One member of one row."""
-    member = ExecuteMember(remaining_ms=None, tensors=TENSORS)
-    return Execute(batch=batch, slot=0, model="m", sizes=(1,), members=(member,))
+
+SLOTS: list[EchoSlots] = []
+"""Those of each scene."""
 
 
 def play(
     scene: Callable[[Played, Worker, list[float]], Awaitable[None]],
     *,
     delay_s: float = 0.1,
-    outputs: Tensors | None = None,
 ) -> EchoSlots:
     """Runs a worker and the scene; `ready` collects the times at which the worker was welcomed."""
-    slots: Sequence[EchoSlots] = []
 
     async def main() -> None:
-        nonlocal slots
         endpoint = MemoryEndpoint()
         ready: list[float] = []
         async with trio.open_nursery() as nursery:
-            slots = [EchoSlots(nursery, delay_s, outputs)]
+            SLOTS.append(EchoSlots(nursery, delay_s, endpoint.connect))
             worker = Worker(
-                "w-1", slots[0], endpoint.connect, ready=lambda: ready.append(trio.current_time())
+                "w-1", SLOTS[-1], endpoint.connect, ready=lambda: ready.append(trio.current_time())
             )
             server = Played(endpoint)
 
@@ -161,7 +218,7 @@ def play(
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    return slots[0]
+    return SLOTS[-1]
 
 
 def test_a_worker_greets_is_welcomed_and_answers() -> None:
@@ -170,7 +227,7 @@ def test_a_worker_greets_is_welcomed_and_answers() -> None:
     async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
         hello = await server.welcome()
         assert ("w-1", ["m"]) == (hello.worker, list(hello.models))
-        server.say(execute(7))
+        server.execute(7)
         done = await server.next(BatchDone)
         assert (7, 100_000) == (done.batch, done.run_us)
         assert [bytes(range(8))] == [
@@ -254,7 +311,7 @@ def test_a_connection_that_takes_nothing_is_given_up_like_a_silent_one() -> None
 
         async with trio.open_nursery() as nursery:
             server = Played(endpoint)
-            worker = Worker("w-1", EchoSlots(nursery, 0.0), connect)
+            worker = Worker("w-1", EchoSlots(nursery, 0.0, endpoint.connect), connect)
             nursery.start_soon(worker.run)
             began = trio.current_time()
             await server.welcome()
@@ -275,7 +332,7 @@ def test_a_new_server_at_the_same_address_gets_a_greeting() -> None:
         await again.next(Heartbeat)
         again.say(Unknown())
         await again.welcome()
-        again.say(execute(1))
+        again.execute(1)
         assert 1 == (await again.next(BatchDone)).batch
 
     play(scene)
@@ -286,12 +343,12 @@ def test_the_answer_of_an_old_session_is_swallowed() -> None:
 
     async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
         await server.welcome()
-        server.say(execute(1))
+        server.execute(1)
         await server.next(Heartbeat)
         began = trio.current_time()
         server.say(Unknown())
         await server.welcome()
-        server.say(execute(1))
+        server.execute(1)
         assert 1 == (await server.next(BatchDone)).batch
         assert trio.current_time() - began > 2.0
         with trio.move_on_after(5):
@@ -306,7 +363,7 @@ def test_a_worker_whose_slot_is_held_for_ever_ends() -> None:
 
     async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
         await server.welcome()
-        server.say(execute(1))
+        server.execute(1)
         await trio.testing.wait_all_tasks_blocked()
         server.say(Unknown())
         began = trio.current_time()
@@ -370,7 +427,7 @@ def test_a_drained_worker_answers_and_ends_with_the_servers_goodbye() -> None:
 
     async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
         await server.welcome()
-        server.say(execute(3))
+        server.execute(3)
         await trio.testing.wait_all_tasks_blocked()
         worker.drain()
         await server.next(WorkerDraining)
@@ -402,7 +459,7 @@ def test_a_worker_without_a_server_can_be_drained() -> None:
     async def main() -> None:
         endpoint = MemoryEndpoint()
         async with trio.open_nursery() as nursery:
-            worker = Worker("w-1", EchoSlots(nursery, 0.0), endpoint.connect)
+            worker = Worker("w-1", EchoSlots(nursery, 0.0, endpoint.connect), endpoint.connect)
             nursery.start_soon(worker.run)
             await trio.testing.wait_all_tasks_blocked()
             worker.drain()
@@ -412,17 +469,64 @@ def test_a_worker_without_a_server_can_be_drained() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_results_that_fit_no_message_fail_their_batch_alone() -> None:
-    """More outputs than a result may hold: the batch is answered as failed, the worker goes on."""
+def test_withdrawals_go_to_the_slots_and_their_news_to_the_server() -> None:
+    """The control answers for a batch that had not begun; news of an earlier session concern nobody."""
 
     async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
         await server.welcome()
-        server.say(execute(1))
+        server.say(CancelBatch(batch=7, slot=0), RecallBatch(batch=8, slot=0))
+        await trio.testing.wait_all_tasks_blocked()
+        slots = SLOTS[-1]
+        assert [(0, 7, "cancelled"), (0, 8, "recalled")] == slots.withdrawn
+        for session in (server.session - 1, server.session):
+            news = BatchWithdrawn(session=session, slot=0, batch=7, code=ErrorCode.CANCELLED)
+            slots.tell(news)
         failed = await server.next(BatchFailed)
-        assert (1, "model_error") == (failed.batch, failed.code)
-        assert "do not fit the protocol" in failed.message
-        server.say(Heartbeat())
+        assert (7, server.session, "cancelled") == (failed.batch, failed.session, failed.code)
         await server.next(Heartbeat)
 
-    layout = tuple((number, "u8", (2048,)) for number in range(MAX_TENSORS + 1))
-    play(scene, outputs=Tensors(layout=layout, buffers=[bytes(2048)] * len(layout)))
+    play(scene)
+
+
+def test_a_thread_that_ended_is_told_and_ends_the_worker() -> None:
+    """The server hears which batch it had begun; the worker drains."""
+
+    async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
+        await server.welcome()
+        SLOTS[-1].tell(ThreadEnded(session=server.session, slot=0, batch=9))
+        assert SlotEnded(slot=0, session=server.session, batch=9) == await server.next(SlotEnded)
+        await server.next(WorkerDraining)
+        server.say(Goodbye())
+        await server.left.wait()
+        assert worker.slot_ended
+
+    play(scene)
+
+
+def test_a_slot_that_lost_the_server_has_the_worker_greet_again() -> None:
+    """On another connection, in a new session; what a slot of the last session says later changes nothing."""
+
+    async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
+        await server.welcome()
+        first, session = server.peer, server.session
+        SLOTS[-1].tell(SessionBroken(session=session, why="the server is silent"))
+        await server.welcome()
+        assert first != server.peer
+        SLOTS[-1].tell(SessionBroken(session=session, why="the server is silent"))
+        await server.next(Heartbeat)
+        await trio.testing.wait_all_tasks_blocked()
+        assert 2 == len(ready)
+
+    play(scene)
+
+
+def test_a_server_that_refuses_this_version_is_not_asked_again() -> None:
+    """The worker ends, and says why in its log."""
+
+    async def scene(server: Played, worker: Worker, ready: list[float]) -> None:
+        assert WORKER_PROTOCOL == (await server.next(WorkerHello)).protocol
+        server.say(WorkerRefused(model="", message="it speaks version 2"))
+        await server.left.wait()
+        assert worker.other_files
+
+    play(scene)

@@ -24,8 +24,8 @@ import trio
 from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.server import Server, serve
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import LoadedSettings, Settings, load_settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
@@ -99,7 +99,7 @@ def run_server(loaded: LoadedSettings) -> int:
         slots, threads = divide_cpus(available_cpus(), 1, in_process.slots, in_process.threads)
         models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
         costs = tables(loaded.settings.models, models, slots=slots, threads=threads)
-        local = LocalSlots(models=models, slots=slots, costs=costs)
+        local = SlotThreads(models=models, slots=slots, costs=costs)
         digests = _digests_in_process(local)
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"
@@ -120,9 +120,9 @@ def run_server(loaded: LoadedSettings) -> int:
             return trio.run(_Serving(loaded, local, start).run, taken_over)
 
 
-def _digests_in_process(local: LocalSlots) -> dict[str, str]:
+def _digests_in_process(local: SlotThreads) -> dict[str, str]:
     """Digests of the files that this process read its models from, which stay until it ends."""
-    return {name: model.digest for name, model in local.models.items() if model.digest is not None}
+    return dict(local.digests)
 
 
 def _clients_that_fit(loaded: LoadedSettings) -> int:
@@ -130,7 +130,12 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
     settings = loaded.settings
     wanted = settings.server.max_clients
     workers = sum(group.count for group in settings.worker_groups)
-    fits = connections_that_fit(workers)
+    cpus = available_cpus()
+    slots = sum(
+        group.count * divide_cpus(cpus, workers, group.slots, group.threads)[0]
+        for group in settings.worker_groups
+    )
+    fits = connections_that_fit(workers, slots)
     if fits is None or fits >= wanted:
         return wanted
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -183,7 +188,7 @@ class _Serving:
     """One run of `serve`: the server, its workers, and the signals that end both."""
 
     def __init__(
-        self, loaded: LoadedSettings, local: LocalSlots | None, start: Callable[..., Awaitable[None]]
+        self, loaded: LoadedSettings, local: SlotThreads | None, start: Callable[..., Awaitable[None]]
     ) -> None:
         """`start` is `serve`, with everything that it takes but `task_status`."""
         self._loaded = loaded

@@ -7,28 +7,27 @@
         ├── _write               what the socket did not take at once
         └── _beat                heartbeats, and the server's silence
 
-Slots report into the event loop; what all this means is for `worker_session.py` to say.
+This is the worker's control: its slots have threads and connections of their own (`serving/slot_threads.py`). What all
+this means is for `worker_session.py` to say.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 import trio
 
-from shapestream.errors import ProtocolError, RequestError
-from shapestream.serving.executor import SlotSource
-from shapestream.telemetry.logging import debug_enabled
+from shapestream.errors import ProtocolError
+from shapestream.serving.slot_threads import News, Slots, ThreadEnded
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import Role, decode, pack_messages
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat
-from shapestream_engine.batch import BatchReport
+from shapestream.wire.messages import Heartbeat
 from shapestream_engine.layout import Buffer
-from shapestream_workers.worker_session import WorkerSession
+from shapestream_workers.worker_session import MIN_HEARTBEAT_S, WorkerSession, silence_s
 
 __all__ = ["Worker"]
 
@@ -39,12 +38,6 @@ RETRY_S = 0.5
 RETRY_MAX_S = 10.0
 # Until the server has said how often it beats.
 DEFAULT_HEARTBEAT_S = 1.0
-# However often that is: beats without a pause would be all that this process does.
-MIN_HEARTBEAT_S = 0.01
-# So many of the server's heartbeats may be missing before it counts as gone, but at least so long: an interval of a few
-# milliseconds is no reason to take a busy machine for a dead server.
-MISSED_HEARTBEATS = 3
-MIN_SILENCE_S = 3.0
 # A beat that comes later than this after its time says that this process itself stood still.
 STALL_S = 0.5
 # For what is still to be said once a session is over; a server that is gone takes none of it.
@@ -62,7 +55,7 @@ class Worker:
     def __init__(
         self,
         name: str,
-        slots: SlotSource,
+        slots: Slots,
         connect: Callable[[], Connection],
         *,
         ready: Callable[[], None] = lambda: None,
@@ -73,7 +66,6 @@ class Worker:
         self._slots = slots
         self._connect = connect
         self._ready = ready
-        self._debug = debug_enabled()
         self._drain = trio.Event()
         self._asks_again = asks_again
         self.refused = False
@@ -83,14 +75,15 @@ class Worker:
         self.slot_ended = False
         """Whether `run` returned because a slot's thread has ended: another process is to take this one's place."""
         self.other_files = False
-        """Whether `run` returned because the server serves other bytes of a model than this process has read."""
+        """Whether `run` returned because this process is of no use to the server: it has read other bytes of a model than
+        the server serves, or it speaks another version."""
         self._wake_writer = trio.Event()
         self._heard_at = 0.0
         self._session: WorkerSession
         self._connection: Connection | None = None
         self._writing = trio.CancelScope()
         self._backlog: deque[list[Buffer]] = deque()
-        """Messages that the connection has not taken yet. Bounded: each slot owes one report, a beat is skipped."""
+        """Messages that the connection has not taken yet. Bounded: two withdrawals per slot, and a beat is skipped."""
 
     def drain(self) -> None:
         """Finish what runs, take nothing new, leave; `run` returns then."""
@@ -98,8 +91,8 @@ class Worker:
 
     async def run(self) -> None:
         """Serves until drained, refused or cancelled, or a slot hangs. The server may come, go and come back at any time."""
-        executor = self._slots.start(self._reported)
-        self._session = WorkerSession(self.name, os.getpid(), executor)
+        self._session = WorkerSession(self.name, os.getpid(), self._slots)
+        self._slots.start(self._heed)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_drain)
@@ -125,7 +118,7 @@ class Worker:
                         await self._drain.wait()
                 nursery.cancel_scope.cancel()
         finally:
-            await executor.aclose()
+            await self._slots.aclose()
 
     async def _serve_one_connection(self) -> str:
         """Returns why it ended; what was said has been handed to the socket by then, if that takes it."""
@@ -158,7 +151,7 @@ class Worker:
         """A server that gave this worker up for a batch that does not end will not see it end by waiting."""
         while True:
             await trio.sleep(ORPHAN_S / 4)
-            since = self._session.oldest_orphan_at
+            since = self._session.occupied_since
             if since is not None and trio.current_time() - since > ORPHAN_S:
                 log.error(
                     "slot hangs",
@@ -184,23 +177,15 @@ class Worker:
                     session.ended = f"the server sent what cannot be read: {error}"
                     break
                 for entry in envelope.entries:
-                    if self._debug and isinstance(entry, Execute):
-                        log.debug("batch received", batch=entry.batch, slot=entry.slot, model=entry.model,
-                                  sizes=entry.sizes, requests=len(entry.members))  # fmt: skip
                     session.accept(entry, now)
             if session.welcome is not None and session.welcome is not welcomed:
                 log.info("worker ready", worker=self.name)
                 self._ready()
             self._end_turn()
 
-    def _reported(self, reports: Sequence[BatchReport]) -> None:
-        if self._debug:
-            for report in reports:
-                log.debug("batch ran here", run_s=round(report.run_s, 6), reallocations=report.reallocations,
-                          preparations=report.preparations,
-                          calls=report.calls, code=report.code)  # fmt: skip
-        self._session.reported(reports, trio.current_time())
-        if not self.slot_ended and any(report.slot_ended for report in reports):
+    def _heed(self, news: News) -> None:
+        self._session.heed(news, trio.current_time())
+        if isinstance(news, ThreadEnded) and not self.slot_ended:
             self.slot_ended = True
             what = "this process drains and ends"
             log.error("slot ended", worker=self.name, why="its thread has ended", what=what)
@@ -211,7 +196,7 @@ class Worker:
         """Sends what the session has to say; what the connection does not take at once is left to the writer."""
         session = self._session
         if session.outgoing and self._connection is not None:
-            for frames in _packed(session.outgoing):
+            for frames in pack_messages(session.outgoing, limits=WORKER_LIMITS):
                 try:
                     if self._backlog:
                         raise trio.WouldBlock
@@ -250,29 +235,10 @@ class Worker:
                 now += STALL_S
             if session.greeting_waits:
                 self._heard_at = now  # nothing was said that could be answered
-            silence_s = now - self._heard_at
-            if silence_s > max(MISSED_HEARTBEATS * interval_s, MIN_SILENCE_S):
+            silent_s = now - self._heard_at
+            if silent_s > silence_s(interval_s):
                 # Also a greeting may be lost, with a server that went away before it answered.
-                session.ended = f"the server was silent for {silence_s:.1f} s"
+                session.ended = f"the server was silent for {silent_s:.1f} s"
             elif welcome is not None and not self._backlog:
                 session.outgoing.append(Heartbeat())
             self._end_turn()
-
-
-def _packed(entries: Sequence[Entry]) -> list[list[Buffer]]:
-    """The messages; a report that fits none fails its batch, and no other."""
-    try:
-        return pack_messages(entries, limits=WORKER_LIMITS)
-    except RequestError:
-        return pack_messages([_fitting(entry) for entry in entries], limits=WORKER_LIMITS)
-
-
-def _fitting(entry: Entry) -> Entry:
-    try:
-        pack_messages([entry], limits=WORKER_LIMITS)
-    except RequestError as error:
-        if isinstance(entry, BatchDone):
-            message = f"the results do not fit the protocol: {error}"
-            return BatchFailed(batch=entry.batch, code="model_error", message=message)
-        raise
-    return entry

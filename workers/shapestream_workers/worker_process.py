@@ -18,8 +18,9 @@ import trio
 from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.serving.local_executor import LocalSlots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import LoadedSettings, WorkerGroupSettings
+from shapestream.transport.blocking_dealer import BlockingDealer, Wake
 from shapestream.transport.curve import CallerKeys, ProtectedDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
@@ -84,11 +85,16 @@ def run_worker(
 
     latest: DealerSocket | None = None
 
+    # Nothing is taken for a connection that does not exist yet, or no more.
+    options = SocketOptions(immediate=True)
+
+    def dial(wake: Wake) -> BlockingDealer:
+        return BlockingDealer(address, wake, keys=keys, options=options)
+
     def connect() -> Connection:
         nonlocal latest
         if latest is not None and latest.refusal is not None:
             log.warning("the server does not let this worker in", server=address, why=latest.refusal)
-        options = SocketOptions(immediate=True)
         latest = connection = (
             DealerSocket(options=options) if keys is None else ProtectedDealer(keys, options=options)
         )
@@ -105,9 +111,9 @@ def run_worker(
     log.info(
         "worker starts", worker=unique, server=address, models=list(models), slots=slots, threads=threads
     )
-    local = LocalSlots(models=models, slots=slots, costs=costs)
+    threads_of_slots = SlotThreads(models=models, slots=slots, costs=costs, dial=dial)
     # The server that started this process is the only one that it will have.
-    worker = Worker(unique, local, connect, ready=ready, asks_again=not supervised)
+    worker = Worker(unique, threads_of_slots, connect, ready=ready, asks_again=not supervised)
     with handed_over() as taken_over:
         grace_s = loaded.settings.server.grace_s
         return trio.run(_run, worker, grace_s, group.memory_limit, ready_channel, taken_over)

@@ -131,6 +131,7 @@ class Inbox:
         """Wake the core in this trio run from now on."""
         self._token = trio.lowlevel.current_trio_token()
 
+    @trio.lowlevel.enable_ki_protection  # a task that is rescheduled and still counts as parked would be rescheduled twice
     def wake(self) -> None:
         """Make another turn due, whether or not an item was posted."""
         self._due = True

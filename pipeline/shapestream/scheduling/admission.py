@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
-from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
@@ -173,7 +172,6 @@ class Admission:
 
     __slots__ = (
         "_alone_s",
-        "_bytes",
         "_saturated_at",
         "_terms",
         "costs",
@@ -193,8 +191,6 @@ class Admission:
         self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
-        self._bytes: dict[str, CallBytes] = {}
-        """By model."""
         self._saturated_at: dict[str, float] = {}
         """By model, the last time that a request was refused because of its predicted wait."""
         self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
@@ -267,9 +263,7 @@ class Admission:
         outputs may be as large as what is claimed.
         """
         profile = queue.profile
-        call = self._bytes.get(profile.name)
-        if call is None:
-            call = self._bytes[profile.name] = CallBytes(profile, queue.rounding)
+        call = self.costs.call_costs(profile.name).bytes
         empty = not rows or 0 in shape
         if empty and rows > profile.max_batch:
             message = (
@@ -330,19 +324,18 @@ class Admission:
         if alone_s is None or not queue.slot_count:
             return terms
         alone_s *= queue.fastest
-        terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
         left_s = deadline - now
         idle = bool(queue.free) and not queue.waiting
-        free_in_s = earliest_s(queue, now)
-        if not idle:
-            if OPTIMISM * (free_in_s + alone_s) < left_s:
-                return self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
+        if OPTIMISM * (earliest_s(queue, now) + alone_s) >= left_s:
+            if idle:
+                # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
+                return terms
             message = (
                 f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
             )
             return Refusal("deadline_exceeded", message)
-        # Whatever comes is tried: a prediction that is too long, and keeps everything from running, would stay so.
-        return terms
+        terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
+        return terms if idle else self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
 
     def _with_others(
         self,

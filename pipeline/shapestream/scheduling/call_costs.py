@@ -1,4 +1,4 @@
-"""What a batch costs in the call that it would be run in: the one place where a batch's sizes become a call's.
+"""Seconds and bytes of the call that a batch is run in: the one place where a batch's sizes become a call's.
 
 A batch has the sum of its members' rows and their largest shape. Its call may be larger: where learned sizes are
 rounded to, or where a static model of a somewhat larger shape is faster than the dynamic one.
@@ -7,16 +7,17 @@ rounded to, or where a static model of a somewhat larger shape is faster than th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.call_bytes import CallBytes
+from shapestream.scheduling.cost_grid import elements_of_many
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 
-__all__ = ["Call", "CallCosts", "Prediction"]
+__all__ = ["CLOSE", "Call", "CallBytes", "CallCosts", "Prediction"]
 
 USES = 8
 """Batches among which a new shape's preparation is divided when batches are compared: what has come once will come again, so
@@ -264,3 +265,60 @@ class CallCosts:
         if self._statics and self._static(rows, shape, surface.second(call_rows, call_shape)) is not None:
             return 0.0
         return surface.preparation_s(call_rows, call_shape) / USES
+
+
+class CallBytes:
+    """Bytes of the inputs of one model's calls: what a worker has to find room for before it can run one.
+
+    A request's own bytes say little about a call: that is as long as its longest member, and its strategy fills up rows.
+    """
+
+    __slots__ = ("_inputs", "_largest", "_rounding", "most", "planned_most")
+
+    def __init__(self, profile: ModelProfile, rounding: ShapeRounding | None) -> None:
+        first = 1 if profile.has_batch else 0
+        # Every input has the batch axis, or the model has none.
+        self._inputs = [
+            (entry.nbytes, tuple([axis - first for axis in entry.axes if axis >= first]))
+            for entry in profile.inputs
+        ]
+        self._rounding = rounding
+        calls = profile.row_calls
+        self._largest = None if calls is None else np.array([max(rows, default=0) for rows in calls], np.intp)
+        """The rows of the largest call, by the rows of a batch; None: all of them."""
+        bounds = profile.bounds[first:] if profile.bounds else (None,) * (len(profile.dimensions) - first)
+        sizes = [most for most in bounds if most is not None]
+        rows = profile.max_batch if self._largest is None else int(self._largest.max())
+        self.most = profile.max_batch_bytes if self._inputs else None
+        """What a call may hold; None: any."""
+        self.planned_most = self.most
+        """The same for batches of several requests; None where none of them can hold more."""
+        bounded = len(sizes) == len(bounds)
+        if self.most is not None and bounded and rows * self._row_bytes(tuple(sizes)) <= self.most:
+            self.planned_most = None
+
+    def of_call(self, rows: int, shape: Shape) -> int:
+        """Bytes of a call of just these sizes."""
+        return rows * self._row_bytes(shape)
+
+    def of_batch(self, rows: int, shape: Shape) -> int:
+        """Bytes of the largest call of a batch of these sizes, filled up as it would be run."""
+        if self._rounding is not None:
+            rows, shape = self._rounding.call_sizes(rows, shape)
+        if self._largest is not None:
+            rows = int(self._largest[min(rows, len(self._largest) - 1)])
+        return rows * self._row_bytes(shape)
+
+    def of_batches(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+        """The same of many: rows (n,), shapes (n, d)."""
+        if self._rounding is not None:
+            rows, shapes = self._rounding.preview(rows, shapes)
+        if self._largest is not None:
+            rows = self._largest[np.minimum(rows, len(self._largest) - 1)]
+        per_row = np.zeros(len(rows))
+        for nbytes, axes in self._inputs:
+            per_row += nbytes * elements_of_many([shapes[:, axis] for axis in axes])
+        return rows * per_row
+
+    def _row_bytes(self, shape: Shape) -> int:
+        return sum([nbytes * prod([shape[axis] for axis in axes]) for nbytes, axes in self._inputs])

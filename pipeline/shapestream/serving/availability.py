@@ -1,4 +1,4 @@
-"""Which models clients may ask for: told to dispatcher and clients' port as executors come and go.
+"""Which models clients may ask for: told to dispatcher and clients' port as workers come and go.
 
 A model without a worker *yet*, or whose worker is being started again, stays available: its requests wait. A model is
 given up when its workers were, so that waiting for one would never end; a worker that dials in all the same brings it back.
@@ -22,41 +22,51 @@ log = structlog.get_logger()
 class Availability:
     """Tells dispatcher and clients' port when a model comes, becomes unavailable, and is back."""
 
-    def __init__(self, models: ServedModels, dispatcher: Dispatcher, clients: ClientPort) -> None:
+    def __init__(
+        self, models: ServedModels, dispatcher: Dispatcher, clients: ClientPort, *, workers_may_come: bool
+    ) -> None:
         self._models = models
         self._dispatcher = dispatcher
         self._clients = clients
+        self._workers_may_come = workers_may_come
         self._given_up: dict[str, str] = {}
         """Why, by name; at most as many as the configuration has models."""
 
     def models_added(self, models: Iterable[ServedModel], now: float) -> None:
-        """Let requests for these models come, which no executor has brought before."""
+        """Let requests for these models come, which no worker has brought before."""
         for model in models:
             self._dispatcher.model_added(model, now)
             self._clients.model_added(model)
 
     def is_served(self, name: str) -> bool:
-        """Whether any executor that is here has this model."""
-        return any(name in slot.executor.models for slot in self._dispatcher.slots.values())
+        """Whether any worker that is here has this model."""
+        return any(name in slot.worker.models for slot in self._dispatcher.slots.values())
 
     def give_up(self, name: str, why: str, now: float) -> None:
         """Expect no process for this model any more."""
         self._given_up[name] = why
-        self.executors_changed(now)
+        self.workers_changed(now)
 
     def give_up_lost(self, why: str, now: float) -> None:
-        """Give up all models that no executor has any more."""
+        """Give up all models that no worker has any more."""
         for name in self._models.names:
             if not self.is_served(name):
                 self.give_up(name, why, now)
+
+    def own_slots_ended(self, now: float) -> None:
+        """Give up the models that only slots of this process had: nothing brings those back where no worker can come."""
+        if not self._workers_may_come:
+            self.give_up_lost(
+                "the threads of all slots in the server's process have ended; restart the server", now
+            )
 
     def hope_again(self, name: str) -> None:
         """Let requests wait for a model whose processes are started again; whether they come up is to be seen."""
         if self._given_up.pop(name, None) is not None and name in self._models.unavailable:
             self._models.available_again(name)
 
-    def executors_changed(self, now: float) -> None:
-        """Look which of the models that were given up an executor has now, and which not."""
+    def workers_changed(self, now: float) -> None:
+        """Look which of the models that were given up a worker has now, and which not."""
         for name, why in self._given_up.items():
             known = name in self._models.unavailable
             if self.is_served(name):

@@ -87,7 +87,7 @@ class ClientPort:
         )
         self._window = Credit(window_requests=settings.window_requests, window_bytes=settings.window_bytes)
         self._waiting: dict[str, dict[Session, None]] = {}
-        """Sessions that asked for a model that the configuration promises and no executor has brought yet."""
+        """Sessions that asked for a model that the configuration promises and no worker has brought yet."""
         self._arrived: list[RequestRecord] = []
         """Requests of this turn that the dispatcher has not been given."""
         self._debug = debug_enabled()

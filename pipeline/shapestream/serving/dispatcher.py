@@ -1,6 +1,6 @@
 """The dispatcher: it tells the scheduler each event, and carries out what the scheduler decides.
 
-Batches go to executors, answers to egress, lines to the journal. The books of requests, slots and batches are kept here.
+Batches go to slots, answers to egress, lines to the journal. The books of requests, slots and batches are kept here.
 Every method is synchronous and is called from the event loop's one thread, so that nothing comes between a
 decision and its effect. An effect may itself be an event (a slot that cannot be reached has left): such
 events wait in line until the actions before them are done.
@@ -14,7 +14,6 @@ from itertools import count
 from time import perf_counter
 from typing import assert_never
 
-import structlog
 import trio
 
 from shapestream.scheduling import events
@@ -32,18 +31,15 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.alarm import Alarm
 from shapestream.serving.egress import Egress
-from shapestream.serving.executor import Executor
 from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
 from shapestream.serving.quarantine import Quarantine
-from shapestream.serving.running import RunningBatch, SlotRecord
 from shapestream.serving.sessions import RequestRecord, Session
-from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream.serving.workers import RunningBatch, SlotRecord, Worker
+from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.layout import Tensors
 
 __all__ = ["Dispatcher", "SlotBook"]
-
-log = structlog.get_logger()
 
 
 class Dispatcher:
@@ -143,38 +139,48 @@ class Dispatcher:
         """Nobody will serve it: what waits for it ends as `unavailable`."""
         self._handle(events.ModelGivenUp(model=name, message=message), now)
 
-    def executor_joined(self, executor: Executor, now: float) -> None:
+    def worker_joined(self, worker: Worker, now: float) -> None:
         """Its slots can be used from now on."""
-        models = frozenset(executor.models)
-        prefetch_s = executor.prefetch_s if self._prefetch else None
+        models = frozenset(worker.models)
+        prefetch_s = worker.prefetch_s if self._prefetch else None
         joining = [
             events.SlotJoined(
-                slot=slot.number,
-                models=models,
-                worker=executor.name,
-                costs=executor.costs,
-                prefetch_s=prefetch_s,
+                slot=slot.number, models=models, worker=worker.name, costs=worker.costs, prefetch_s=prefetch_s
             )
-            for slot in self._book.join(executor)
+            for slot in self._book.join(worker)
         ]
         self._handle(events.SlotsJoined(slots=tuple(joining)), now)
 
-    def executor_closing(self, executor: Executor, now: float) -> None:
+    def worker_closing(self, worker: Worker, now: float) -> None:
         """It is about to leave: its slots finish what they run and get nothing new."""
-        for slot in self._book.of(executor):
+        for slot in self._book.of(worker):
             self._handle(events.SlotClosing(slot=slot.number), now)
 
-    def executor_left(self, executor: Executor, now: float, *, died: bool = False) -> None:
+    def worker_left(self, worker: Worker, now: float, *, died: bool = False) -> None:
         """Its slots are gone, and what they ran is run again elsewhere.
 
         `died`: its process is known to have ended by itself, or was killed because it hung; not for silence and cuts.
         """
         # All of them close first, or the scheduler would give those that are left what the others lose.
-        self.executor_closing(executor, now)
-        left = self._book.of(executor)
+        self.worker_closing(worker, now)
+        left = self._book.of(worker)
         self._book.leave(left)
         for slot in left:
             self._handle(events.SlotLeft(slot=slot.number, died=died), now)
+
+    def slot_ended(self, slot: SlotRecord, batch: int | None, now: float) -> None:
+        """A slot's thread has ended: what it had begun may be to blame, what it still had runs again elsewhere."""
+        if slot.number not in self.slots:
+            return
+        self._handle(events.SlotClosing(slot=slot.number), now)  # or what fails would run again there
+        begun = None if batch is None else self._book.reported(batch, now)
+        if begun is not None and begun.slot is slot:
+            why = f"the thread of slot {slot.label!r} has ended"
+            report = BatchReport(batch=begun.batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
+            self._batch_failed(begun, report, now)
+            self._book.batches.pop(report.batch, None)
+        self._book.leave([slot])
+        self._handle(events.SlotLeft(slot=slot.number), now)
 
     def batches_reported(self, reports: Iterable[BatchReport]) -> None:
         """Batches that ran, or failed: everything that was reported in one turn."""
@@ -183,16 +189,11 @@ class Dispatcher:
             running = self._book.reported(report.batch, now)
             if running is None:
                 continue
-            slot = running.slot
-            if report.slot_ended:  # before its batch fails, which would else run again there
-                self._handle(events.SlotClosing(slot=slot.number), now)
             if report.code is None and report.outputs is not None:
                 self._batch_ran(running, report, report.outputs, now)
             else:
                 self._batch_failed(running, report, now)
             self._book.batches.pop(report.batch, None)
-            if report.slot_ended:
-                self._slot_ended(slot, now)
 
     def drain(self, now: float) -> None:
         """New requests are refused from now on."""
@@ -215,13 +216,6 @@ class Dispatcher:
             batch=report.batch, busy_s=report.busy_s, expired=expired, preparations=report.preparations
         )
         self._handle(event, now)
-
-    def _slot_ended(self, slot: SlotRecord, now: float) -> None:
-        """A slot of this process runs nothing more: it leaves, and what it still had runs again elsewhere."""
-        advice = "restart the server, or use worker processes"
-        log.error("slot ended", slot=slot.label, why="its thread has ended", advice=advice)
-        self._book.leave([slot])
-        self._handle(events.SlotLeft(slot=slot.number), now)
 
     def _batch_failed(self, running: RunningBatch, report: BatchReport, now: float) -> None:
         self._journal.failed(running, report)
@@ -267,16 +261,16 @@ class Dispatcher:
             case CancelBatch():
                 running = self._book.batches.get(action.batch)
                 if running is not None:
-                    running.slot.executor.cancel_nowait(action.batch)
+                    running.cancel()
             case RecallBatch():
                 running = self._book.batches.get(action.batch)
                 if running is not None:
                     self._journal.recalled(running)
-                    running.slot.executor.recall_nowait(action.batch)
+                    running.recall()
             case KillSlot():
                 slot = self._book.slots.get(action.slot)
                 if slot is not None:
-                    slot.executor.kill_nowait(action.reason)
+                    slot.worker.kill(action.reason)
             case ReportFault():
                 self._journal.fault(action)
             case _:
@@ -290,17 +284,7 @@ class Dispatcher:
                 record.started = True
         running = self._book.start(action, records, now)
         self._journal.started(running)
-        running.slot.executor.start_nowait(
-            Batch(
-                batch=action.batch,
-                slot=running.slot.slot,
-                model=action.model,
-                sizes=action.sizes,
-                members=tuple([record.tensors for record in records]),
-                shapes=tuple([record.shape for record in records]),
-                start_before=running.start_before,
-            )
-        )
+        running.send()
 
     def _deliver(self, action: DeliverResults, now: float) -> None:
         running = self._book.batches[action.batch]
@@ -357,25 +341,23 @@ class Dispatcher:
 class SlotBook:
     """All slots, by the scheduler's numbers, and the batches that were started on them and not reported yet."""
 
-    __slots__ = ("_by_executor", "_numbers", "batches", "slots")
+    __slots__ = ("_numbers", "batches", "slots")
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._by_executor: dict[Executor, dict[int, SlotRecord]] = {}
         self.slots: dict[int, SlotRecord] = {}
         self.batches: dict[int, RunningBatch] = {}
 
-    def join(self, executor: Executor) -> list[SlotRecord]:
+    def join(self, worker: Worker) -> list[SlotRecord]:
         """Gives each of its slots a number."""
-        joined = [SlotRecord(next(self._numbers), executor, slot) for slot in range(executor.slots)]
-        by_number = {slot.number: slot for slot in joined}
-        self.slots.update(by_number)
-        self._by_executor[executor] = by_number
-        return joined
+        for slot in worker.slots:
+            slot.number = next(self._numbers)
+            self.slots[slot.number] = slot
+        return worker.slots
 
-    def of(self, executor: Executor) -> list[SlotRecord]:
-        """The slots of this executor that have not left."""
-        return list(self._by_executor.get(executor, {}).values())
+    def of(self, worker: Worker) -> list[SlotRecord]:
+        """The slots of this worker that have joined and not left."""
+        return [slot for slot in worker.slots if slot.number in self.slots]
 
     def leave(self, left: Sequence[SlotRecord]) -> None:
         """Forgets these slots, and what ran there."""
@@ -383,25 +365,24 @@ class SlotBook:
         for batch in [number for number, running in self.batches.items() if running.slot.number in numbers]:
             del self.batches[batch]
         for slot in left:
+            slot.running.clear()
             del self.slots[slot.number]
-            others = self._by_executor[slot.executor]
-            del others[slot.number]
-            if not others:
-                del self._by_executor[slot.executor]
 
     def start(self, action: StartBatch, records: Sequence[RequestRecord], now: float) -> RunningBatch:
-        """These requests begin on their slot, or wait there for the end of what runs."""
+        """These requests begin on their slot, or are queued there behind the batch that runs."""
         slot = self.slots[action.slot]
         running = self.batches[action.batch] = RunningBatch(action, slot, records, now)
+        slot.running[action.batch] = running
         if action.behind is not None:
             slot.behind = running
         return running
 
     def reported(self, batch: int, now: float) -> RunningBatch | None:
-        """The batch of a report that has come; what waited behind it runs now. None: its slot was lost, or it is dropped."""
+        """The batch of a report that has come; what was queued behind it runs now. None: it was lost, or is dropped."""
         running = self.batches.get(batch)
         if running is not None:
             slot = running.slot
+            slot.running.pop(batch, None)
             behind, slot.behind = slot.behind, None
             if behind is not None and behind is not running:
                 behind.slot_free = now

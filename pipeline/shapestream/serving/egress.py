@@ -12,8 +12,8 @@ from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, er
 from shapestream.scheduling.events import FailRequest
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.outgoing import Outgoing
-from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord, Session
+from shapestream.serving.workers import RunningBatch
 from shapestream.wire.messages import Failure, Result, Timings
 from shapestream_engine.layout import Tensors
 

@@ -12,8 +12,8 @@ import structlog
 import trio
 
 from shapestream.scheduling.events import DeliverResults, FailRequest, ReportFault
-from shapestream.serving.running import RunningBatch
 from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.workers import RunningBatch
 from shapestream.telemetry.logging import RateLimit, debug_enabled
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder

@@ -1,4 +1,4 @@
-"""The models that clients can ask for: numbered once per server process, known from the executors."""
+"""The models that clients can ask for: numbered once per server process, known from the workers."""
 
 from __future__ import annotations
 
@@ -230,15 +230,15 @@ class ServedModels:
         return sorted(self._by_name.keys() | self._expected.keys())
 
     def get(self, name: str) -> ServedModel | None:
-        """The model, if an executor has brought it."""
+        """The model, if a worker has brought it."""
         return self._by_name.get(name)
 
     def serve_files(self, digests: Mapping[str, str]) -> None:
-        """From now on these are the files of the models. The first executor with a model says it of others."""
+        """From now on these are the files of the models. The first worker with a model says it of others."""
         self.digests = dict(digests)
 
     def other_files(self, names: Iterable[str], digests: Mapping[str, str]) -> dict[str, str]:
-        """The models of these that an executor has read from other files than those served, with the latter's digest."""
+        """The models of these that a worker has read from other files than those served, with the latter's digest."""
         served = ((name, self.digests.get(name)) for name in names)
         return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
 
@@ -266,7 +266,7 @@ class ServedModels:
     def add_all(
         self, signatures: Mapping[str, ModelSignature], digests: Mapping[str, str] | None = None
     ) -> list[ServedModel]:
-        """Takes the models of an executor, all or none, and the digests of their files. Returns those that are new.
+        """Takes the models of a worker, all or none, and the digests of their files. Returns those that are new.
 
         Raises ConfigurationError when one is known with another signature, or cannot travel on the wire, and when
         there would be more than `MAX_MODELS`: a model is never forgotten, so workers could fill the memory with them.

@@ -27,12 +27,12 @@ GONE = "gone"
 
 
 class Link:
-    """One peer. Sessions and workers are links; `outgoing` lives for one turn, so that it needs no bound."""
+    """One peer. Sessions, workers and their slots are links; `outgoing` lives for one turn, so that it needs no bound."""
 
     __slots__ = ("heard_at", "outgoing", "peer", "spoken")
 
-    def __init__(self, peer: bytes, now: float) -> None:
-        self.peer: bytes | None = peer
+    def __init__(self, peer: bytes | None, now: float) -> None:
+        self.peer = peer
         """The transport's routing id; None while there is no connection, and at the end: entries are dropped then."""
         self.heard_at = now
         self.outgoing: list[Entry] = []

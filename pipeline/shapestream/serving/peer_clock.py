@@ -58,6 +58,11 @@ class PeerClock:
             self.reconnected()
         self._difference_s, self._heard_at, self._sent_at = difference_s, now, peer_s + difference_s
 
+    @property
+    def difference_s(self) -> float | None:
+        """Our clock less the peer's, and the fastest message's way; None before the peer has said its time."""
+        return self._difference_s
+
     def sent_at(self, now: float) -> float:
         """When the messages behind the last `Clock` were sent, late by the fastest message's way; at most `now`."""
         return now if self._difference_s is None else min(now, self._sent_at)

@@ -1,7 +1,7 @@
 """The server: its parts, the tree of their tasks, what its caller may ask of it, and its end.
 
     serve
-    ├── clients' socket, workers' socket      one watcher task each
+    ├── sockets of clients, workers, slots    one watcher task each
     ├── ClientPort.run, WorkerPort.run        one task each, per turn: read, decide, act, send
     ├── Dispatcher.run_alarm                  deadlines and batching delays
     ├── _beat                                 heartbeats and silence
@@ -14,7 +14,7 @@ lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,13 @@ from shapestream.serving.client_port import ClientPort
 from shapestream.serving.cost_keeper import CostKeeper
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.egress import Egress
-from shapestream.serving.executor import InProcessExecutor, SlotSource
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.listening import listen
 from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
+from shapestream.serving.slot_threads import Slots
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.telemetry.statistics import ServerStatistics
@@ -45,7 +45,6 @@ from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, Serve
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.zeromq import OutboxRoom
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
-from shapestream_engine.batch import BatchReport
 from shapestream_engine.calibration_cache import CostCache
 
 __all__ = ["Server", "serve"]
@@ -75,6 +74,7 @@ class Server:
         workers: PeerSocket | None,
         *,
         cost_cache: CostCache | None = None,
+        local: Slots | None = None,
     ) -> None:
         self._settings = settings
         self._started = trio.current_time()
@@ -118,7 +118,9 @@ class Server:
         self._client_port = ClientPort(
             egress, self._dispatcher, self._models, settings, epoch=epoch, describe=self.statistics
         )
-        self._availability = Availability(self._models, self._dispatcher, self._client_port)
+        self._availability = Availability(
+            self._models, self._dispatcher, self._client_port, workers_may_come=workers is not None
+        )
         self._worker_port: WorkerPort | None = None
         self._ports: list[ClientPort | WorkerPort] = [self._client_port]
         if workers is not None:
@@ -131,6 +133,21 @@ class Server:
                 epoch=epoch,
             )
             self._ports.append(self._worker_port)
+        self._local = local
+        self._local_port: WorkerPort | None = None
+        if local is not None:
+            socket = local.listen()
+            self._local_port = WorkerPort(
+                Outgoing(socket, "slots", self._counters, WORKER_LIMITS),
+                self._dispatcher,
+                self._models,
+                self._availability,
+                settings,
+                epoch=epoch,
+                own=local,
+            )
+            self._sockets.append(socket)
+            self._ports.append(self._local_port)
 
     # ---------------------------------------------------------------- for the caller
 
@@ -225,8 +242,7 @@ class Server:
 
     # ---------------------------------------------------------------- its tasks
 
-    async def _run(self, local: SlotSource | None, task_status: trio.TaskStatus[Server]) -> None:
-        executor = None if local is None else local.start(self._local_reports)
+    async def _run(self, task_status: trio.TaskStatus[Server]) -> None:
         cost_keeper = self._cost_keeper
         try:
             async with trio.open_nursery() as nursery:
@@ -237,8 +253,9 @@ class Server:
                 nursery.start_soon(self._beat)
                 if cost_keeper is not None:
                     nursery.start_soon(cost_keeper.run, self._scheduler.learned_costs)
-                if executor is not None:
-                    self._add_local(executor)
+                if self._local_port is not None:
+                    self._local_port.start_own()
+                    await self._local_port.own_greeted.wait()
                 log.info(
                     "server ready",
                     listen=self.addresses,
@@ -253,22 +270,9 @@ class Server:
         finally:
             self._ended = True
             self._journal.close()
-            if executor is not None:
-                await executor.aclose()
-
-    def _add_local(self, executor: InProcessExecutor) -> None:
-        now = trio.current_time()
-        self._availability.models_added(self._models.add_all(executor.models, executor.digests), now)
-        self._dispatcher.executor_joined(executor, now)
-        self._dispatcher.end_turn()
-
-    def _local_reports(self, reports: Sequence[BatchReport]) -> None:
-        self._dispatcher.batches_reported(reports)
-        if any(report.slot_ended for report in reports) and not self.worker_addresses:
-            # Nothing brings a slot back, where no worker can come.
-            why = "the threads of all slots in the server's process have ended; restart the server"
-            self._availability.give_up_lost(why, trio.current_time())
-        self._dispatcher.end_turn()
+            if self._local is not None:
+                await self._local.aclose()
+                self._sockets[-1].close()
 
     def _flush(self) -> None:
         """Send what became ready, and end the links that could not be sent to; that may make more ready."""
@@ -327,7 +331,7 @@ async def serve(
     keys: ServerSecurity | None = None,
     cost_cache: CostCache | None = None,
     own_workers: str | None = None,
-    local: SlotSource | None = None,
+    local: Slots | None = None,
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
@@ -354,8 +358,8 @@ async def serve(
             roles_of_workers = (KeyRole.WORKER,)
             worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
         served = ServedModels(models or {}, digests or {})
-        server = Server(settings, served, client_socket, worker_socket, cost_cache=cost_cache)
-        await server._run(local, task_status)
+        server = Server(settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local)
+        await server._run(task_status)
     finally:
         for socket in (client_socket, worker_socket):
             if socket is not None:

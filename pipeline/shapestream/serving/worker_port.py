@@ -1,5 +1,9 @@
 """The workers' port: which workers there are, what they report, and how they end.
 
+A worker greets on the connection of its control, and is given a token; each of its slots greets with that on a connection
+of its own. Batches and their reports travel on the slots' connections, all else on the control's, so there is no order
+between the two. The slots of the server's own process have a port of their own, and no control: a call does.
+
 A worker is half-trusted: its messages are read as strictly as a client's, and a report that contradicts the model's
 signature ends the worker, not the server; its batches are run again elsewhere. Of a worker that dialled in the server knows
 only what it says. The owner of processes that were started beside the server tells how they ended, and can kill them.
@@ -10,7 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import count
+from typing import Protocol, assert_never
 
 import structlog
 import trio
@@ -21,20 +26,32 @@ from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.inbox import DEAR, Inbox, Item
 from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import GONE, Link, Outgoing
-from shapestream.serving.remote_executor import Offer, RemoteExecutor
 from shapestream.serving.report_check import ReportRefused
+from shapestream.serving.slot_threads import (
+    BatchWithdrawn,
+    News,
+    SessionBroken,
+    SlotIdle,
+    Slots,
+    SlotSession,
+    ThreadEnded,
+)
+from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget
 from shapestream.transport.interface import Message
 from shapestream.wire.codec import BadEntry, Envelope, Role, decode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
+    WORKER_PROTOCOL,
     BatchDone,
     BatchFailed,
     Clock,
     Entry,
     Goodbye,
     Heartbeat,
+    SlotEnded,
+    SlotHello,
     WorkerDraining,
     WorkerHello,
     WorkerRefused,
@@ -58,13 +75,14 @@ MAX_NAME = 200
 # greetings take a fiftieth of the event loop's time.
 MOST_JOINS = 8192
 JOINS_PER_S = 256
-# What one worker may have unserved: each of its slots reports two batches at most, whatever the bytes of their outputs.
+# What one connection may have unserved: a slot reports two batches at most, whatever the bytes of their outputs.
 MOST_UNREAD = 4096
 MOST_UNREAD_BYTES = 2 << 30
 # Between the end of a process and its leaving: libzmq's thread reads what it said last, so that a batch which it had
 # answered is not taken for one that it died of.
 LAST_WORDS_S = 0.05
 # How long the end of a process is waited for once it cannot be reached: how it ended says whether it was what it ran.
+# And how long the reports of a worker that has said goodbye: they may be unread on its slots' connections.
 EXIT_NEWS_S = 1.0
 # A process of our own that was silent for so many times `worker_silence_s` is killed, and so replaced: it is lost
 # already, and its batches were run elsewhere. One that was only stopped for a while may come back before that.
@@ -100,7 +118,7 @@ class LastState:
 
 
 class WorkerPort:
-    """Reads the workers' port; each registered worker is a `RemoteExecutor` of the dispatcher."""
+    """Reads the workers' port, or that of the server's own slots."""
 
     def __init__(
         self,
@@ -111,7 +129,9 @@ class WorkerPort:
         settings: ServerSettings,
         *,
         epoch: bytes,
+        own: Slots | None = None,
     ) -> None:
+        """`own`: the slots of this process, whose port this is."""
         self.outgoing = outgoing
         self._socket = outgoing.socket
         self._inbox = Inbox(
@@ -122,9 +142,17 @@ class WorkerPort:
         self._availability = availability
         self._settings = settings
         self._statistics = outgoing.statistics
-        self._welcome = WorkerWelcome(epoch=epoch, heartbeat_ms=round(settings.heartbeat_s * 1000))
-        self.workers: dict[bytes, RemoteExecutor] = {}
-        """By routing id."""
+        self._epoch = epoch
+        self._own = own
+        self.own_greeted = trio.Event()
+        """Set when the slots of this process have greeted, or never will."""
+        self._sessions = count(1)
+        self.workers: dict[bytes, Worker] = {}
+        """By the routing id of their control."""
+        self._slots: dict[bytes, SlotRecord] = {}
+        """Those that have greeted, by routing id."""
+        self._tokens: dict[bytes, Worker] = {}
+        """Workers by the token that their slots greet with."""
         self.owner: ProcessOwner | None = None
         """The starter of the workers' processes, if this server has one."""
         self._silent: dict[tuple[str, int], float] = {}
@@ -147,7 +175,8 @@ class WorkerPort:
     def _heard(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
         now = trio.current_time()
         for peer in heard:
-            if (worker := self.workers.get(peer)) is not None:
+            slot = self._slots.get(peer)
+            if (worker := self.workers.get(peer) if slot is None else slot.worker) is not None:
                 worker.heard_at = now
         for peer, why in beyond.items():
             self._cut_off(peer, why, now)
@@ -156,15 +185,18 @@ class WorkerPort:
         """Serve one turn; all reports in it become one call of the dispatcher."""
         now = trio.current_time()
         for peer, item in items:
+            slot = self._slots.get(peer)
             worker = self.workers.get(peer)
             if isinstance(item, ProtocolError | BadEntry):
                 self._cut_off(peer, str(item), now)
+            elif slot is not None:
+                self._obey_slot(peer, slot, item, now)
             else:
                 self._obey(peer, worker, item, now)
             if type(item) is WorkerHello:
                 self._inbox.charge(DEAR + item.slots)
             else:
-                self._inbox.charge(DEAR if worker is None else 1)
+                self._inbox.charge(DEAR if worker is None and slot is None else 1)
         self._hand_on_reports()
         self._dispatcher.end_turn()
 
@@ -173,46 +205,129 @@ class WorkerPort:
             reports, self._reports = self._reports, []
             self._dispatcher.batches_reported(reports)
 
-    def _obey(self, peer: bytes, worker: RemoteExecutor | None, entry: Entry, now: float) -> None:
-        """Carry out one entry."""
+    def _obey_slot(self, peer: bytes, slot: SlotRecord, entry: Entry, now: float) -> None:
+        """Carry out one entry of a slot."""
+        match entry:
+            case BatchDone() | BatchFailed():
+                self._reported(slot, entry, now, by_control=False)
+            case Heartbeat():
+                pass
+            case _:
+                self._cut_off(peer, f"unexpected {type(entry).__name__} of a slot", now)
+
+    def _obey(self, peer: bytes, worker: Worker | None, entry: Entry, now: float) -> None:
+        """Carry out one entry of a control, or of a connection that is none yet."""
         if type(entry) is WorkerHello:
             self._register(peer, worker, entry, now)
+            return
+        if type(entry) is SlotHello and worker is None:
+            self._greet_slot(peer, entry, now)
             return
         if worker is None:
             self.outgoing.tell_stranger(peer, now)
             return
         match entry:
-            case BatchDone() | BatchFailed():
-                self._reported(worker, entry, now)
+            case BatchFailed():
+                slot = next((slot for slot in worker.slots if entry.batch in slot.running), None)
+                self._reported(slot or worker.slots[0], entry, now, by_control=True)
+            case SlotEnded() if entry.session == worker.session and entry.slot < len(worker.slots):
+                self._hand_on_reports()
+                self._dispatcher.slot_ended(worker.slots[entry.slot], entry.batch, now)
+                self._availability.workers_changed(now)
             case WorkerDraining():
                 worker.draining = True
-                self._dispatcher.executor_closing(worker, now)
+                self._dispatcher.worker_closing(worker, now)
                 self._dismiss_if_idle(worker, now)
+            case Goodbye() if worker.running:
+                worker.farewell_said = True  # its reports may be unread on other connections
+                self._part(worker, now)
             case Goodbye():
                 self._leave(worker, "goodbye", now)
-            case Heartbeat():
+            case Heartbeat() | SlotEnded():
                 pass
             case _:
                 self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
 
-    def _reported(self, worker: RemoteExecutor, entry: BatchDone | BatchFailed, now: float) -> None:
-        try:
-            report = worker.reported(entry, now)
-        except ReportRefused as error:
-            assert worker.peer is not None  # it has just been heard
-            self._cut_off(worker.peer, f"worker {worker.name!r}: batch {entry.batch}: {error}", now)
-            return
-        if report is None:
+    def _reported(
+        self, slot: SlotRecord, entry: BatchDone | BatchFailed, now: float, *, by_control: bool
+    ) -> None:
+        worker = slot.worker
+        if entry.session != worker.session:
             self._statistics.late_reports += 1
             return
-        self._reports.append(report)
+        try:
+            self._reports += slot.reports(entry, now, by_control=by_control)
+        except ReportRefused as error:
+            self._end(worker, f"worker {worker.name!r}: batch {entry.batch}: {error}", now)
+            return
         self._dismiss_if_idle(worker, now)
+
+    def _end(self, worker: Worker, why: str, now: float) -> None:
+        """Cut off a worker by its control, whichever of its connections gave the reason."""
+        peer = worker.peer
+        if peer is not None:
+            self._cut_off(peer, why, now)
+        else:  # slots of this process: a defect
+            log.error("own slots end", why=why)
+            self._leave(worker, "sent what cannot be accepted", now)
+
+    # ---------------------------------------------------------------- the server's own slots
+
+    def start_own(self) -> None:
+        """Start the slots of this process; they join when they have greeted."""
+        own, now = self._own, trio.current_time()
+        assert own is not None, "this port is for workers"
+        added = self._models.add_all(own.models, own.digests)
+        worker = OwnWorker(own, self.outgoing, now, session=next(self._sessions))
+        self._tokens[worker.token] = worker
+        self._availability.models_added(added, now)
+        own.start(self._heed)
+        own.set_clock(0.0)
+        own.begin(SlotSession(number=worker.session, token=worker.token))
+
+    def _heed(self, news: News) -> None:
+        """Take news of the slots of this process."""
+        now = trio.current_time()
+        worker = next(iter(self._tokens.values()), None)
+        if worker is None:
+            return
+        match news:
+            case BatchWithdrawn():
+                entry = BatchFailed(
+                    batch=news.batch,
+                    session=news.session,
+                    code=news.code,
+                    message="withdrawn before it began",
+                )
+                self._reported(worker.slots[news.slot], entry, now, by_control=True)
+                self._hand_on_reports()
+            case ThreadEnded():
+                self.own_greeted.set()
+                slot = worker.slots[news.slot]
+                advice = "restart the server, or use worker processes"
+                log.error("slot ended", slot=slot.label, why="its thread has ended", advice=advice)
+                self._dispatcher.slot_ended(slot, news.batch, now)
+                if not any(slot.number in self._dispatcher.slots for slot in worker.slots):
+                    self._availability.own_slots_ended(now)
+            case SessionBroken():
+                self.own_greeted.set()
+                self._end(worker, news.why, now)
+            case SlotIdle():
+                pass
+            case _:
+                assert_never(news)
+        self._dispatcher.end_turn()
 
     # ---------------------------------------------------------------- greetings
 
-    def _register(self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, now: float) -> None:
+    def _register(self, peer: bytes, worker: Worker | None, hello: WorkerHello, now: float) -> None:
         """Register a worker. One that greets again, on this connection or another, has forgotten its batches."""
+        if hello.protocol != WORKER_PROTOCOL:
+            self._refuse_version(peer, worker, hello, now)
+            return
         try:
+            if self._own is not None:
+                raise GreetingRefused("this port is for the server's own slots")
             check_form(hello)
             self._take_join_room(hello, now)
         except GreetingRefused as error:
@@ -233,10 +348,19 @@ class WorkerPort:
         for other in list(self.workers.values()):
             if other.name == hello.worker:
                 self._leave(other, "came back on another connection", now)
-        worker = RemoteExecutor(peer, offer, self.outgoing, now, clock=trio.current_time)
+        worker = Worker(peer, offer, self.outgoing, now, session=next(self._sessions))
         self.workers[peer] = worker
-        self.outgoing.say(worker, self._welcome)
-        self.outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
+        self._tokens[worker.token] = worker
+        self.outgoing.say(
+            worker,
+            WorkerWelcome(
+                epoch=self._epoch,
+                token=worker.token,
+                session=worker.session,
+                heartbeat_ms=round(self._settings.heartbeat_s * 1000),
+            ),
+        )
+        self._tell_time(worker, now)
         self._lines.write(
             log,
             "info",
@@ -244,13 +368,38 @@ class WorkerPort:
             now,
             worker=worker.name,
             pid=worker.pid,
-            slots=worker.slots,
+            slots=offer.slots,
             models=list(offer.models),
             digests=offer.digests,
         )
         self._availability.models_added(added, now)
-        self._dispatcher.executor_joined(worker, now)
-        self._availability.executors_changed(now)
+
+    def _greet_slot(self, peer: bytes, hello: SlotHello, now: float) -> None:
+        """Let a slot in, by its worker's token and key. With the last of its slots the worker joins."""
+        worker = self._tokens.get(hello.token)
+        if worker is None:  # its session is over, or is another server's
+            self.outgoing.tell_stranger(peer, now)
+            return
+        control = worker.peer
+        if control is not None and self._socket.key_of(control) != self._socket.key_of(peer):
+            why = "a slot with the token of a worker that has another key"
+        elif hello.slot >= len(worker.slots) or worker.slots[hello.slot].peer is not None:
+            why = f"slot {hello.slot} of {worker.name!r} is none, or has greeted already"
+        else:
+            slot = worker.slots[hello.slot]
+            slot.peer = peer
+            self._slots[peer] = slot
+            if worker.has_greeted and not worker.draining and worker.parting_since is None:
+                self._dispatcher.worker_joined(worker, now)
+                self._availability.workers_changed(now)
+                if self._own is not None:
+                    self.own_greeted.set()
+            return
+        self.outgoing.refuse(peer, why, now)
+        self._turn_away(peer)
+
+    def _tell_time(self, worker: Worker, now: float) -> None:
+        self.outgoing.say(worker, Clock(sent_us=round(now * 1e6)))
 
     def _take_join_room(self, hello: WorkerHello, now: float) -> None:
         """Raises GreetingRefused where slots join faster than the event loop has time for; not for processes of our own."""
@@ -274,7 +423,7 @@ class WorkerPort:
             raise GreetingRefused("it has the name of a process of this server")
 
     def _refuse(
-        self, peer: bytes, worker: RemoteExecutor | None, hello: WorkerHello, error: Exception, now: float
+        self, peer: bytes, worker: Worker | None, hello: WorkerHello, error: Exception, now: float
     ) -> None:
         # Without its quotes, but with its escapes: a name may try to be a line of its own.
         name = repr(hello.worker[:MAX_NAME])[1:-1]
@@ -283,6 +432,15 @@ class WorkerPort:
         if worker is not None:
             self._leave(worker, "sent what cannot be accepted", now)
         self._turn_away(peer)
+
+    def _refuse_version(self, peer: bytes, worker: Worker | None, hello: WorkerHello, now: float) -> None:
+        """Tell a worker to end that speaks another version: it is of another release than this server."""
+        why = (
+            f"it speaks version {hello.protocol} of the workers' protocol, and this server version {WORKER_PROTOCOL}: "
+            "install the same release of shapestream on both sides"
+        )
+        self.outgoing.say_once(peer, WorkerRefused(model="", message=why))
+        self._refuse(peer, worker, hello, GreetingRefused(why), now)
 
     def _refuse_other_files(
         self, peer: bytes, hello: WorkerHello, served: Mapping[str, str], offer: Offer, now: float
@@ -310,9 +468,9 @@ class WorkerPort:
 
     # ---------------------------------------------------------------- the ways to leave
 
-    def _leave(self, worker: RemoteExecutor, why: str, now: float, *, died: bool = False) -> None:
+    def _leave(self, worker: Worker, why: str, now: float, *, died: bool = False) -> None:
         """Take a worker out of the books; its batches are run again elsewhere. `died`: perhaps of one of them."""
-        if worker.peer is None:
+        if worker.token not in self._tokens:
             return
         self._statistics.peers_lost[f"worker: {why}"] += 1
         self._lines.write(
@@ -323,34 +481,50 @@ class WorkerPort:
             worker=worker.name,
             pid=worker.pid,
             why=why,
-            batches=list(worker.running),
+            batches=worker.running,
         )
-        self._forget(worker, worker.peer, now, died=died)
+        self._forget(worker, now, died=died)
 
-    def _dismiss_if_idle(self, worker: RemoteExecutor, now: float) -> None:
+    def _dismiss_if_idle(self, worker: Worker, now: float) -> None:
         """Let a worker go that drains and has answered everything."""
-        if not worker.draining or worker.running or worker.peer is None:
+        if worker.running or worker.peer is None:
+            return
+        if worker.farewell_said:
+            self._leave(worker, "goodbye", now)
+        if not worker.draining or worker.peer is None:
             return
         self._lines.write(log, "info", "worker drained", now, worker=worker.name, pid=worker.pid)
         self.outgoing.say_once(worker.peer, Goodbye())
-        self._forget(worker, worker.peer, now)
+        self._forget(worker, now)
 
-    def _forget(self, worker: RemoteExecutor, peer: bytes, now: float, *, died: bool = False) -> None:
+    def _forget(self, worker: Worker, now: float, *, died: bool = False) -> None:
         # Before its last reports are taken: for what it has answered it is given nothing more.
-        self._dispatcher.executor_closing(worker, now)
+        self._dispatcher.worker_closing(worker, now)
+        for slot in worker.slots:
+            self._reports += slot.early
+            slot.early.clear()
         self._hand_on_reports()
-        self.workers.pop(peer, None)
+        self._tokens.pop(worker.token, None)
+        if worker.peer is not None:
+            self.workers.pop(worker.peer, None)
+        for slot in worker.slots:
+            if slot.peer is not None:
+                self._slots.pop(slot.peer, None)
+        self._dispatcher.worker_left(worker, now, died=died)
         worker.left()
-        self._dispatcher.executor_left(worker, now, died=died)
-        self._availability.executors_changed(now)
+        self._availability.workers_changed(now)
 
     def _cut_off(self, peer: bytes, why: str, now: float) -> None:
         """End a connection whose messages cannot be accepted."""
         self.outgoing.refuse(peer, why, now)
-        worker = self.workers.get(peer)
+        slot = self._slots.get(peer)
+        worker = self.workers.get(peer) if slot is None else slot.worker
+        control = None if worker is None else worker.peer
         if worker is not None:
             self._leave(worker, "sent what cannot be accepted", now)
         self._turn_away(peer)
+        if control is not None and control != peer:
+            self._turn_away(control)
 
     def _turn_away(self, peer: bytes) -> None:
         self.outgoing.say_once(peer, Goodbye())
@@ -358,11 +532,13 @@ class WorkerPort:
 
     def lost(self, link: Link, why: str, now: float) -> None:
         """Take note that what was ready for this worker could not be sent, or that it hangs and is to be ended."""
-        peer = link.peer
-        worker = None if peer is None else self.workers.get(peer)
-        if peer is None or worker is None:
+        worker = link.worker if isinstance(link, SlotRecord) else link
+        if not isinstance(worker, Worker) or link.peer is None or worker.token not in self._tokens:
             return
-        if worker.killed_for is not None:
+        peer = worker.peer
+        if peer is None:
+            self._end(worker, f"its slots cannot be reached: {why}", now)
+        elif worker.killed_for is not None:
             self._end_hanging(worker, peer, worker.killed_for, now)
         elif why == GONE and (worker.parting_since is not None or self._owns(worker.name, worker.pid)):
             self._part(worker, now)  # how its process ended will be told
@@ -370,7 +546,7 @@ class WorkerPort:
             self._leave(worker, why, now)
             self._inbox.cut_off(peer)
 
-    def _end_hanging(self, worker: RemoteExecutor, peer: bytes, why: str, now: float) -> None:
+    def _end_hanging(self, worker: Worker, peer: bytes, why: str, now: float) -> None:
         """Kill a worker that hangs, if its process is our own; else cut it off, and do not let it in again."""
         if self.owner is not None and self._owns(worker.name, worker.pid):
             self._part(worker, now)
@@ -384,11 +560,11 @@ class WorkerPort:
         self._leave(worker, "hangs", now, died=True)
         self._turn_away(peer)
 
-    def _part(self, worker: RemoteExecutor, now: float) -> None:
+    def _part(self, worker: Worker, now: float) -> None:
         """Give a worker nothing more; the answers and the end of its process are waited for, for a moment."""
         if worker.parting_since is None:
             worker.parting_since = now
-            self._dispatcher.executor_closing(worker, now)
+            self._dispatcher.worker_closing(worker, now)
 
     async def process_ended(self, name: str, pid: int, *, died: bool) -> LastState:
         """Let a worker leave whose process has ended, as soon as its last messages are read.
@@ -405,8 +581,10 @@ class WorkerPort:
             self._serve(self._inbox.turn())
             if self._inbox.read_empty:
                 break
-        if worker is not None and worker.peer is not None:
-            self._serve(self._inbox.all_of(worker.peer))
+        if worker is not None:
+            for link in (*worker.slots, worker):
+                if link.peer is not None:
+                    self._serve(self._inbox.all_of(link.peer))
         worker = self._named(name, pid) or worker
         self._silent.pop((name, pid), None)
         if worker is None:
@@ -425,7 +603,7 @@ class WorkerPort:
             parting = worker.parting_since if worker.killed_for is None else None
             if parting is not None and now - parting > EXIT_NEWS_S:
                 # Its process has not ended either: only the connection broke.
-                self._leave(worker, GONE, now)
+                self._leave(worker, "goodbye" if worker.farewell_said else GONE, now)
             elif read_empty and now - worker.heard_at > silence_s:
                 if self._owns(worker.name, worker.pid):
                     self._silent[worker.name, worker.pid] = now
@@ -437,7 +615,9 @@ class WorkerPort:
                 del self._silent[name, pid]
                 self.owner.kill(name, pid, f"it was silent for {now - since:.0f} s")
         for worker in self.workers.values():
-            self.outgoing.keep_alive(worker)
+            self._tell_time(worker, now)
+            for slot in worker.slots:
+                self.outgoing.keep_alive(slot)
         self.outgoing.count_handshakes(now)
 
     def say_goodbye(self) -> None:
@@ -449,7 +629,7 @@ class WorkerPort:
         """Whether this is a process of our own."""
         return self.owner is not None and self.owner.owns(name, pid)
 
-    def _named(self, name: str, pid: int) -> RemoteExecutor | None:
+    def _named(self, name: str, pid: int) -> Worker | None:
         return next((one for one in self.workers.values() if (one.name, one.pid) == (name, pid)), None)
 
 

@@ -113,6 +113,12 @@ class CallerKeys:
     key: KeyPair
     server_key: str
 
+    def apply(self, socket: zmq.Socket[Any]) -> None:
+        """Make a socket prove this key, and talk to the owner of `server_key` only; before it connects."""
+        socket.set(zmq.CURVE_PUBLICKEY, self.key.public.encode())
+        socket.set(zmq.CURVE_SECRETKEY, self.key.secret.encode())
+        socket.set(zmq.CURVE_SERVERKEY, self.server_key.encode())
+
 
 class ProtectedRouter(RouterSocket):
     """A `PeerSocket` over ROUTER that admits only listed keys, except over ipc.
@@ -272,9 +278,7 @@ class ProtectedDealer(DealerSocket):
     def __init__(self, keys: CallerKeys, *, options: SocketOptions | None = None) -> None:
         super().__init__(options=options)
         self._has_key = True
-        self._socket.set(zmq.CURVE_PUBLICKEY, keys.key.public.encode())
-        self._socket.set(zmq.CURVE_SECRETKEY, keys.key.secret.encode())
-        self._socket.set(zmq.CURVE_SERVERKEY, keys.server_key.encode())
+        keys.apply(self._socket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

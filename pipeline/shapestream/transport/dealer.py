@@ -12,8 +12,6 @@ from shapestream.errors import TransportError
 from shapestream.transport.interface import RECEIVE_BURST, Message, send_when_there_is_room
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.watched_socket import (
-    MORE_NOBLOCK,
-    NOBLOCK,
     POLLIN,
     POLLOUT,
     HandshakeFailure,
@@ -21,6 +19,7 @@ from shapestream.transport.watched_socket import (
     WatchedSocket,
     ready_to_send,
     receive_frames,
+    send_frames,
 )
 from shapestream_engine.layout import Buffer
 
@@ -93,22 +92,10 @@ class DealerSocket(WatchedSocket):
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
         """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""
         self._check_open()
-        ready = ready_to_send(frames)
-        send = self._socket.send
-        last = len(ready) - 1
-        refused = False
-        for index, frame in enumerate(ready):
-            try:
-                send(frame, MORE_NOBLOCK if index < last else NOBLOCK)
-            except zmq.Again:
-                refused = True
-                if index == 0:
-                    break
-                # The connection broke between two frames. libzmq has withdrawn the first ones and swallows
-                # the rest up to the last: go on, or it would swallow the start of the next message instead.
+        taken = send_frames(self._socket.send, ready_to_send(frames))
         if self._receivers:
             self._look()
-        if refused:
+        if not taken:
             raise trio.WouldBlock
 
     async def send(self, frames: Sequence[Buffer]) -> None:

@@ -38,6 +38,8 @@ SMALL_PART = 4
 OWN = 32
 # Descriptors per worker process: its connection, its process, its pipe, and one while it is replaced.
 PER_WORKER = 4
+# Descriptors per slot of a worker: its connection, and another while its process is replaced.
+PER_SLOT = 2
 # Pause between two looks: at least LOOK_S, and LOOK_REST times the duration of the last look. A look takes 20 us with
 # 50 open descriptors, and 3 ms with 10,000.
 LOOK_S = 0.02
@@ -63,13 +65,13 @@ def free_descriptors() -> tuple[int, int] | None:
         return None  # not Linux, or not even one is left to look with
 
 
-def connections_that_fit(workers: int) -> int | None:
-    """Number of clients that fit beside these worker processes and the reserve; None where it is unknown."""
+def connections_that_fit(workers: int, slots: int) -> int | None:
+    """Number of clients that fit beside these processes, their slots, and the reserve; None where it is unknown."""
     found = free_descriptors()
     if found is None:
         return None
     free, limit = found
-    return free - OWN - PER_WORKER * workers - _reserve(limit)
+    return free - OWN - PER_WORKER * workers - PER_SLOT * slots - _reserve(limit)
 
 
 def _reserve(limit: int) -> int:

@@ -34,7 +34,7 @@ from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
 from shapestream_engine.layout import Buffer
 
 __all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "HandshakeFailure", "HandshakeMonitor", "WatchedSocket",
-           "frames_from", "hang_up", "ready_to_send", "receive_frames"]  # fmt: skip
+           "frames_from", "hang_up", "ready_to_send", "receive_frames", "send_frames"]  # fmt: skip
 
 # Plain integers: pyzmq's enumerations cost as much as a small send.
 NOBLOCK = int(zmq.NOBLOCK)
@@ -174,6 +174,24 @@ def receive_frames(receive: Callable[..., Any]) -> Message:
     while more:
         more = receive(NOBLOCK, False).more
     return frames
+
+
+def send_frames(send: Callable[..., Any], ready: Sequence[bytes | zmq.Frame]) -> bool:
+    """Send a message of a DEALER; False, with nothing taken, while its peer's queue is full, or it has no peer.
+
+    Where the connection broke between two frames, libzmq has withdrawn the first ones and swallows the rest up to the
+    last: all are offered, or it would swallow the start of the next message instead. Then the answer is False as well.
+    """
+    last = len(ready) - 1
+    taken = True
+    for index, frame in enumerate(ready):
+        try:
+            send(frame, MORE_NOBLOCK if index < last else NOBLOCK)
+        except zmq.Again:
+            taken = False
+            if index == 0:
+                break
+    return taken
 
 
 def frames_from(frame: zmq.Frame, receive: Callable[..., Any], most: int) -> tuple[Message, bool]:

@@ -24,12 +24,10 @@ from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
     Cancel,
-    CancelBatch,
     Entry,
     Execute,
     Failure,
     Goodbye,
-    RecallBatch,
     Request,
     Result,
     Role,
@@ -53,7 +51,6 @@ _KINDS_WITH_ID = frozenset(
     number for number, kind in KINDS.items() if columns_of(kind)[:1] in (["sequence"], ["batch"])
 )
 _BULK = frozenset({Request, Result, Failure, Execute, BatchDone, BatchFailed})
-_WITHDRAW = frozenset({CancelBatch, RecallBatch})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +203,8 @@ def encode(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[
 def pack_messages(entries: Sequence[Entry], *, limits: Limits = CLIENT_LIMITS) -> list[list[Buffer]]:
     """The frames of as few messages as the limits allow, in the order in which they must be sent.
 
-    Control entries go first; the others keep their order. There are two exceptions: the withdrawal of a request
-    or batch that is in `entries` too stays behind it, and a `Goodbye` comes last.
+    Control entries go first; the others keep their order. There are two exceptions: the withdrawal of a request that is
+    in `entries` too stays behind it, and a `Goodbye` comes last.
     """
     messages: list[list[Buffer]] = []
     packed: list[bytes] = []
@@ -253,19 +250,13 @@ def _in_order(entries: Sequence[Entry]) -> list[Entry]:
     if kinds <= _BULK or len(entries) == 1:
         return list(entries)
     requests = {entry.sequence for entry in entries if isinstance(entry, Request)} if Cancel in kinds else ()
-    withdraws = not kinds.isdisjoint(_WITHDRAW)
-    batches = {entry.batch for entry in entries if isinstance(entry, Execute)} if withdraws else ()
     control: list[Entry] = []
     bulk: list[Entry] = []
     farewell: list[Entry] = []
     for entry in entries:
         if isinstance(entry, Goodbye):
             farewell.append(entry)
-        elif (
-            type(entry) in _BULK
-            or (isinstance(entry, Cancel) and entry.sequence in requests)
-            or (isinstance(entry, CancelBatch | RecallBatch) and entry.batch in batches)
-        ):
+        elif type(entry) in _BULK or (isinstance(entry, Cancel) and entry.sequence in requests):
             bulk.append(entry)
         else:
             control.append(entry)

@@ -20,6 +20,9 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
+"""The version of messages, which each of them begins with."""
+WORKER_PROTOCOL = 2
+"""The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
 
 @value
@@ -99,8 +102,8 @@ class Goodbye(Entry):
 class Clock(Entry):
     """The sender's clock at the time of sending, in microseconds from any beginning; the clock must never jump.
 
-    Deadlines of this message, and of later ones up to the next `Clock`, count from that time. A sender of one `Clock`
-    puts one into each message with deadlines.
+    From a client, deadlines of this message, and of later ones up to the next `Clock`, count from that time; a sender of
+    one `Clock` puts one into each message with deadlines. From a server, it tells a worker how the clocks differ.
     """
 
     sent_us: int
@@ -225,9 +228,12 @@ class Statistics(Entry):
 # ---------------------------------------------------------------- worker -> server
 
 
-@entry(40, Role.SERVER_OF_WORKERS, optional=1)
+@entry(40, Role.SERVER_OF_WORKERS, optional=2)
 class WorkerHello(Entry):
-    """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1."""
+    """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1.
+
+    This connection is the worker's control. Each slot makes a connection of its own, and greets there (`SlotHello`).
+    """
 
     worker: str
     """A name unique to this process, such as `host-1234-0`."""
@@ -239,6 +245,8 @@ class WorkerHello(Entry):
     """Model name -> measured costs of its calls (`CostTable`), as plain data. Unmeasured models are left out."""
     digests: dict[str, str] = field(default_factory=dict)
     """Model name -> sha256 of its files, in hexadecimal. Models that are functions are left out."""
+    protocol: int = 1
+    """`WORKER_PROTOCOL` of the worker. The first version did not say it."""
 
 
 @entry(41, Role.SERVER_OF_WORKERS)
@@ -246,6 +254,7 @@ class BatchDone(Entry):
     """A batch ran. `outputs` holds one `Tensors` per member of `Execute`, in its order, or None past a member's deadline."""
 
     batch: int
+    session: int
     run_us: int
     """Duration of the inference calls alone."""
     busy_us: int
@@ -263,10 +272,12 @@ class BatchDone(Entry):
 class BatchFailed(Entry):
     """A batch did not run: `model_error` blames the data, `unavailable` the device.
 
-    `cancelled` and `recalled` answer `CancelBatch` and `RecallBatch`.
+    `cancelled` and `recalled` answer `CancelBatch` and `RecallBatch`. For a batch that had not begun they come from the
+    worker's control; all other reports come from the slot.
     """
 
     batch: int
+    session: int
     code: str
     message: str
 
@@ -276,20 +287,45 @@ class WorkerDraining(Entry):
     """The worker wants to leave and takes no new batches. It answers earlier ones, until the server's `Goodbye`."""
 
 
+@entry(44, Role.SERVER_OF_WORKERS)
+class SlotHello(Entry):
+    """A slot takes batches on this connection. `token` is that of `WorkerWelcome`."""
+
+    token: bytes
+    slot: int
+
+
+@entry(45, Role.SERVER_OF_WORKERS)
+class SlotEnded(Entry):
+    """The thread of a slot has ended: it runs nothing more. The worker's control says so."""
+
+    slot: int
+    session: int
+    batch: int | None
+    """The batch that it had begun, and that may be to blame."""
+
+
 # ---------------------------------------------------------------- server -> worker
 
 
 @entry(50, Role.WORKER)
 class WorkerWelcome(Entry):
-    """Answers `WorkerHello`."""
+    """Answers `WorkerHello`: a session begins, and the slots may greet."""
 
     epoch: bytes
+    token: bytes
+    """16 random bytes, which the worker's slots greet with."""
+    session: int
+    """Number of the session; a server uses none twice."""
     heartbeat_ms: int
 
 
 @entry(54, Role.WORKER)
 class WorkerRefused(Entry):
-    """Answers `WorkerHello`: the worker has read other files of this model than the server serves. It must end."""
+    """Answers `WorkerHello`: the worker must end.
+
+    It has read other files of this model than the server serves, or, where `model` is empty, it speaks another version.
+    """
 
     model: str
     message: str
@@ -299,19 +335,23 @@ class WorkerRefused(Entry):
 class ExecuteMember:
     """One request of a batch; its tensors are relayed as they came."""
 
-    remaining_ms: int | None
+    deadline_us: int | None
+    """Time from which on it may not start, by the server's clock."""
     tensors: Tensors
 
 
 @entry(51, Role.WORKER)
 class Execute(Entry):
-    """Run these requests in one inference call of this shape, on this slot.
+    """Run these requests in one inference call of this shape, on the slot that this connection belongs to.
 
     A second one may be queued behind the batch that the slot runs.
     """
 
     batch: int
+    session: int
     slot: int
+    sent_us: int
+    """Time of sending, by the server's clock (`Clock`)."""
     model: str
     sizes: tuple[int, ...]
     """The call's size of each of the signature's `dimensions`, padding included."""
@@ -323,6 +363,7 @@ class CancelBatch(Entry):
     """Stop this batch early, if possible: its results are not needed. It is answered all the same."""
 
     batch: int
+    slot: int
 
 
 @entry(53, Role.WORKER)
@@ -330,3 +371,4 @@ class RecallBatch(Entry):
     """Return this batch by `BatchFailed` with `recalled`, if it has not begun; otherwise go on."""
 
     batch: int
+    slot: int

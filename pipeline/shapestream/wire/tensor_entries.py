@@ -173,25 +173,27 @@ def _read_result(fields: Fields, frames: Sequence[Buffer], first: int, last: int
 
 def _read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Execute:
     """Read an `Execute`; one bad member makes the whole batch bad."""
-    if len(fields) != 7:
-        raise BadEntryError(f"Execute has {len(fields)} elements instead of 7")
-    _, _, batch, slot, model, sizes, rows = fields
+    if len(fields) != 9:
+        raise BadEntryError(f"Execute has {len(fields)} elements instead of 9")
+    _, _, batch, session, slot, sent_us, model, sizes, rows = fields
     if type(sizes) is not tuple or type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
         raise BadEntryError(f"Execute needs an array of sizes, and one of 1 to {limits.max_members} members")
     members = []
     for row in rows:
         if type(row) is not tuple or len(row) != 3:
-            raise BadEntryError("a member of Execute must be [remaining_ms, layout, inline]")
+            raise BadEntryError("a member of Execute must be [deadline_us, layout, inline]")
         tensors, first = _read_tensors(row[1], row[2], frames, first, last)
         members.append(
             ExecuteMember(
-                remaining_ms=checked("Execute.remaining_ms", optional_integer, row[0]), tensors=tensors
+                deadline_us=checked("Execute.deadline_us", optional_integer, row[0]), tensors=tensors
             )
         )
     _check_frames_used(first, last)
     return Execute(
         batch=checked("Execute.batch", integer, batch),
+        session=checked("Execute.session", integer, session),
         slot=checked("Execute.slot", integer, slot),
+        sent_us=checked("Execute.sent_us", integer, sent_us),
         model=checked("Execute.model", name, model),
         sizes=tuple(checked("Execute.sizes", integer, size) for size in sizes),
         members=tuple(members),
@@ -202,9 +204,9 @@ def _read_batch_done(
     fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits
 ) -> BatchDone:
     """Read a `BatchDone`; one bad output makes the whole report bad."""
-    if len(fields) != 9:
-        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 9")
-    _, _, batch, run_us, busy_us, reallocations, preparations, calls, rows = fields
+    if len(fields) != 10:
+        raise BadEntryError(f"BatchDone has {len(fields)} elements instead of 10")
+    _, _, batch, session, run_us, busy_us, reallocations, preparations, calls, rows = fields
     if type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
         raise BadEntryError(f"BatchDone needs an array of 1 to {limits.max_members} outputs")
     outputs: list[Tensors | None] = []
@@ -219,6 +221,7 @@ def _read_batch_done(
     _check_frames_used(first, last)
     return BatchDone(
         batch=checked("BatchDone.batch", integer, batch),
+        session=checked("BatchDone.session", integer, session),
         run_us=checked("BatchDone.run_us", integer, run_us),
         busy_us=checked("BatchDone.busy_us", integer, busy_us),
         reallocations=checked("BatchDone.reallocations", integer, reallocations),
@@ -323,11 +326,20 @@ def _write_execute(entry: Execute, frames: list[Buffer]) -> bytes:
     before = len(frames)
     members = []
     for member in entry.members:
-        remaining_ms = member.remaining_ms
         packed, inline = _write_tensors(member.tensors, frames)
-        members.append((remaining_ms and max(remaining_ms, 0), packed, inline))
+        members.append((member.deadline_us, packed, inline))
     return pack(
-        (Execute.KIND, len(frames) - before, entry.batch, entry.slot, entry.model, entry.sizes, members)
+        (
+            Execute.KIND,
+            len(frames) - before,
+            entry.batch,
+            entry.session,
+            entry.slot,
+            entry.sent_us,
+            entry.model,
+            entry.sizes,
+            members,
+        )
     )
 
 
@@ -339,6 +351,7 @@ def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
             BatchDone.KIND,
             len(frames) - before,
             entry.batch,
+            entry.session,
             entry.run_us,
             entry.busy_us,
             entry.reallocations,

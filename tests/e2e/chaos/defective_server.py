@@ -17,7 +17,7 @@ import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
 from shapestream.serving.outgoing import Link, Outgoing
-from shapestream.serving.remote_executor import RemoteExecutor
+from shapestream.serving.workers import RunningBatch
 from shapestream.wire.messages import Entry, Result
 from shapestream_engine.batch import Batch
 from shapestream_workers import cli
@@ -49,7 +49,7 @@ class Defective:
         self._turns = count(1)
         self._held: tuple[Outgoing, Link, Result] | None = None
         self._say = Outgoing.say
-        self._start = RemoteExecutor.start_nowait
+        self._send = RunningBatch.send
 
     def spread(self) -> None:
         """From now on this process's server is defective, while it is told to be."""
@@ -61,14 +61,14 @@ class Defective:
             else:
                 defective._say(outgoing, link, entry)
 
-        def start_nowait(executor: RemoteExecutor, batch: Batch) -> None:
-            if _is_urgent(batch) and mark(defective._folder, "start-one-late").exists():
+        def send(running: RunningBatch) -> None:
+            if _is_urgent(running.batch) and mark(defective._folder, "start-one-late").exists():
                 time.sleep(HELD_BACK_S)
-                batch = replace(batch, start_before=None)
-            defective._start(executor, batch)
+                running.batch = replace(running.batch, start_before=None)
+            defective._send(running)
 
         Outgoing.say = say  # type: ignore[method-assign, assignment]
-        RemoteExecutor.start_nowait = start_nowait  # type: ignore[method-assign, assignment]
+        RunningBatch.send = send  # type: ignore[method-assign, assignment]
 
     def say(self, outgoing: Outgoing, link: Link, result: Result) -> None:
         """One result on its way to its client."""

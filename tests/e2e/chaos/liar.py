@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from tests.e2e.chaos.witness import Witness
 
+from shapestream.serving import slot_threads
 from shapestream.wire.messages import BatchDone, BatchFailed
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
-from shapestream_workers import cli, worker_session
+from shapestream_workers import cli
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 EVERY = 4
@@ -76,20 +77,20 @@ def _with_first(done: BatchDone, change: Callable[[_Array], _Array]) -> BatchDon
 
 def lie_now_and_then(witness: Witness, first: int) -> None:
     """From now on this process's reports are not to be trusted."""
-    honest = worker_session.entry_of_report
+    honest = slot_threads.entry_of_report
     turns, lies = count(1), cycle(LIES)
     for _ in range(first % len(LIES)):
         next(lies)
 
-    def answer(report: BatchReport, *, number: int) -> BatchDone | BatchFailed:
-        done = honest(report, number=number)
+    def answer(report: BatchReport, *, session: int) -> BatchDone | BatchFailed:
+        done = honest(report, session=session)
         if isinstance(done, BatchFailed) or None in done.outputs or next(turns) % EVERY:
             return done
         lie = next(lies)
         witness.tell("lie", what=lie.__name__)
         return lie(done)
 
-    worker_session.entry_of_report = answer
+    slot_threads.entry_of_report = answer
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ from typing import Any
 import trio
 
 import shapestream
-from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.server import serve
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import configure
+from shapestream.transport.blocking_dealer import BlockingDealer, Wake
 from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.transport.dealer import DealerSocket
@@ -82,19 +83,18 @@ async def run_client(address: str, keys: dict[str, str] | None) -> None:
 async def run_worker(address: str, keys: dict[str, str] | None) -> None:
     """Dials in with one slot and no model."""
 
+    options = SocketOptions(immediate=True)
+    own = None if keys is None else CallerKeys(key=pair(keys, "peer"), server_key=keys["server_public"])
+
     def connect() -> Connection:
-        options = SocketOptions(immediate=True)
-        connection = (
-            DealerSocket(options=options)
-            if keys is None
-            else ProtectedDealer(
-                CallerKeys(key=pair(keys, "peer"), server_key=keys["server_public"]), options=options
-            )
-        )
+        connection = DealerSocket(options=options) if own is None else ProtectedDealer(own, options=options)
         connection.connect(address)
         return connection
 
-    await Worker("victim", LocalSlots(models={}, slots=1), connect).run()
+    def dial(wake: Wake) -> BlockingDealer:
+        return BlockingDealer(address, wake, keys=own, options=options)
+
+    await Worker("victim", SlotThreads(models={}, slots=1, dial=dial), connect).run()
 
 
 if __name__ == "__main__":

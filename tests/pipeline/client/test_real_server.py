@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from tests.pipeline.serving.batches import batch_of
 
-from shapestream.client.models import InputEncoder
 from shapestream.errors import InvalidRequest, ModelError
-from shapestream.serving.local_executor import LocalExecutor, LocalSlots
 from shapestream.serving.server import serve
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
 
@@ -55,7 +53,7 @@ def real_server(address: str) -> Iterator[None]:
         async with trio.open_nursery() as nursery:
             token = trio.lowlevel.current_trio_token()
             stop.append(lambda: token.run_sync_soon(nursery.cancel_scope.cancel))
-            local = LocalSlots(models={"double": model}, slots=2)
+            local = SlotThreads(models={"double": model}, slots=2)
 
             async def run(*, task_status: trio.TaskStatus[Any]) -> None:
                 await serve(ServerSettings(listen=(address,)), local=local, task_status=task_status)
@@ -153,23 +151,3 @@ def test_a_server_that_is_replaced_in_the_middle_of_a_stream_is_not_noticed(real
     first.__enter__()
     real.run(scenario)
     second.__exit__(None, None, None)
-
-
-def test_slots_that_end_start_nothing_new() -> None:
-    """A server stops while a slot runs: what the slot still reports must not have the next batch started on it."""
-    go_on = threading.Event()
-    model = compiled(lambda x: x if go_on.wait(10) else None)
-    tensors, _ = InputEncoder(model.signature).encode({"x": [[1.0]]})
-    reports: list[Any] = []
-
-    async def main() -> None:
-        executor = LocalExecutor({"double": model}, 1, reports.extend)
-        executor.start_nowait(batch_of(model.signature, tensors))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(executor.aclose)
-            await trio.testing.wait_all_tasks_blocked()
-            go_on.set()
-        await trio.testing.wait_all_tasks_blocked()
-
-    trio.run(main)
-    assert [] == reports

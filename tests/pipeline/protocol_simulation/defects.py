@@ -11,11 +11,11 @@ from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind,
 from shapestream.client.ledger import Ledger
 from shapestream.scheduling.events import Action
 from shapestream.scheduling.recovery import Recovery
+from shapestream.serving import slot_threads
 from shapestream.serving.egress import Egress
 from shapestream.serving.outgoing import Link, Outgoing
-from shapestream.serving.remote_executor import RemoteExecutor
+from shapestream.serving.workers import RunningBatch
 from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
-from shapestream_workers import worker_session
 from shapestream_workers.worker_session import WorkerSession
 
 __all__ = ["DEFECTS", "PLAN", "Defect"]
@@ -75,28 +75,29 @@ def hands_back_twice(patch: pytest.MonkeyPatch) -> None:
 
 def starts_late(patch: pytest.MonkeyPatch) -> None:
     """The worker takes deadlines to be a second later, and does not hear that nobody waits any more."""
-    read_batch, accept = worker_session.read_batch, WorkerSession.accept
+    read_batch, accept = slot_threads.read_batch, WorkerSession.accept
 
-    def patient(execute: Execute, resolve: Any, *, number: int, sent_at: float) -> Any:
-        return read_batch(execute, resolve, number=number, sent_at=sent_at + 1.0)
+    def patient(execute: Execute, resolve: Any, *, received_at: float, difference_s: float | None) -> Any:
+        late_s = None if difference_s is None else difference_s + 1.0
+        return read_batch(execute, resolve, received_at=received_at + 1.0, difference_s=late_s)
 
     def deaf(self: WorkerSession, entry: Entry, now: float) -> None:
         if not isinstance(entry, CancelBatch):
             accept(self, entry, now)
 
-    patch.setattr(worker_session, "read_batch", patient)
+    patch.setattr(slot_threads, "read_batch", patient)
     patch.setattr(WorkerSession, "accept", deaf)
 
 
 def runs_twice(patch: pytest.MonkeyPatch) -> None:
     """The server sends each batch two times."""
-    start = RemoteExecutor.start_nowait
+    send = RunningBatch.send
 
-    def eager(self: RemoteExecutor, batch: Any) -> None:
-        start(self, batch)
-        start(self, batch)
+    def eager(self: RunningBatch) -> None:
+        send(self)
+        send(self)
 
-    patch.setattr(RemoteExecutor, "start_nowait", eager)
+    patch.setattr(RunningBatch, "send", eager)
 
 
 def blames_the_innocent(patch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,11 @@
 """Slots of a simulated worker process: calls that take virtual time, and requests that do harm.
 
-They keep the promises of `shapestream_engine.slot.Slot` (one batch at a time, in order; one more behind it, which can be
-taken back until it begins; one report for each) without its thread.
+They keep the promises of `shapestream.serving.slot_threads` (one batch at a time, in order; what is queued lies in the
+slot's line; a batch is withdrawn or begun; one report for each) without threads and sockets.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
@@ -15,17 +14,20 @@ import numpy as np
 import trio
 from tests.pipeline.protocol_simulation.agenda import Agenda
 from tests.pipeline.protocol_simulation.journal import Journal, Run
+from tests.pipeline.protocol_simulation.network import Line
 from tests.pipeline.protocol_simulation.plan import Kind
-from tests.pipeline.serving.batches import report_of
 
-from shapestream.serving.executor import Reports, SlotSource
-from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
+from shapestream.serving import slot_threads
+from shapestream.serving.slot_threads import BatchWithdrawn, News, SessionBroken, SlotIdle, SlotSession
+from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import Role, decode
+from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.messages import Entry, Execute, Heartbeat, SlotHello
 from shapestream.wire.tensor_frames import from_array, to_array
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import MAX_WAITING
 
 __all__ = ["SimulatedSlots", "answer_of", "question_of", "uid_of"]
 
@@ -51,21 +53,22 @@ def _array(tensors: Tensors) -> np.ndarray[Any, Any]:
     return to_array(element_type, shape, buffer)
 
 
-class _Begun:
-    """The batch that a slot runs."""
+class _Slot:
+    """One slot."""
 
-    def __init__(self, batch: Batch, began: float, runs: list[Run | None]) -> None:
-        self.batch = batch
-        self.began = began
-        self.runs = runs
-        """Parallel to the members; None for one that was late."""
-        self.cancellable = False
+    def __init__(self) -> None:
+        self.line: Line | None = None
+        self.last = -1
+        self.withdrawn: set[int] = set()
+        self.batch: int | None = None
+        """The one that runs."""
+        self.interrupt: trio.Event | None = None
+        """Set to end it early; None where it cannot be interrupted."""
 
 
-class SimulatedSlots(SlotSource):
+class SimulatedSlots:
     """The slots of one process. `crash` is what poison does."""
 
-    prefetch_s = REMOTE_PREFETCH_S
     digests: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
 
@@ -80,6 +83,7 @@ class SimulatedSlots(SlotSource):
         slots: int,
         duration_s: Callable[[int], float],
         crash: Callable[[], None],
+        connect: Callable[[], Line],
     ) -> None:
         """`duration_s` says what a call of so many rows takes now."""
         self.name = name
@@ -90,111 +94,180 @@ class SimulatedSlots(SlotSource):
         self._random = random
         self._duration_s = duration_s
         self._crash = crash
-        self._report: Reports = lambda reports: None
-        self._running: list[_Begun | None] = [None] * slots
-        self._waiting: list[deque[Batch]] = [deque() for _ in range(slots)]
+        self._connect = connect
+        self._slots = [_Slot() for _ in range(slots)]
+        self._session: SlotSession | None = None
+        self._difference_s: float | None = None
+        self.nursery: trio.Nursery
+        """Where their tasks live: their process."""
         self.dead = False
 
-    def start(self, report: Reports) -> SimulatedSlots:
+    @property
+    def lines(self) -> list[Line]:
+        """The present connections."""
+        return [slot.line for slot in self._slots if slot.line is not None]
+
+    @property
+    def occupied(self) -> bool:
+        """Whether any of them runs a batch."""
+        return any(slot.batch is not None for slot in self._slots)
+
+    def listen(self) -> PeerSocket:
+        """Not asked of a worker's slots."""
+        raise AssertionError
+
+    def start(self, tell: Callable[[News], None]) -> None:
         """The worker takes them."""
-        self._report = report
-        return self
+        # Not at once, as in life: news come in a turn of their own.
+        self._tell = lambda news: self._agenda.after(0.0, lambda: None if self.dead else tell(news))
 
-    def start_nowait(self, batch: Batch) -> None:
-        """Begins, or waits behind what runs."""
-        waiting = self._waiting[batch.slot]
-        assert len(waiting) + (self._running[batch.slot] is not None) <= MAX_WAITING, "more than a slot takes"
-        waiting.append(batch)
-        # Not at once: the real slot's thread has to wake up, and meanwhile the event loop goes on.
-        self._agenda.after(0.0, lambda: self._begin(batch.slot))
+    def begin(self, session: SlotSession) -> None:
+        """Each greets on a line of its own."""
+        self._session = session
+        for number in range(self.slots):
+            self.nursery.start_soon(self._serve, number, session)
 
-    def cancel_nowait(self, batch: int) -> None:
-        """Ends what waits, and what can be interrupted."""
-        if self._take_back(batch, "cancelled"):
+    def end(self) -> None:
+        """The session is over; what can be interrupted is."""
+        self._session = self._difference_s = None
+        for slot in self._slots:
+            if slot.interrupt is not None:
+                slot.interrupt.set()
+
+    def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
+        """Skips a batch that has not begun, or interrupts it."""
+        own, session = self._slots[slot], self._session
+        if session is None:
             return
-        for slot, begun in enumerate(self._running):
-            if begun is not None and begun.batch.batch == batch and begun.cancellable:
-                self._end(slot, begun, code="cancelled")
+        if batch > own.last and batch not in own.withdrawn:
+            own.withdrawn.add(batch)
+            self._tell(BatchWithdrawn(session=session.number, slot=slot, batch=batch, code=code))
+        elif code is ErrorCode.CANCELLED and own.batch == batch and own.interrupt is not None:
+            own.interrupt.set()
 
-    def recall_nowait(self, batch: int) -> None:
-        """Gives back what waits."""
-        self._take_back(batch, "recalled")
-
-    def kill_nowait(self, reason: str) -> None:
-        """Nobody asks this of a worker's own executor."""
-        raise AssertionError(reason)
+    def set_clock(self, difference_s: float) -> None:
+        """How the clocks differ."""
+        self._difference_s = difference_s
 
     async def aclose(self) -> None:
         """The process ends."""
         self.dead = True
 
-    def _take_back(self, batch: int, code: str) -> bool:
-        for waiting in self._waiting:
-            for held in waiting:
-                if held.batch == batch:
-                    waiting.remove(held)
-                    self._say(report_of(held, code=code, message="taken back before it began"))
-                    return True
-        return False
+    async def _serve(self, number: int, session: SlotSession) -> None:
+        slot = self._slots[number]
+        slot.last = -1
+        slot.withdrawn.clear()
+        line = slot.line = self._connect()
+        try:
+            why = await self._serve_line(slot, line, session, number)
+        finally:
+            line.close()
+            if slot.line is line:
+                slot.line = None
+        if self._session is session:
+            self._tell(SessionBroken(session=session.number, why=why))
 
-    def _begin(self, slot: int) -> None:
-        if self.dead or self._running[slot] is not None or not self._waiting[slot]:
-            return
-        batch = self._waiting[slot].popleft()
-        now = trio.current_time()
+    async def _serve_line(self, slot: _Slot, line: Line, session: SlotSession, number: int) -> str:
+        """Serves until its session is over; returns why."""
+        assert session.silence_s is not None
+        if not await self._say(line, session, SlotHello(token=session.token, slot=number)):
+            return "nothing is taken"
+        while self._session is session:
+            messages = []
+            with trio.move_on_after(session.silence_s):
+                messages = await line.receive()
+            received_at = trio.current_time()
+            if not messages:
+                return "it is silent"
+            for frames in messages:
+                for entry in decode(frames, role=Role.WORKER, limits=WORKER_LIMITS).entries:
+                    if isinstance(entry, Execute):
+                        if entry.session == session.number and self._session is session:
+                            report = await self._execute(slot, entry, received_at)
+                            if self._session is not session:
+                                self._tell(SlotIdle(slot=number))
+                            elif report is not None:
+                                said = slot_threads.entry_of_report(report, session=session.number)
+                                if not await self._say(line, session, said):
+                                    return "nothing is taken"
+                    elif not isinstance(entry, Heartbeat):
+                        return f"it said {type(entry).__name__}"
+        return "over"
+
+    async def _say(self, line: Line, session: SlotSession, entry: Entry) -> bool:
+        assert session.silence_s is not None
+        with trio.move_on_after(session.silence_s) as patience:
+            await line.send(slot_threads.frames_of(entry))
+        return not patience.cancelled_caught
+
+    async def _execute(self, slot: _Slot, execute: Execute, received_at: float) -> BatchReport | None:
+        slot.last = execute.batch
+        if execute.batch in slot.withdrawn:
+            slot.withdrawn.discard(execute.batch)
+            return None
+        slot.batch = execute.batch
+        batch = slot_threads.read_batch(
+            execute,
+            self.models[execute.model].resolve,
+            received_at=received_at,
+            difference_s=self._difference_s,
+        )
+        try:
+            return await self._run(slot, batch)
+        finally:
+            slot.batch = slot.interrupt = None
+
+    async def _run(self, slot: _Slot, batch: Batch) -> BatchReport:
+        began = trio.current_time()
         start_before = batch.start_before or (None,) * len(batch.members)
-        in_time = [at is None or at > now for at in start_before]
+        in_time = [at is None or at > began for at in start_before]
         living = [uid_of(member) for member, may in zip(batch.members, in_time, strict=True) if may]
         runs = [
             self._journal.run_began(uid_of(member), self.name, tuple(living)) if may else None
             for member, may in zip(batch.members, in_time, strict=True)
         ]
-        begun = self._running[slot] = _Begun(batch, now, runs)
-        if not living:
-            self._end(slot, begun)
-            return
-        kinds = {self._journal.kind_of(uid) for uid in living}
-        rows = sum(shape.rows for shape, may in zip(batch.shapes, in_time, strict=True) if may)
-        duration_s = self._duration_s(rows)
-        # A call that can be interrupted at all can be so only sometimes.
-        begun.cancellable = self._random.random() < 0.3
-        if Kind.POISON in kinds:
-            self._agenda.after(duration_s * self._random.random(), self._die)
-        elif Kind.HANGING in kinds:
-            begun.cancellable = False
-        elif Kind.STUCK in kinds:
-            begun.cancellable = True
-        else:
-            code = "model_error" if Kind.BAD in kinds else None
-            self._agenda.after(duration_s, lambda: self._end(slot, begun, code=code))
-
-    def _die(self) -> None:
-        if not self.dead:
-            self._crash()
-
-    def _end(self, slot: int, begun: _Begun, code: str | None = None) -> None:
-        if self.dead or self._running[slot] is not begun:
-            return
-        self._running[slot] = None
-        took_s = trio.current_time() - begun.began
-        for run in begun.runs:
+        code: str | None = None
+        if living:
+            rows = sum(shape.rows for shape, may in zip(batch.shapes, in_time, strict=True) if may)
+            code = await self._call(slot, {self._journal.kind_of(uid) for uid in living}, rows)
+        for run in runs:
             if run is not None:
                 self._journal.run_ended(run, code)
-        if code is None:
-            outputs = tuple(
-                [
-                    None if run is None else _answered(member)
-                    for member, run in zip(begun.batch.members, begun.runs, strict=True)
-                ]
+        took_s = trio.current_time() - began
+        if code is not None:
+            return BatchReport(
+                batch=batch.batch,
+                outputs=None,
+                busy_s=took_s,
+                code=ErrorCode(code),
+                message=f"simulated: {code}",
             )
-            self._say(report_of(begun.batch, outputs=outputs, run_s=took_s, busy_s=took_s))
-        else:
-            self._say(report_of(begun.batch, busy_s=took_s, code=code, message=f"simulated: {code}"))
-        self._begin(slot)
+        return BatchReport(batch=batch.batch, outputs=_outputs(batch, runs), run_s=took_s, busy_s=took_s)
 
-    def _say(self, report: BatchReport) -> None:
-        # Not at once, as in life: reports come in a turn of their own.
-        self._agenda.after(0.0, lambda: None if self.dead else self._report([report]))
+    async def _call(self, slot: _Slot, kinds: set[Kind], rows: int) -> str | None:
+        """The call itself; returns why it failed."""
+        duration_s = self._duration_s(rows)
+        # A call that can be interrupted at all can be so only sometimes.
+        cancellable = self._random.random() < 0.3
+        if Kind.POISON in kinds:
+            await trio.sleep(duration_s * self._random.random())
+            self._crash()
+            await trio.sleep_forever()
+        if Kind.HANGING in kinds:
+            await trio.sleep_forever()
+        interrupt = trio.Event()
+        if cancellable or Kind.STUCK in kinds:
+            slot.interrupt = interrupt
+        with trio.move_on_after(float("inf") if Kind.STUCK in kinds else duration_s):
+            await interrupt.wait()
+            return "cancelled"
+        return "model_error" if Kind.BAD in kinds else None
+
+
+def _outputs(batch: Batch, runs: list[Run | None]) -> tuple[Tensors | None, ...]:
+    return tuple(
+        [None if run is None else _answered(member) for member, run in zip(batch.members, runs, strict=True)]
+    )
 
 
 def _answered(member: Tensors) -> Tensors:

@@ -92,6 +92,7 @@ class SimulatedWorker:
             slots=plan.slots,
             duration_s=self._duration_s,
             crash=self._crash,
+            connect=lambda: self._dial(),
         )
         self._worker = Worker(self.name, self.slots, self._connect, ready=lambda: self.is_ready())
 
@@ -100,10 +101,12 @@ class SimulatedWorker:
         PRESENT_PID.set(self.pid)
         with self._scope:
             await trio.sleep(STARTUP_S)
-            await self._worker.run()
-            self.status = EXIT_HANGS if self._worker.hangs else 0
+            async with trio.open_nursery() as self.slots.nursery:
+                await self._worker.run()
+                self.status = EXIT_HANGS if self._worker.hangs else 0
+                self.slots.nursery.cancel_scope.cancel()
         self.slots.dead = True
-        for line in self._lines[-1:]:
+        for line in self.lines:
             line.close()
         assert self.status is not None, "its scope is cancelled by `kill` alone"
         return self.status
@@ -114,7 +117,7 @@ class SimulatedWorker:
             self.status = status
             self.slots.dead = True
             self._journal.process_gone(self.name)
-            for line in self._lines[-1:]:
+            for line in self.lines:
                 line.kill()
             self._scope.cancel()
 
@@ -128,8 +131,18 @@ class SimulatedWorker:
 
     @property
     def line(self) -> Line | None:
-        """Its present connection."""
+        """The present connection of its control."""
         return self._lines[-1] if self._lines else None
+
+    @property
+    def lines(self) -> list[Line]:
+        """All its present connections."""
+        return [*self._lines[-1:], *self.slots.lines]
+
+    def troubled_lines(self) -> list[Line]:
+        """Those that one fault befalls: all of its host, or one of them."""
+        lines = self.lines
+        return lines if len(lines) < 2 or self._random.random() < 0.5 else [self._random.choice(lines)]
 
     @property
     def error_of_clock_s(self) -> float:
@@ -146,10 +159,14 @@ class SimulatedWorker:
         slow = trio.current_time() < self._slow_until
         return seconds * (SLOWER if slow else 1.0) * (1.0 + 0.2 * self._random.random())
 
-    def _connect(self) -> Line:
+    def _dial(self) -> Line:
         line = self._exchange.connect(self.name)
         if self.status is not None:
             line.kill()
+        return line
+
+    def _connect(self) -> Line:
+        line = self._dial()
         self._lines.append(line)
         return line
 

@@ -295,7 +295,8 @@ class World:
             case FaultKind.SLOW_WORKER:
                 worker.slow_down(fault.lasting_s)
             case _:
-                self._trouble_line(worker.line, fault)
+                for line in worker.troubled_lines():
+                    self._trouble_line(line, fault)
 
     def _replace(self, supervision: Supervision, worker: SimulatedWorker) -> None:
         name = next(name for name, one in supervision.workers.items() if one is worker)

@@ -55,6 +55,7 @@ def done(execute: Execute, outputs: tuple[Tensors | None, ...] | None = None, **
     given = tuple(echoed(member.tensors) for member in execute.members) if outputs is None else outputs
     fields: dict[str, Any] = {
         "batch": execute.batch,
+        "session": execute.session,
         "run_us": 500,
         "busy_us": 600,
         "reallocations": 1,

@@ -12,9 +12,10 @@ from tests.pipeline.serving.echo_model import SIGNATURE, done, echo_tensors, ech
 from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.executor import SlotSource
 from shapestream.serving.server import Server, serve
+from shapestream.serving.slot_threads import Slots
 from shapestream.settings import ServerSettings
+from shapestream.transport.interface import Connection
 from shapestream.transport.memory import MemoryServer, memory_server
 from shapestream.wire.codec import Role
 from shapestream.wire.messages import Execute, Result
@@ -50,7 +51,10 @@ class Running:
 
     def worker(self) -> RawPeer:
         """A new connection of a worker."""
-        return RawPeer(self.workers.connect(), Role.WORKER)
+        return RawPeer(self.workers.connect(), Role.WORKER, dial=self._dial)
+
+    async def _dial(self) -> Connection:
+        return self.workers.connect()
 
     async def greeted(self, client: bytes = b"c" * 16, model: str | None = "echo") -> RawPeer:
         """A client whose session is open, and so is a model if one is named."""
@@ -106,7 +110,7 @@ def serve_with(**options: Any) -> Callable[..., Awaitable[None]]:
 
 
 @asynccontextmanager
-async def memory_serving(local: SlotSource | None = None, **options: Any) -> AsyncIterator[Running]:
+async def memory_serving(local: Slots | None = None, **options: Any) -> AsyncIterator[Running]:
     """A server over memory endpoints for the time of the block."""
     clients, workers = memory_server(), memory_server()
     async with trio.open_nursery() as nursery:

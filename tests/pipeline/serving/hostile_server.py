@@ -17,8 +17,8 @@ import trio
 
 from shapestream.serving import client_port, outgoing, worker_port
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.server import Server, serve
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget, RateLimit, configure
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
@@ -83,7 +83,7 @@ async def main(folder: str) -> None:
             client_silence_s=120.0,
             worker_silence_s=120.0,
         )
-        await serve(settings, local=LocalSlots(models=models(), slots=1), task_status=task_status)
+        await serve(settings, local=SlotThreads(models=models(), slots=1), task_status=task_status)
 
     async with trio.open_nursery() as nursery:
         server = await nursery.start(start)

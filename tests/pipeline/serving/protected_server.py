@@ -43,12 +43,16 @@ class Place:
 
     async def peer(self, pair: KeyPair, role: Role = Role.CLIENT) -> RawPeer:
         """A new connection with this key."""
-        dealer = ProtectedDealer(CallerKeys(key=pair, server_key=SERVER.public))
-        self.sockets.append(dealer)
         addresses = self.server.worker_addresses if role is Role.WORKER else self.server.addresses
-        dealer.connect(addresses[0])
-        await self._nursery.start(dealer.run)
-        return RawPeer(dealer, role)
+
+        async def dial() -> ProtectedDealer:
+            dealer = ProtectedDealer(CallerKeys(key=pair, server_key=SERVER.public))
+            self.sockets.append(dealer)
+            dealer.connect(addresses[0])
+            await self._nursery.start(dealer.run)
+            return dealer
+
+        return RawPeer(await dial(), role, dial=dial)
 
 
 @asynccontextmanager

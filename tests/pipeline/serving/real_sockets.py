@@ -11,14 +11,14 @@ import trio
 from tests.pipeline.serving.harness import serve_with
 from tests.pipeline.serving.raw_peer import RawPeer
 
-from shapestream.serving.executor import SlotSource
 from shapestream.serving.server import Server
+from shapestream.serving.slot_threads import Slots
 from shapestream.transport.dealer import DealerSocket
 from shapestream.wire.codec import Role
 
 
 @asynccontextmanager
-async def socket_serving(address: str, local: SlotSource, **options: Any) -> AsyncIterator[Server]:
+async def socket_serving(address: str, local: Slots, **options: Any) -> AsyncIterator[Server]:
     """A server that listens there for the time of the block; it drains at the end."""
     start = partial(serve_with(listen=(address,), **options), local=local)
     async with trio.open_nursery() as nursery:
@@ -30,8 +30,19 @@ async def socket_serving(address: str, local: SlotSource, **options: Any) -> Asy
 @asynccontextmanager
 async def dialled(address: str, role: Role = Role.CLIENT) -> AsyncIterator[RawPeer]:
     """A connection on which nothing was said yet."""
-    async with trio.open_nursery() as nursery, DealerSocket() as socket:
+    sockets: list[DealerSocket] = []
+
+    async def dial() -> DealerSocket:
+        socket = DealerSocket()
+        sockets.append(socket)
         socket.connect(address)
         await nursery.start(socket.run)
-        yield RawPeer(socket, role)
+        return socket
+
+    async with trio.open_nursery() as nursery:
+        try:
+            yield RawPeer(await dial(), role, dial=dial)
+        finally:
+            for socket in sockets:
+                socket.close()
         nursery.cancel_scope.cancel()

@@ -37,12 +37,13 @@ def worker_name() -> str:
 
 
 def remote_report(
-    order: Execute, *, batch: Any = None, run_us: Any = 5, busy_us: Any = 6, reallocations: Any = 0,
+    order: Execute, *, batch: Any = None, session: Any = None, run_us: Any = 5, busy_us: Any = 6, reallocations: Any = 0,
     preparations: Any = 0, calls: Any = (), outputs: Any = (OUTPUT,), frames: int = 0,
 ) -> list[Any]:  # fmt: skip
     """A good report, any field replaced."""
     number = order.batch if batch is None else batch
-    return [41, frames, number, run_us, busy_us, reallocations, preparations, calls, outputs]
+    session = order.session if session is None else session
+    return [41, frames, number, session, run_us, busy_us, reallocations, preparations, calls, outputs]
 
 
 def output(*rows: tuple[Any, ...], inline: tuple[Any, ...] = (ANSWER,)) -> tuple[Any, ...]:
@@ -76,6 +77,6 @@ async def ask_remote(honest: RawPeer, sequence: int) -> None:
 async def answer_remote(good: RawPeer, honest: RawPeer, sequence: int) -> None:
     """A good worker runs it."""
     order = await good.hear(Execute)
-    good.connection.send_nowait(message(remote_report(order)))
+    good.slots[0].send_nowait(message(remote_report(order)))
     result = await honest.hear(Result)
     assert (sequence, ANSWER) == (result.sequence, bytes(result.tensors.buffers[0]))

@@ -2,70 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 from tests.pipeline.serving.batches import report_of
 from tests.pipeline.serving.echo_model import SIGNATURE, echoed
 
-from shapestream.serving.executor import Reports, SlotSource
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream.serving.slot_threads import News, SlotSession, entry_of_report, frames_of, read_batch
+from shapestream.transport.interface import PeerSocket
+from shapestream.transport.memory import MemoryConnection, memory_server
+from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.messages import Execute, SlotHello
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
 
 
-class ScriptedSlots(SlotSource):
-    """Slots without threads: the test sees what was started and says when, and how, it ends."""
+class ScriptedSlots:
+    """Slots of a server's own process: each has its connection, and the test says what they report there."""
 
-    name = "scripted"
-    prefetch_s = 0.0005
     digests: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
+    occupied = False
 
     def __init__(self, signature: ModelSignature = SIGNATURE, slots: int = 1) -> None:
         self.slots = slots
         self.models: Mapping[str, ModelSignature] = {signature.name: signature}
-        self.started: list[Batch] = []
         self.cancelled: list[int] = []
         self.recalled: list[int] = []
-        self.killed: list[str] = []
         self.closed = False
-        self._report: Reports = lambda reports: None
-        self._arrival = trio.Event()
+        self._started: list[Batch] = []
+        self._connections: list[MemoryConnection] = []
+        self._session = 0
+        self._slot_of: dict[int, int] = {}
 
-    def start(self, report: Reports) -> ScriptedSlots:
-        """The server takes it."""
-        self._report = report
-        return self
+    def listen(self) -> PeerSocket:
+        """The port that they dial, in memory."""
+        self._port = memory_server()
+        return self._port
 
-    def start_nowait(self, batch: Batch) -> None:
-        """Notes the batch."""
-        self.started.append(batch)
-        self._arrival.set()
-        self._arrival = trio.Event()
+    def start(self, tell: Callable[[News], None]) -> None:
+        """The server takes them."""
+        self.tell = tell
 
-    def cancel_nowait(self, batch: int) -> None:
-        """Notes the cancellation."""
-        self.cancelled.append(batch)
+    def begin(self, session: SlotSession) -> None:
+        """Each greets."""
+        self._session = session.number
+        for slot in range(self.slots):
+            connection = self._port.connect()
+            connection.send_nowait(encode([SlotHello(token=session.token, slot=slot)], limits=WORKER_LIMITS))
+            self._connections.append(connection)
 
-    def recall_nowait(self, batch: int) -> None:
-        """Notes that it is wanted back."""
-        self.recalled.append(batch)
+    def end(self) -> None:
+        """Not asked of a server's own slots."""
+        raise AssertionError
 
-    def kill_nowait(self, reason: str) -> None:
-        """Notes why."""
-        self.killed.append(reason)
+    def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
+        """Notes what is wanted."""
+        (self.cancelled if code is ErrorCode.CANCELLED else self.recalled).append(batch)
+
+    def set_clock(self, difference_s: float) -> None:
+        """One clock is enough here."""
+        assert difference_s == 0.0
 
     async def aclose(self) -> None:
         """Notes the end."""
         self.closed = True
 
+    @property
+    def started(self) -> list[Batch]:
+        """The batches that have arrived and were not taken yet."""
+        for connection in self._connections:
+            for frames in connection.receive_nowait():
+                self._take(frames)
+        return self._started
+
+    def _take(self, frames: Sequence[object]) -> None:
+        for entry in decode(frames, role=Role.WORKER, limits=WORKER_LIMITS).entries:  # type: ignore[arg-type]
+            assert isinstance(entry, Execute)
+            batch = read_batch(
+                entry,
+                self.models[entry.model].resolve,
+                received_at=trio.current_time(),
+                difference_s=0.0,
+            )
+            self._started.append(batch)
+
     async def next_batch(self) -> Batch:
         """The next batch that was not taken yet."""
         while not self.started:
-            await self._arrival.wait()
-        return self.started.pop(0)
+            async with trio.open_nursery() as nursery:
+                for connection in self._connections:
+                    nursery.start_soon(self._receive, connection, nursery.cancel_scope)
+        return self._started.pop(0)
+
+    async def _receive(self, connection: MemoryConnection, scope: trio.CancelScope) -> None:
+        for frames in await connection.receive():
+            self._take(frames)
+        scope.cancel()
 
     def finish(self, batch: Batch, outputs: Sequence[Tensors | None] | None = None, **times: float) -> None:
         """The batch ran; each member gets its first input back unless `outputs` says otherwise."""
@@ -76,12 +112,16 @@ class ScriptedSlots(SlotSource):
     ) -> BatchReport:
         """The report of that, for several in one turn."""
         given = tuple(echoed(member) for member in batch.members) if outputs is None else tuple(outputs)
+        self._slot_of[batch.batch] = batch.slot
         return report_of(batch, **{"outputs": given, "run_s": 0.001, "busy_s": 0.002, **times})
 
     def fail(self, batch: Batch, code: str = "model_error", message: str = "no") -> None:
         """The batch failed."""
+        self._slot_of[batch.batch] = batch.slot
         self.report(report_of(batch, code=code, message=message))
 
     def report(self, *reports: BatchReport) -> None:
-        """Hands reports to the server, as a slot's thread would."""
-        self._report(reports)
+        """Sends reports to the server, each from the batch's slot."""
+        for report in reports:
+            frames = frames_of(entry_of_report(report, session=self._session))
+            self._connections[self._slot_of[report.batch]].send_nowait(frames)

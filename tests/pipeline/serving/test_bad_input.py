@@ -20,8 +20,8 @@ from tests.pipeline.serving.raw_messages import (
 )
 from tests.pipeline.serving.real_sockets import dialled, socket_serving
 
-from shapestream.serving.local_executor import LocalSlots
 from shapestream.serving.server import Server
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.wire.messages import (
     Failure,
     ModelRefused,
@@ -34,7 +34,7 @@ async def scaled_serving(
     address: str, function: Callable[..., Any] = scaled, **options: Any
 ) -> AsyncIterator[Server]:
     """A server with one slot on a real thread, at a real address."""
-    local = LocalSlots(models={"scaled": scaled_model(function)}, slots=1)
+    local = SlotThreads(models={"scaled": scaled_model(function)}, slots=1)
     async with socket_serving(address, local, **options) as server:
         yield server
 

@@ -132,6 +132,7 @@ async def test_a_client_that_does_not_read_is_cut_off_alone() -> None:
         for number in range(9):
             deaf.say(request(number))
             slots.finish(await slots.next_batch())
+        await wait_all_tasks_blocked()
         assert 1 == running.server.statistics()["clients"]
         assert {"client: does not read": 1} == running.server.statistics()["peers_lost"]
         other.say(request(1))
@@ -166,6 +167,7 @@ async def test_a_client_that_comes_back_gets_what_was_finished_and_what_still_ru
         second = await slots.next_batch()
         before.connection.close()
         slots.finish(first)
+        await wait_all_tasks_blocked()
         statistics = running.server.statistics()
         assert (1, {"client: gone": 1}) == (statistics["clients"], statistics["peers_lost"])
 

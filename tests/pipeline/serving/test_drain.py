@@ -105,7 +105,7 @@ async def test_a_worker_that_is_gone_when_the_grace_is_over_ends_nothing_twice()
         await worker.hear(Execute)
         running.server.drain()
         await trio.sleep(0.4)
-        worker.connection.close()
+        worker.close()
         verdicts = [verdict(failure) for failure in await client.hear_each(Failure, 2)]
         assert [(1, "worker_lost", True), (2, "draining", True)] == verdicts
         await client.hear(Goodbye)

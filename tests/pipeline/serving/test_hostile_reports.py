@@ -38,7 +38,7 @@ def reported(**changes: Any) -> Callable[[Execute], Frames]:
 LIES: dict[str, Callable[[Execute], Frames]] = {
     "a batch that it was never sent": lambda order: message(remote_report(order, batch=order.batch + 1_000)),
     "the failure of a batch that it was never sent": lambda order: message(
-        [42, 0, order.batch + 1_000, "internal", "no"]
+        [42, 0, order.batch + 1_000, order.session, "internal", "no"]
     ),
     "no results": reported(outputs=()),
     "two results for one request": reported(outputs=(OUTPUT, OUTPUT)),
@@ -66,7 +66,7 @@ LIES: dict[str, Callable[[Execute], Frames]] = {
     "no calls of its shape": reported(calls=((0, (2, 3)),)),
     "2^40 calls": reported(calls=((2**40, (2, 3)),)),
     "a call of 2^62 rows": reported(calls=((1, (2**62, 2**62)),)),
-    "a failure with a number as its code": lambda order: message([42, 0, order.batch, 5, "no"]),
+    "a failure with a number as its code": lambda order: message([42, 0, order.batch, order.session, 5, "no"]),
     "a report without its number": reported(batch=2**63),
     "a client's request": lambda order: message(entry()),
     "garbage behind its report": lambda order: [packed([1, [remote_report(order)]]) + b"\xc1"],
@@ -80,7 +80,7 @@ async def test_a_worker_that_lies_is_cut_off_and_its_work_is_done_again(name: st
     async with watched(server) as watch, dialled(server.workers, Role.WORKER) as liar:
         await liar.join_as_worker(worker_name(), signature=REMOTE)
         await ask_remote(watch.honest, 500)
-        liar.connection.send_nowait(LIES[name](await liar.hear(Execute)))
+        liar.slots[0].send_nowait(LIES[name](await liar.hear(Execute)))
         await liar.hear(Goodbye)
         async with remote_worker(server, watch.honest) as good:
             await answer_remote(good, watch.honest, 500)
@@ -97,7 +97,7 @@ async def test_a_stale_report_answers_nobody(server: Hostile) -> None:
         order = await former.hear(Execute)
         async with dialled(server.workers, Role.WORKER) as latter:
             await latter.join_as_worker(name, signature=REMOTE)
-            former.connection.send_nowait(
+            former.slots[0].send_nowait(
                 message(remote_report(order, outputs=output((0, "f32", (2, 3)), inline=(bytes(24),))))
             )
             await former.hear(Unknown)
@@ -114,7 +114,7 @@ async def test_a_report_that_comes_twice_answers_once(server: Hostile) -> None:
         await joined.join_as_worker(worker_name(), signature=REMOTE)
         await ask_remote(watch.honest, 500)
         order = await joined.hear(Execute)
-        joined.connection.send_nowait(message(remote_report(order), remote_report(order)))
+        joined.slots[0].send_nowait(message(remote_report(order), remote_report(order)))
         await joined.hear(Goodbye)
         assert 500 == (await watch.honest.hear(Result)).sequence
         await watch.done("bad_messages.workers")
@@ -128,7 +128,7 @@ async def test_a_worker_cannot_choose_every_code(code: str, server: Hostile) -> 
     async with watched(server) as watch, remote_worker(server, watch.honest) as joined:
         await ask_remote(watch.honest, 500)
         order = await joined.hear(Execute)
-        joined.connection.send_nowait(message([42, 0, order.batch, code, "words\n" * 50]))
+        joined.slots[0].send_nowait(message([42, 0, order.batch, order.session, code, "words\n" * 50]))
         assert (500, "internal") == ending(await watch.honest.hear(Failure))
         await watch.moved("failures.internal")
 

@@ -29,6 +29,7 @@ DESCRIBED = REMOTE.to_dict()
 def hello(**changes: Any) -> Frames:
     """A worker's greeting, by hand."""
     fields = {"name": worker_name(), "pid": 1, "slots": 1, "models": {"remote": DESCRIBED}, "costs": {}}
+    fields |= {"digests": {}, "protocol": 2}
     return message([40, 0, *(fields | changes).values()])
 
 
@@ -127,7 +128,9 @@ FORGED: dict[str, Frames] = {
     ),
     "a client's greeting": message([10, 0, bytes(16), "x"]),
     "a request": message(entry()),
-    "the server's own order": message([51, 0, 1, 0, "remote", [2, 3], [[None, packed(LAYOUT), INLINE]]]),
+    "the server's own order": message(
+        [51, 0, 1, 1, 0, 0, "remote", [2, 3], [[None, packed(LAYOUT), INLINE]]]
+    ),
     "garbage": [b"\xc1"],
     "no frames but one empty": [b""],
     "a frame nobody owns": [packed([1, []]), b"x"],

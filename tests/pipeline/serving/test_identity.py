@@ -94,7 +94,11 @@ async def test_a_workers_name_belongs_to_its_key() -> None:
     async with serving() as place:
         box, other = await place.peer(BOX, Role.WORKER), await place.peer(OTHER_BOX, Role.WORKER)
         await box.join_as_worker("box")
-        other.say(WorkerHello(worker="box", pid=2, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
+        other.say(
+            WorkerHello(
+                protocol=2, worker="box", pid=2, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}
+            )
+        )
         await other.hear(Goodbye)
         assert 1 == bad(place, "workers")
         alice = await place.client(ALICE, ID)
@@ -109,7 +113,11 @@ async def test_a_dialled_in_worker_cannot_pass_for_one_of_the_servers_own() -> N
         owner = Owner("w0-7")
         place.server.own_processes(owner)
         box = await place.peer(BOX, Role.WORKER)
-        box.say(WorkerHello(worker="w0-7", pid=7, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}))
+        box.say(
+            WorkerHello(
+                protocol=2, worker="w0-7", pid=7, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}
+            )
+        )
         await box.hear(Goodbye)
         assert (1, []) == (bad(place, "workers"), owner.killed)
 
@@ -119,12 +127,10 @@ async def test_a_client_cannot_speak_as_a_worker() -> None:
     """What belongs to the other port is refused at this one, whatever the key may do elsewhere."""
     async with serving(ScriptedSlots()) as place:
         alice = await place.client(ALICE, ID)
-        alice.say(WorkerHello(worker="w", pid=1, slots=1, models={}))
+        alice.say(WorkerHello(protocol=2, worker="w", pid=1, slots=1, models={}))
         alice.say(request(1, echo_tensors(), model=7))
         assert "invalid" == (await alice.hear(Failure)).code
-        assert [] == [
-            label for label in place.server.statistics()["slots"] if not label.startswith("scripted")
-        ]
+        assert [] == [label for label in place.server.statistics()["slots"] if not label.startswith("local")]
 
 
 @pytest.mark.parametrize(

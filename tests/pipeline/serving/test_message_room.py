@@ -38,12 +38,19 @@ def tensors(ports: int, nbytes: int, rank: int) -> Tensors:
 
 def entries(rows: int, inputs: int, outputs: int, nbytes: int, rank: int) -> list[tuple[Role, Entry]]:
     """A batch of so many requests, and its answer, with the largest numbers that may stand beside the tensors."""
-    member = ExecuteMember(remaining_ms=MAX_INTEGER, tensors=tensors(inputs, nbytes, rank))
+    member = ExecuteMember(deadline_us=MAX_INTEGER, tensors=tensors(inputs, nbytes, rank))
     execute = Execute(
-        batch=MAX_INTEGER, slot=1023, model="m" * 512, sizes=(MAX_INTEGER,) * 64, members=(member,) * rows
+        batch=MAX_INTEGER,
+        session=MAX_INTEGER,
+        slot=1023,
+        sent_us=MAX_INTEGER,
+        model="m" * 512,
+        sizes=(MAX_INTEGER,) * 64,
+        members=(member,) * rows,
     )
     done = BatchDone(
         batch=MAX_INTEGER,
+        session=MAX_INTEGER,
         run_us=MAX_INTEGER,
         busy_us=MAX_INTEGER,
         reallocations=MAX_INTEGER,

@@ -9,7 +9,7 @@ import trio
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.real_sockets import dialled, socket_serving
 
-from shapestream.serving.local_executor import LocalSlots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, compile_model
@@ -31,7 +31,7 @@ def centred() -> ov.Model:
 async def test_rows_of_random_shapes_come_back_to_their_senders(address: str) -> None:
     """Two clients, two slots, many lengths in one stream; each answer is that of its own rows, and no input grows."""
     spec = ModelSpec(name="centred", model=centred(), inputs={"x": InputSpec(shape="batch:1..16, n:1..64")})
-    local = LocalSlots(models={"centred": compile_model(spec, slots=2, threads=1)}, slots=2)
+    local = SlotThreads(models={"centred": compile_model(spec, slots=2, threads=1)}, slots=2)
     arrays = random_rows(200)
     async with socket_serving(address, local) as server:
         async with trio.open_nursery() as clients:

@@ -18,8 +18,7 @@ from tests.pipeline.serving.harness import (
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events
-from shapestream.serving.local_executor import LOCAL_PREFETCH_S
-from shapestream.serving.remote_executor import REMOTE_PREFETCH_S
+from shapestream.serving.workers import LOCAL_PREFETCH_S, REMOTE_PREFETCH_S
 from shapestream.wire.messages import (
     BatchFailed,
     Cancel,
@@ -57,7 +56,9 @@ async def test_a_worker_gets_one_batch_more_than_it_runs(sends_ahead: EagerSched
         with sends_ahead.recalling():
             client.say(request(4))
             assert fourth.batch == (await worker.hear(RecallBatch)).batch
-        worker.say(BatchFailed(batch=fourth.batch, code="recalled", message="as asked"))
+        worker.say(
+            BatchFailed(batch=fourth.batch, session=fourth.session, code="recalled", message="as asked")
+        )
         again = await worker.hear(Execute)
         assert again.batch not in (first.batch, second.batch, third.batch, fourth.batch)
         worker.say(done(third), done(again))
@@ -76,7 +77,11 @@ async def test_a_worker_that_gives_back_what_nobody_asked_for_is_no_excuse(
         client, worker = await running.client_and_worker()
         client.say(request(1))
         execute = await worker.hear(Execute)
-        worker.say(BatchFailed(batch=execute.batch, code="recalled", message="I would rather not"))
+        worker.say(
+            BatchFailed(
+                batch=execute.batch, session=execute.session, code="recalled", message="I would rather not"
+            )
+        )
         await worker.hear(Execute)
         assert ["internal"] == sends_ahead.codes()
 
@@ -89,7 +94,7 @@ async def test_a_worker_that_is_lost_gives_both_its_batches_back() -> None:
         client, lost = await running.client_and_worker()
         client.say(request(0), request(1))
         old = await lost.hear_each(Execute, 2)
-        lost.connection.close()
+        lost.close()
         await trio.sleep(5.0)
         other = await running.joined("other")
         new = await other.hear_each(Execute, 2)
@@ -172,7 +177,9 @@ async def test_a_cancellation_reaches_the_worker_while_the_batch_waits() -> None
         first, second = await worker.hear_each(Execute, 2)
         client.say(Cancel(sequence=2))
         assert second.batch == (await worker.hear(CancelBatch)).batch
-        worker.say(BatchFailed(batch=second.batch, code="cancelled", message="taken back"))
+        worker.say(
+            BatchFailed(batch=second.batch, session=second.session, code="cancelled", message="taken back")
+        )
         third = await worker.hear(Execute)
         worker.say(done(first), done(third))
         assert {1, 3} == set(await client.sequences(2))
@@ -211,7 +218,7 @@ async def test_the_scheduler_hears_how_long_the_way_to_each_slot_is(scheduler: E
     """Longer to a worker than within the process; and nothing of it where prefetch is switched off."""
     async with memory_serving(ScriptedSlots()) as running:
         await running.worker().join_as_worker("w", slots=2)
-    far = [("scripted", LOCAL_PREFETCH_S), ("w", REMOTE_PREFETCH_S), ("w", REMOTE_PREFETCH_S)]
+    far = [("local", LOCAL_PREFETCH_S), ("w", REMOTE_PREFETCH_S), ("w", REMOTE_PREFETCH_S)]
     assert far == [(slot.worker, slot.prefetch_s) for slot in scheduler.joined]
     together = [event for event in scheduler.log if isinstance(event, events.SlotsJoined)]
     assert [1, 2] == [len(event.slots) for event in together]

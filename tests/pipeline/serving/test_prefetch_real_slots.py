@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.eager import EagerScheduler
-from tests.pipeline.serving.harness import RawPeer, memory_serving, request
+from tests.pipeline.serving.harness import RawPeer, Running, memory_serving, request, serve_with
 
 from shapestream.scheduling import events
-from shapestream.serving.local_executor import LocalSlots
+from shapestream.serving.slot_threads import SlotThreads
+from shapestream.transport.blocking_dealer import BlockingDealer
+from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.memory import memory_server
+from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.messages import Request, Result
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
@@ -24,14 +30,14 @@ REQUESTS = 300
 
 
 @contextmanager
-def counting(slots: int) -> Iterator[tuple[CompiledModel, Counter[int]]]:
+def counting(slots: int, sorted_numbers: int = 20_000) -> Iterator[tuple[CompiledModel, Counter[int]]]:
     """y = 2 x, and how often it ran with which x. Some take long enough for a recall to be in time."""
     ran: Counter[int] = Counter()
-    numbers = np.random.default_rng(3).random(20_000)
+    numbers = np.random.default_rng(3).random(sorted_numbers)
 
     def double(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ran[int(x[0])] += 1
-        if x[0] % 3 == 0:
+        if x[0] % 3:
             np.sort(numbers)
         doubled: np.ndarray[Any, Any] = x * 2
         return doubled
@@ -90,7 +96,7 @@ def check_all(results: dict[int, Result], ran: Counter[int], scheduler: EagerSch
 async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerScheduler) -> None:
     """300 requests over two slots, each with one batch behind the other, a third of these recalled at any moment."""
     with counting(2) as (model, ran):
-        async with memory_serving(LocalSlots(models={"echo": model}, slots=2)) as running:
+        async with memory_serving(SlotThreads(models={"echo": model}, slots=2)) as running:
             client = await running.greeted()
             results = await ask_all(client)
             statistics = running.server.statistics()
@@ -102,12 +108,30 @@ async def test_slots_of_this_process_run_what_was_sent_ahead(scheduler: EagerSch
 
 
 @real_time
-async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler) -> None:
+async def test_workers_run_what_was_sent_ahead(scheduler: EagerScheduler, tmp_path: Path) -> None:
     """The same over two real workers, with the wire in between; one of them is drained in the middle."""
-    with counting(2) as (model, ran):
-        async with memory_serving() as running, trio.open_nursery() as nursery:
+    with counting(2, 60_000) as (model, ran):
+        address = f"ipc://{tmp_path}/workers"
+        port = RouterSocket()
+        port.bind(address)
+
+        def connect() -> DealerSocket:
+            connection = DealerSocket()
+            connection.connect(address)
+            return connection
+
+        async with trio.open_nursery() as nursery:
+            clients = memory_server()
+            server = await nursery.start(partial(serve_with(), clients=clients, workers=port))
+            running = Running(server, clients, memory_server())
             workers = [
-                Worker(name, LocalSlots(models={"echo": model}, slots=1), running.workers.connect)
+                Worker(
+                    name,
+                    SlotThreads(
+                        models={"echo": model}, slots=1, dial=lambda wake: BlockingDealer(address, wake)
+                    ),
+                    connect,
+                )
                 for name in ("a", "b")
             ]
             left = trio.Event()

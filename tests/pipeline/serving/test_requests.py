@@ -8,6 +8,7 @@ from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import (
     SIGNATURE,
+    RawPeer,
     ScriptedSlots,
     echo_tensors,
     echoed,
@@ -18,16 +19,21 @@ from tests.pipeline.serving.harness import (
     verdict,
 )
 
+from shapestream.serving.outgoing import Link, Outgoing
+from shapestream.telemetry.statistics import ServerStatistics
+from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import Role, decode
 from shapestream.wire.messages import (
     Cancel,
     Failure,
+    Heartbeat,
     ModelOpened,
     ModelRefused,
     OpenModel,
     Result,
     Statistics,
     StatisticsRequest,
+    Timings,
 )
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
@@ -43,7 +49,7 @@ async def test_a_request_is_answered_with_its_own_bytes_and_timings() -> None:
         assert 7 == result.sequence
         assert ((0, "f32", (1, 4)),) == result.tensors.layout
         assert echo_tensors().buffers[0] == result.tensors.buffers[0]
-        assert "scripted/0" == result.timings.worker
+        assert "local/0" == result.timings.worker
         assert 1000 == result.timings.run_us
 
 
@@ -213,29 +219,36 @@ async def test_a_request_of_a_wrong_shape_fails_alone_in_its_message() -> None:
 async def test_a_result_that_no_message_can_hold_fails_alone() -> None:
     """A model's output may have more dimensions than the protocol; its neighbours in the turn are delivered."""
     async with scripted_client() as (client, slots):
-        client.say(request(1), request(2))
+        client.say(request(1, echo_tensors(value=7.0)), request(2))
         batch = await slots.next_batch()
         monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
         slots.finish(batch, [monster, echoed(batch.members[1])])
+        for _ in batch.members:  # each alone
+            half = await slots.next_batch()
+            slots.finish(half, [monster] if half.members[0] == batch.members[0] else None)
         failure = await client.hear(Failure)
-        assert (1, "internal") == ending(failure)
+        assert (1, "model_error") == ending(failure)
         assert "32" in failure.message
         assert 2 == (await client.hear(Result)).sequence
 
 
 @virtual_time
 async def test_results_that_cannot_be_sent_do_not_fill_the_log() -> None:
-    """A line per second, which tells how many were left out."""
-    async with scripted_client() as (client, slots):
-        monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
-        with structlog.testing.capture_logs() as lines:
-            for number in range(5):
-                client.say(request(number))
-                slots.finish(await slots.next_batch(), [monster])
-                await client.hear(Failure)
-        assert ["an entry cannot be sent"] == [
-            line["event"] for line in lines if line["log_level"] == "error"
-        ]
+    """A line per second, which tells how many were left out; the client hears of each."""
+    endpoint = memory_server()
+    outgoing = Outgoing(endpoint, "clients", ServerStatistics())
+    peer = RawPeer(endpoint.connect())
+    peer.say(Heartbeat())
+    ((address, _),) = endpoint.receive_nowait()
+    link = Link(address, 0.0)
+    monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
+    timings = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="w/0")
+    with structlog.testing.capture_logs() as lines:
+        for number in range(5):
+            outgoing.say(link, Result(sequence=number, timings=timings, tensors=monster))
+            assert [] == outgoing.flush()
+            assert (number, "internal") == ending(await peer.hear(Failure))
+    assert ["an entry cannot be sent"] == [line["event"] for line in lines if line["log_level"] == "error"]
 
 
 @virtual_time

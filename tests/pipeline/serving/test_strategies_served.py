@@ -13,7 +13,7 @@ from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import memory_serving
 
-from shapestream.serving.local_executor import LocalSlots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
 from shapestream.wire.messages import Failure, Request, Result
 from shapestream_engine import InputSpec, ModelSpec, Strategy, compile_model
@@ -50,7 +50,7 @@ async def serve(
         strategy=strategy,
         inputs={"x": InputSpec(shape=shape, pad={"seq": 0})},
     )
-    local = LocalSlots(models={"sums": compile_model(spec, threads=1)})
+    local = SlotThreads(models={"sums": compile_model(spec, threads=1)})
     known = {} if options is None else {"sums": options}
     answers: dict[int, Result | Failure] = {}
     async with memory_serving(local, models=known) as running:

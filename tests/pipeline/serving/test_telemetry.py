@@ -259,7 +259,7 @@ async def test_deciding_is_timed() -> None:
         after = running.server.statistics()
         assert after["scheduling_s"] > before
         assert after["scheduling_us_per_request"] == pytest.approx(after["scheduling_s"] / 2 * 1e6, abs=1)
-        assert 0.002 == after["slots"]["scripted/0"]["busy_s"]
+        assert 0.002 == after["slots"]["local/0"]["busy_s"]
 
 
 @virtual_time

@@ -192,7 +192,9 @@ async def test_a_worker_that_greets_without_end_keeps_nobody_waiting() -> None:
         client, worker = await running.client_and_worker()
         client.say(request(1))
         execute = await worker.hear(Execute)
-        greeting = WorkerHello(worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()})
+        greeting = WorkerHello(
+            protocol=2, worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()}
+        )
         greeter = running.worker()
         greeter.say(*[greeting] * 100)
         worker.say(done(execute))
@@ -222,7 +224,9 @@ async def test_workers_with_the_most_slots_come_and_go_and_the_rest_serve_on() -
 async def test_slots_that_join_without_end_are_refused_until_time_has_passed() -> None:
     """8,192 slots may join at once; then a worker is told goodbye, and may come a moment later."""
     async with memory_serving() as running:
-        greeting = WorkerHello(worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()})
+        greeting = WorkerHello(
+            protocol=2, worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()}
+        )
         greeter = running.worker()
         greeter.say(*[greeting] * 33)
         await greeter.hear(Goodbye)

@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 import pytest
-from tests.pipeline.serving.clocks import real_time, virtual_time
-from tests.pipeline.serving.harness import SIGNATURE, memory_serving
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.harness import SIGNATURE, ScriptedSlots, memory_serving
+from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events
 from shapestream.scheduling.events import Action
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.serving.local_executor import LocalSlots
-from shapestream.wire.messages import Goodbye, WorkerHello, WorkerWelcome
+from shapestream.wire.messages import Goodbye, WorkerHello
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 TABLE = CostTable(
@@ -26,12 +26,11 @@ TABLE = CostTable(
 def hello(costs: dict[str, dict[str, Any]]) -> WorkerHello:
     """A worker with one model, and these costs."""
     models = {SIGNATURE.name: SIGNATURE.to_dict()}
-    return WorkerHello(worker="w", pid=1, slots=2, models=models, costs=costs)
+    return WorkerHello(protocol=2, worker="w", pid=1, slots=2, models=models, costs=costs)
 
 
-@virtual_time
-async def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker's table, and whose slot it is."""
+def joining(monkeypatch: pytest.MonkeyPatch) -> list[events.SlotJoined]:
+    """The slots that the scheduler hears of."""
     joined: list[events.SlotJoined] = []
     handle = Scheduler.handle
 
@@ -41,10 +40,17 @@ async def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: py
         return handle(self, event, now)
 
     monkeypatch.setattr(Scheduler, "handle", watched)
+    return joined
+
+
+@virtual_time
+async def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's table, and whose slot it is."""
+    joined = joining(monkeypatch)
     async with memory_serving() as running:
         worker = running.worker()
-        worker.say(hello({SIGNATURE.name: TABLE.to_dict()}))
-        await worker.hear(WorkerWelcome)
+        await worker.greet_as_worker(hello({SIGNATURE.name: TABLE.to_dict()}))
+        await wait_all_tasks_blocked()
     assert [("w", {SIGNATURE.name: TABLE})] * 2 == [(event.worker, event.costs) for event in joined]
 
 
@@ -73,9 +79,12 @@ async def test_a_worker_whose_costs_cannot_be_read_is_cut_off(costs: dict[str, d
         assert {} == running.server.statistics()["slots"]
 
 
-@real_time
-async def test_slots_of_the_servers_own_bring_theirs_as_well() -> None:
-    """What the server's process measured of its models is its executor's."""
-    executor = LocalSlots(models={}, slots=1, costs={SIGNATURE.name: TABLE}).start(lambda reports: None)
-    assert {SIGNATURE.name: TABLE} == executor.costs
-    await executor.aclose()
+@virtual_time
+async def test_slots_of_the_servers_own_bring_theirs_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server's process measured of its models is known with its slots."""
+    joined = joining(monkeypatch)
+    slots = ScriptedSlots(slots=2)
+    slots.costs = {SIGNATURE.name: TABLE}
+    async with memory_serving(slots):
+        pass
+    assert [("local", {SIGNATURE.name: TABLE})] * 2 == [(event.worker, event.costs) for event in joined]

@@ -39,7 +39,7 @@ async def test_a_worker_that_leaves_gives_its_batch_back() -> None:
         leaver.say(Goodbye())
         second = await running.joined("second")
         await second.hear(Execute)
-        second.connection.close()
+        second.close()
         third = running.worker()
         await trio.sleep(2.0)
         await third.join_as_worker("third")
@@ -53,7 +53,7 @@ async def test_a_batch_whose_worker_cannot_be_reached_goes_to_another_in_the_sam
     async with memory_serving() as running:
         client, first = await running.client_and_worker()
         second = await running.joined("second", slots=3)
-        first.connection.close()
+        first.close()
         began = trio.current_time()
         for number in range(3):
             client.say(request(number))
@@ -98,7 +98,9 @@ async def test_a_batch_that_crosses_the_announcement_is_answered_before_the_good
         with trio.move_on_after(0.5):
             await worker.hear(Goodbye)
             raise AssertionError("dismissed with a batch unanswered")
-        worker.say(BatchFailed(batch=second.batch, code="model_error", message="NaN in x"))
+        worker.say(
+            BatchFailed(batch=second.batch, session=second.session, code="model_error", message="NaN in x")
+        )
         await worker.hear(Goodbye)
         assert "model_error" == (await client.hear(Failure)).code
 

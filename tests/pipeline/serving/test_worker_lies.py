@@ -54,7 +54,7 @@ async def test_a_worker_with_another_signature_of_a_known_model_is_refused() -> 
     async with memory_serving() as running:
         await running.worker().join_as_worker("first")
         second = running.worker()
-        second.say(WorkerHello(worker="second", pid=2, slots=1, models={"echo": other.to_dict()}))
+        second.say(WorkerHello(protocol=2, worker="second", pid=2, slots=1, models={"echo": other.to_dict()}))
         await second.hear(Goodbye)
         assert ["first/0"] == list(running.server.statistics()["slots"])
 
@@ -66,7 +66,7 @@ async def test_a_worker_with_an_absurd_number_of_slots_is_refused(slots: int) ->
     async with memory_serving() as running:
         worker = running.worker()
         models = {"echo": SIGNATURE.to_dict()}
-        worker.say(WorkerHello(worker="w", pid=1, slots=slots, models=models))
+        worker.say(WorkerHello(protocol=2, worker="w", pid=1, slots=slots, models=models))
         await worker.hear(Goodbye)
         assert {} == running.server.statistics()["slots"]
 

@@ -83,7 +83,7 @@ async def test_a_process_of_our_own_that_cannot_be_reached_is_waited_for(tells: 
         client, worker = await running.client_and_worker()
         client.say(request(1), request(2))
         execute = await worker.hear(Execute)
-        worker.connection.close()
+        worker.close()
         client.say(Cancel(sequence=1), Cancel(sequence=2))
         await client.hear(Failure)
         await wait_all_tasks_blocked()
@@ -126,7 +126,7 @@ async def test_a_worker_that_dialled_in_and_hangs_is_cut_off_and_not_welcomed_ag
         await worker.hear(Goodbye)
         assert {"worker: hangs": 1} == running.server.statistics()["peers_lost"]
         again = running.worker()
-        again.say(WorkerHello(worker="w", pid=1, slots=1, models={}))
+        again.say(WorkerHello(protocol=2, worker="w", pid=1, slots=1, models={}))
         await again.hear(Goodbye)
         fresh = await running.joined("w-2")
         nursery.start_soon(beat, fresh)

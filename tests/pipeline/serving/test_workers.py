@@ -59,16 +59,16 @@ async def test_a_large_tensor_is_relayed_to_the_worker_untouched() -> None:
 
 
 @virtual_time
-async def test_deadlines_travel_as_the_time_that_remains() -> None:
-    """A worker's clock is its own; None in its answer means that the time had passed."""
+async def test_deadlines_travel_beside_the_time_of_sending() -> None:
+    """Both by the server's clock; None in the worker's answer means that the time had passed."""
     async with memory_serving() as running:
         client, worker = await running.client_and_worker()
         client.say(request(1, remaining_ms=400), request(2))
         execute = await worker.hear(Execute)
-        remaining = [member.remaining_ms for member in execute.members]
-        assert remaining[0] is not None
-        assert 390 <= remaining[0] <= 400
-        assert remaining[1] is None
+        deadlines = [member.deadline_us for member in execute.members]
+        assert deadlines[0] is not None
+        assert 390_000 <= deadlines[0] - execute.sent_us <= 400_000
+        assert deadlines[1] is None
         await trio.sleep(0.3)  # and the way back
         worker.say(done(execute, (None, echoed(execute.members[1].tensors))))
         assert "deadline_exceeded" == (await client.hear(Failure)).code
@@ -114,7 +114,9 @@ async def test_a_cancelled_request_cancels_its_batch_on_the_worker() -> None:
         client.say(Cancel(sequence=1))
         assert "cancelled" == (await client.hear(Failure)).code
         assert execute.batch == (await worker.hear(CancelBatch)).batch
-        worker.say(BatchFailed(batch=execute.batch, code="cancelled", message="asked for"))
+        worker.say(
+            BatchFailed(batch=execute.batch, session=execute.session, code="cancelled", message="asked for")
+        )
         client.say(request(2))
         await worker.run_next()
         assert 2 == (await client.hear(Result)).sequence
@@ -125,7 +127,9 @@ async def test_a_model_error_of_a_worker_reaches_the_client_in_the_engines_words
     """Alone in its batch, a refused request is not tried again."""
     async with memory_serving() as running:
         client, worker, execute = await running.busy_worker()
-        worker.say(BatchFailed(batch=execute.batch, code="model_error", message="NaN in x"))
+        worker.say(
+            BatchFailed(batch=execute.batch, session=execute.session, code="model_error", message="NaN in x")
+        )
         failure = await client.hear(Failure)
         assert ("model_error", "NaN in x") == (failure.code, failure.message)
 

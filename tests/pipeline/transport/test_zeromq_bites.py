@@ -65,8 +65,9 @@ async def introduce(router: RouterSocket, dealers: Sequence[DealerSocket]) -> li
 # ---------------------------------------------------------------- ZMQ_FD
 
 
+@pytest.mark.parametrize("in_watcher", [False, True], ids=["receiver", "watcher"])
 @pytest.mark.parametrize("address", ["ipc://{}/s", "tcp://127.0.0.1:*", "inproc://fd"])
-def test_the_announcement_is_never_missed(tmp_path: Path, address: str) -> None:
+def test_the_announcement_is_never_missed(tmp_path: Path, address: str, in_watcher: bool) -> None:
     """Bursts cross in both directions while other tasks send: a swallowed ZMQ_FD would stop one side for ever."""
     rounds, senders = 400, 3
 
@@ -88,9 +89,24 @@ def test_the_announcement_is_never_missed(tmp_path: Path, address: str) -> None:
             router.send_nowait(peer, [b"again", *frames])
 
     async def collect(dealer: DealerSocket) -> None:
-        came = 0
-        while came < 2 * rounds * senders:
-            came += len(await dealer.receive())
+        came, all_came = 0, trio.Event()
+
+        def count(messages: list[Any]) -> None:
+            nonlocal came
+            came += len(messages)
+            if came == 2 * rounds * senders:
+                all_came.set()
+
+        async def receive() -> None:
+            while True:
+                count(await dealer.receive())
+
+        if in_watcher:
+            dealer.on_messages = lambda: count(dealer.receive_nowait())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await all_came.wait()
+            nursery.cancel_scope.cancel()
 
     async def main() -> None:
         async with opened(address.format(tmp_path)) as (router, (dealer,)):

@@ -28,6 +28,8 @@ from shapestream.wire.messages import (
     RecallBatch,
     Request,
     Result,
+    SlotEnded,
+    SlotHello,
     Statistics,
     StatisticsRequest,
     Timings,
@@ -86,7 +88,7 @@ requests = st.builds(
     tensors=tensors(),
 )
 results = st.builds(Result, sequence=integers, timings=timings, tensors=tensors())
-members = st.builds(ExecuteMember, remaining_ms=remaining, tensors=tensors())
+members = st.builds(ExecuteMember, deadline_us=remaining, tensors=tensors())
 
 BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
     Role.SERVER_OF_CLIENTS: [
@@ -136,10 +138,12 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             models=st.dictionaries(names, plain_maps, max_size=2),
             costs=st.dictionaries(names, plain_maps, max_size=2),
             digests=st.dictionaries(names, names, max_size=2),
+            protocol=integers,
         ),
         st.builds(
             BatchDone,
             batch=integers,
+            session=integers,
             run_us=integers,
             busy_us=integers,
             reallocations=integers,
@@ -149,26 +153,30 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             ),
             outputs=st.lists(st.none() | tensors(), min_size=1, max_size=3).map(tuple),
         ),
-        st.builds(BatchFailed, batch=integers, code=names, message=names),
+        st.builds(BatchFailed, batch=integers, session=integers, code=names, message=names),
         st.builds(WorkerDraining),
+        st.builds(SlotHello, token=uuids, slot=integers),
+        st.builds(SlotEnded, slot=integers, session=integers, batch=remaining),
     ],
     Role.WORKER: [
         st.builds(Heartbeat),
         st.builds(Goodbye),
         st.builds(Clock, sent_us=integers),
         st.builds(Unknown),
-        st.builds(WorkerWelcome, epoch=uuids, heartbeat_ms=integers),
+        st.builds(WorkerWelcome, epoch=uuids, token=uuids, session=integers, heartbeat_ms=integers),
         st.builds(WorkerRefused, model=names, message=names),
         st.builds(
             Execute,
             batch=integers,
+            session=integers,
             slot=integers,
+            sent_us=integers,
             model=names,
             sizes=st.lists(integers, max_size=3).map(tuple),
             members=st.lists(members, min_size=1, max_size=3).map(tuple),
         ),
-        st.builds(CancelBatch, batch=integers),
-        st.builds(RecallBatch, batch=integers),
+        st.builds(CancelBatch, batch=integers, slot=integers),
+        st.builds(RecallBatch, batch=integers, slot=integers),
     ],
 }
 

@@ -90,7 +90,7 @@ def test_a_bad_entry_is_named_by_its_id_where_that_can_be_read() -> None:
     rows = [raw_request(sequence=41, model=None), raw_request(sequence=None), [13, 0, 42, 0], [11, 0, 5]]
     bad = decode([header(*rows)], role=SERVER).bad
     assert [(12, 41), (12, None), (13, 42), (11, None)] == [(entry.kind, entry.id) for entry in bad]
-    bad = decode([header([53, 0, 43, 0])], role=Role.WORKER).bad
+    bad = decode([header([53, 0, 43, None])], role=Role.WORKER).bad
     assert [(53, 43)] == [(entry.kind, entry.id) for entry in bad]
     only_for_workers = decode([header([53, 0, 44])], role=SERVER).bad
     assert [(53, 44)] == [(entry.kind, entry.id) for entry in only_for_workers]
@@ -99,8 +99,8 @@ def test_a_bad_entry_is_named_by_its_id_where_that_can_be_read() -> None:
 FAILURE = [25, 0, 7, "invalid", "words", False, None]
 RESULT = [24, 0, 7, [1, 2, 3, 4, 5, "w/0"], layout(*GOOD_LAYOUT), [b"x" * 24]]
 MEMBER = [None, layout(*GOOD_LAYOUT), [b"x" * 24]]
-EXECUTE = [51, 0, 7, 0, "model", [2], [MEMBER]]
-DONE = [41, 0, 7, 100, 120, 0, 1, [[2, [4, 8]]], [MEMBER[1:], None]]
+EXECUTE = [51, 0, 7, 1, 0, 5, "model", [2], [MEMBER]]
+DONE = [41, 0, 7, 1, 100, 120, 0, 1, [[2, [4, 8]]], [MEMBER[1:], None]]
 
 
 @pytest.mark.parametrize(
@@ -139,27 +139,29 @@ DONE = [41, 0, 7, 100, 120, 0, 1, [[2, [4, 8]]], [MEMBER[1:], None]]
             "WorkerHello.costs must be a map",
         ),
         (Role.SERVER_OF_WORKERS, DONE, 2, -1, "BatchDone.batch must be an integer"),
-        (Role.SERVER_OF_WORKERS, DONE, 4, 1.5, "BatchDone.busy_us must be an integer"),
-        (Role.SERVER_OF_WORKERS, DONE, 6, True, "BatchDone.preparations must be an integer"),
-        (Role.SERVER_OF_WORKERS, DONE, 7, None, "BatchDone.calls must be an array of at most 16384"),
-        (Role.SERVER_OF_WORKERS, DONE, 7, [[2]], r"an element of BatchDone.calls must be [count, sizes]"),
-        (Role.SERVER_OF_WORKERS, DONE, 7, [[-2, [4, 8]]], "a count in BatchDone.calls must be an integer"),
-        (Role.SERVER_OF_WORKERS, DONE, 7, [[2, [4, 8.5]]], "a size in BatchDone.calls must be an integer"),
-        (Role.SERVER_OF_WORKERS, DONE, 8, [], "1 to 16384 outputs"),
-        (Role.SERVER_OF_WORKERS, DONE, 8, [[]], "an output of BatchDone must be nil or"),
-        (Role.SERVER_OF_WORKERS, DONE, 8, [[MEMBER[1], [b"x"]]], "tensor 0 has 1 bytes"),
+        (Role.SERVER_OF_WORKERS, DONE, 5, 1.5, "BatchDone.busy_us must be an integer"),
+        (Role.SERVER_OF_WORKERS, DONE, 7, True, "BatchDone.preparations must be an integer"),
+        (Role.SERVER_OF_WORKERS, DONE, 8, None, "BatchDone.calls must be an array of at most 16384"),
+        (Role.SERVER_OF_WORKERS, DONE, 8, [[2]], r"an element of BatchDone.calls must be [count, sizes]"),
+        (Role.SERVER_OF_WORKERS, DONE, 8, [[-2, [4, 8]]], "a count in BatchDone.calls must be an integer"),
+        (Role.SERVER_OF_WORKERS, DONE, 8, [[2, [4, 8.5]]], "a size in BatchDone.calls must be an integer"),
+        (Role.SERVER_OF_WORKERS, DONE, 9, [], "1 to 16384 outputs"),
+        (Role.SERVER_OF_WORKERS, DONE, 9, [[]], "an output of BatchDone must be nil or"),
+        (Role.SERVER_OF_WORKERS, DONE, 9, [[MEMBER[1], [b"x"]]], "tensor 0 has 1 bytes"),
         (Role.SERVER_OF_WORKERS, DONE, 1, 1, "claims 1 frames more than its tensors use"),
-        (Role.WORKER, EXECUTE, 3, None, "Execute.slot must be an integer"),
-        (Role.WORKER, EXECUTE, 4, 5, "Execute.model must be a string"),
-        (Role.WORKER, EXECUTE, 5, 2, "Execute needs an array of sizes"),
-        (Role.WORKER, EXECUTE, 5, [True], "Execute.sizes must be an integer"),
-        (Role.WORKER, EXECUTE, 6, [], "1 to 16384 members"),
-        (Role.WORKER, EXECUTE, 6, [MEMBER[1:]], "a member of Execute must be"),
-        (Role.WORKER, EXECUTE, 6, [[-1, *MEMBER[1:]]], "Execute.remaining_ms must be an integer"),
+        (Role.WORKER, EXECUTE, 3, True, "Execute.session must be an integer"),
+        (Role.WORKER, EXECUTE, 4, None, "Execute.slot must be an integer"),
+        (Role.WORKER, EXECUTE, 5, 0.5, "Execute.sent_us must be an integer"),
+        (Role.WORKER, EXECUTE, 6, 5, "Execute.model must be a string"),
+        (Role.WORKER, EXECUTE, 7, 2, "Execute needs an array of sizes"),
+        (Role.WORKER, EXECUTE, 7, [True], "Execute.sizes must be an integer"),
+        (Role.WORKER, EXECUTE, 8, [], "1 to 16384 members"),
+        (Role.WORKER, EXECUTE, 8, [MEMBER[1:]], "a member of Execute must be"),
+        (Role.WORKER, EXECUTE, 8, [[-1, *MEMBER[1:]]], "Execute.deadline_us must be an integer"),
         (Role.WORKER, EXECUTE, 1, 1, "claims 1 frames more than its tensors use"),
-        (Role.WORKER, [53, 0, 7], 2, -1, "RecallBatch.batch must be an integer"),
-        (Role.WORKER, [53, 0, 7], 2, True, "RecallBatch.batch must be an integer"),
-        (Role.WORKER, [53, 0, 7], 1, 1, "RecallBatch owns no frames, but claims 1"),
+        (Role.WORKER, [53, 0, 7, 1], 2, -1, "RecallBatch.batch must be an integer"),
+        (Role.WORKER, [53, 0, 7, 1], 2, True, "RecallBatch.batch must be an integer"),
+        (Role.WORKER, [53, 0, 7, 1], 1, 1, "RecallBatch owns no frames, but claims 1"),
     ],
 )
 def test_bad_entries_between_servers_and_workers_and_to_clients(

@@ -19,7 +19,6 @@ from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
     Cancel,
-    CancelBatch,
     Entry,
     Execute,
     ExecuteMember,
@@ -27,7 +26,6 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     OpenModel,
-    RecallBatch,
     Request,
 )
 from shapestream_engine.layout import Buffer, Tensors
@@ -162,7 +160,7 @@ def test_a_negative_remaining_time_travels_as_zero() -> None:
 
 def test_long_words_of_an_engine_are_cut() -> None:
     """An error text longer than the receiver takes arrives shortened, not refused."""
-    failures: list[Entry] = [BatchFailed(batch=1, code="model_error", message="w" * 100_000)]
+    failures: list[Entry] = [BatchFailed(batch=1, session=1, code="model_error", message="w" * 100_000)]
     (entry,) = decode(encode(failures), role=Role.SERVER_OF_WORKERS).entries
     assert isinstance(entry, BatchFailed)
     assert "w" * 8192 == entry.message
@@ -170,7 +168,9 @@ def test_long_words_of_an_engine_are_cut() -> None:
 
 def test_words_of_an_engine_that_are_no_text_arrive_as_question_marks() -> None:
     """A file name that is not UTF-8, say: the codec must not fail where somebody tells of a failure."""
-    failures: list[Entry] = [BatchFailed(batch=1, code="model_error", message="no file caf\udce9.bin")]
+    failures: list[Entry] = [
+        BatchFailed(batch=1, session=1, code="model_error", message="no file caf\udce9.bin")
+    ]
     (entry,) = decode(encode(failures), role=Role.SERVER_OF_WORKERS).entries
     assert isinstance(entry, BatchFailed)
     assert "no file caf?.bin" == entry.message
@@ -182,7 +182,14 @@ def test_a_tensor_that_would_end_the_connection_is_not_sent() -> None:
     with mmap.mmap(-1, MAX_FRAME_BYTES + 1) as nothing_written:  # so it takes no memory
         tensors = Tensors(layout=((0, "u8", (MAX_FRAME_BYTES + 1,)),), buffers=(nothing_written,))
         done = BatchDone(
-            batch=1, run_us=1, busy_us=1, reallocations=0, preparations=0, calls=(), outputs=(tensors,)
+            batch=1,
+            session=1,
+            run_us=1,
+            busy_us=1,
+            reallocations=0,
+            preparations=0,
+            calls=(),
+            outputs=(tensors,),
         )
         with pytest.raises(TooLarge, match="a tensor of 1073741825 bytes"):
             encode([done], limits=WORKER_LIMITS)
@@ -209,8 +216,8 @@ def test_encode_refuses_more_than_one_message_holds() -> None:
 
 def test_one_entry_that_no_message_can_hold_is_refused() -> None:
     """A batch too large for the connection raises instead of being cut in two."""
-    member = ExecuteMember(remaining_ms=None, tensors=request(1, b"x" * 1000).tensors)
-    execute = Execute(batch=1, slot=0, model="m", sizes=(), members=(member,) * 1100)
+    member = ExecuteMember(deadline_us=None, tensors=request(1, b"x" * 1000).tensors)
+    execute = Execute(batch=1, session=1, slot=0, sent_us=0, model="m", sizes=(), members=(member,) * 1100)
     with pytest.raises(TooLarge, match="Execute"):
         pack_messages([execute])
     (message,) = pack_messages([execute], limits=WORKER_LIMITS)
@@ -237,18 +244,9 @@ def test_control_entries_go_first() -> None:
 
 
 def test_a_cancellation_stays_behind_what_it_cancels() -> None:
-    """Were it first, it would name a request or batch that the receiver has not seen, and do nothing."""
+    """Were it first, it would name a request that the receiver has not seen, and do nothing."""
     entries: list[Entry] = [request(5, b"x"), Cancel(sequence=5), request(6, b"x"), Cancel(sequence=4)]
     assert [Cancel(sequence=4), *entries[:3]] == decoded(pack_messages(entries), Role.SERVER_OF_CLIENTS)
-    member = ExecuteMember(remaining_ms=None, tensors=Tensors(layout=(), buffers=()))
-    execute = Execute(batch=7, slot=0, model="m", sizes=(), members=(member,))
-    for kind in (CancelBatch, RecallBatch):
-        batches: list[Entry] = [execute, kind(batch=7)]
-        assert batches == decoded(pack_messages(batches, limits=WORKER_LIMITS), Role.WORKER, WORKER_LIMITS)
-        earlier: list[Entry] = [execute, kind(batch=6)]
-        assert earlier[::-1] == decoded(
-            pack_messages(earlier, limits=WORKER_LIMITS), Role.WORKER, WORKER_LIMITS
-        )
 
 
 def test_bulk_alone_keeps_its_order() -> None:

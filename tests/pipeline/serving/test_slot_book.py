@@ -11,25 +11,32 @@ from shapestream.scheduling.events import StartBatch
 from shapestream.serving.dispatcher import SlotBook
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.models import ServedModel
-from shapestream.serving.remote_executor import Offer, RemoteExecutor
-from shapestream.serving.running import RunningBatch
+from shapestream.serving.outgoing import Link
 from shapestream.serving.sessions import RequestRecord, Session
+from shapestream.serving.workers import Offer, RunningBatch, Worker
+from shapestream.wire.messages import Entry, Execute
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 
 OUTPUT = echoed(echo_tensors())
 
 
-def executor(slots: int = 1) -> RemoteExecutor:
-    """A worker that nothing is said to."""
-    nobody: Any = None
-    return RemoteExecutor(
-        b"peer",
-        Offer(name="w", pid=42, slots=slots, models={"echo": SIGNATURE}),
-        nobody,
-        0.0,
-        clock=lambda: 0.0,
-    )
+class Said:
+    """What was said, in order, in the place of `Outgoing`."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def say(self, _link: Link, entry: Entry) -> None:
+        """As `Outgoing` would."""
+        self.entries.append(entry)
+
+
+def worker(slots: int = 1, said: Said | None = None) -> Worker:
+    """A worker in session 7."""
+    outgoing: Any = said
+    offer = Offer(name="w", pid=42, slots=slots, models={"echo": SIGNATURE})
+    return Worker(b"peer", offer, outgoing, 0.0, session=7)
 
 
 def records(*deadlines: float | None) -> list[RequestRecord]:
@@ -78,16 +85,16 @@ def report(batch: int, *outputs: Tensors | None, busy_s: float = 0.1) -> BatchRe
 def book() -> SlotBook:
     """One slot has joined."""
     made = SlotBook()
-    made.join(executor())
+    made.join(worker())
     return made
 
 
 def test_numbers_of_slots_are_never_used_twice() -> None:
-    """Not even those of an executor that has left."""
-    book, first = SlotBook(), executor(2)
+    """Not even those of an worker that has left."""
+    book, first = SlotBook(), worker(2)
     assert [0, 1] == [slot.number for slot in book.join(first)]
     book.leave(book.of(first))
-    assert [2] == [slot.number for slot in book.join(executor())]
+    assert [2] == [slot.number for slot in book.join(worker())]
     assert [2] == list(book.slots)
 
 
@@ -131,12 +138,24 @@ def test_members_whose_deadline_had_passed_are_those_without_outputs(book: SlotB
     batch.ran(report(1, *outputs), outputs, 1.0)
     assert frozenset({1}) == batch.expired()
     assert [outputs[2], outputs[1]] == list(batch.outputs_of((3, 2)))
-    assert (0.5, None, 0.7) == batch.start_before
+    assert (0.5, None, 0.7) == batch.batch.start_before
 
 
 def test_without_deadlines_nothing_can_expire(book: SlotBook) -> None:
     """And no points in time travel with the batch."""
     batch = start(book, 1, None, None)
     batch.ran(report(1, OUTPUT, OUTPUT), (OUTPUT, OUTPUT), 1.0)
-    assert (None, frozenset()) == (batch.start_before, batch.expired())
+    assert (None, frozenset()) == (batch.batch.start_before, batch.expired())
     assert [OUTPUT, OUTPUT] == list(batch.outputs_of((1, 2)))
+
+
+def test_a_deadline_is_the_one_that_was_decided_however_long_this_process_stands_still() -> None:
+    """It travels by the server's clock, beside the time of the decision: no second look at a clock is taken."""
+    said = Said()
+    book = SlotBook()
+    book.join(worker(said=said))
+    start(book, 1, 10.5, None, at=10.0).send()
+    (execute,) = said.entries
+    assert isinstance(execute, Execute)
+    assert (7, 0, 10_000_000) == (execute.session, execute.slot, execute.sent_us)
+    assert [10_500_000, None] == [member.deadline_us for member in execute.members]

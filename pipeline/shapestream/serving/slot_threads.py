@@ -1,0 +1,455 @@
+"""Slots: threads with a socket each, in a worker's process or in the server's own.
+
+A slot's thread owns one inference request per model and its own connection to the server's port. It blocks on that
+socket, receives a batch, runs it, and sends the report, with no event loop and no second thread in between. A batch
+that is queued behind the running one lies in the socket.
+
+The event loop of the process supervises. It says which session is served, withdraws batches, and keeps the difference of
+the clocks; it hears news of the slots, which are not for their own sockets to tell. A slot's socket lives as long as
+its session, and only its thread touches it. Nothing here waits for a thread that hangs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from time import monotonic
+from typing import Protocol, TypeAlias
+
+import structlog
+import trio
+
+from shapestream.errors import ProtocolError, RequestError, TransportError
+from shapestream.telemetry.logging import debug_enabled
+from shapestream.transport.blocking_dealer import BlockingDealer, Wake
+from shapestream.transport.interface import PeerSocket
+from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.zeromq import RouterSocket
+from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.limits import WORKER_LIMITS
+from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat, SlotHello
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.errors import EngineError
+from shapestream_engine.layout import Buffer, Layout
+from shapestream_engine.memo import Memo
+from shapestream_engine.model import CompiledModel
+from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.slot import Runner
+
+__all__ = ["BatchWithdrawn", "News", "SessionBroken", "SlotIdle", "SlotSession", "SlotThreads", "Slots",
+           "ThreadEnded", "entry_of_report", "frames_of", "read_batch"]  # fmt: skip
+
+log = structlog.get_logger()
+
+# Time for the threads to end when they are asked to.
+CLOSE_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSession:
+    """The server's session that slots serve."""
+
+    number: int
+    token: bytes
+    silence_s: float | None = None
+    """A server that says nothing to a waiting slot for so long is gone. None: the server is this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchWithdrawn:
+    """A batch had not begun when it was withdrawn: its slot skips it, and the control answers for it."""
+
+    session: int
+    slot: int
+    batch: int
+    code: ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadEnded:
+    """The thread of a slot has ended without being asked to; it had begun `batch`, if any, and runs nothing more."""
+
+    session: int | None
+    slot: int
+    batch: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotIdle:
+    """A slot has ended what it ran for a session that is over."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionBroken:
+    """The connection of a slot is of no use any more, and so the session is not."""
+
+    session: int
+    why: str
+
+
+News: TypeAlias = BatchWithdrawn | ThreadEnded | SlotIdle | SessionBroken
+
+
+class Slots(Protocol):
+    """The slots of a process, as its event loop supervises them. All calls but `aclose` return at once.
+
+    Tests have some without threads.
+    """
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+
+    @property
+    def models(self) -> Mapping[str, ModelSignature]:
+        """What each of them can run."""
+
+    @property
+    def costs(self) -> Mapping[str, CostTable]:
+        """What was measured of the models' calls, by model."""
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """The sha256 of the files that models were read from, by model; functions are left out."""
+
+    @property
+    def occupied(self) -> bool:
+        """Whether any of them runs a batch."""
+
+    def listen(self) -> PeerSocket:
+        """A private port that these slots dial, for a server in this process."""
+
+    def start(self, tell: Callable[[News], None]) -> None:
+        """Start them; news come by `tell`, in the event loop, never within another call."""
+
+    def begin(self, session: SlotSession) -> None:
+        """Greet, each slot on a new connection, and serve this session until it ends."""
+
+    def end(self) -> None:
+        """End the session: what runs is cancelled, and its report is dropped."""
+
+    def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
+        """Skip a batch that has not begun, and tell so; one that runs is interrupted where `code` is `CANCELLED`."""
+
+    def set_clock(self, difference_s: float) -> None:
+        """Count deadlines by trio's clock less `difference_s`, which is the server's."""
+
+    async def aclose(self) -> None:
+        """End them within a bounded time, also when cancelled; one that hangs is left behind."""
+
+
+class SlotThreads:
+    """Slots of this process: the models of `models`, on `slots` threads. A `Slots`."""
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, CompiledModel],
+        slots: int = 1,
+        costs: Mapping[str, CostTable] | None = None,
+        dial: Callable[[Wake], BlockingDealer] | None = None,
+    ) -> None:
+        """`dial` makes a slot's connection, on its thread; those of a server's own slots are made by `listen`."""
+        self.slots = slots
+        self.costs: Mapping[str, CostTable] = costs or {}
+        self.models: Mapping[str, ModelSignature] = {key: model.signature for key, model in models.items()}
+        self.digests: Mapping[str, str] = {
+            key: model.digest for key, model in models.items() if model.digest is not None
+        }
+        self._compiled = models
+        self._dial = dial
+        self._threads: list[_SlotThread] = []
+
+    @property
+    def occupied(self) -> bool:
+        """Whether any of them runs a batch."""
+        return any(thread.runner.begun is not None for thread in self._threads)
+
+    def listen(self) -> PeerSocket:
+        """A private port that these slots dial. Its name cannot be guessed: no key is asked for within a process."""
+        address = f"inproc://shapestream-slots-{os.urandom(16).hex()}"
+        self._dial = lambda wake: BlockingDealer(address, wake)
+        socket = RouterSocket(options=SocketOptions(max_frames=WORKER_LIMITS.max_frames + 2))
+        socket.bind(address)
+        return socket
+
+    def start(self, tell: Callable[[News], None]) -> None:
+        """Start the threads; call this inside trio."""
+        assert self._dial is not None, "slots dial a server, or are dialled by `listen`"
+        token = trio.lowlevel.current_trio_token()
+
+        def hand_over(news: News) -> None:
+            try:
+                token.run_sync_soon(tell, news)
+            except trio.RunFinishedError:
+                return  # the event loop is gone, and nothing is left to supervise
+
+        resolve = {name: Memo(signature.resolve) for name, signature in self.models.items()}
+        pools = {name: RequestPool(model, self.slots) for name, model in self._compiled.items()}
+        for number in range(self.slots):
+            thread = _SlotThread(number, Runner(str(number), pools), resolve, self._dial, hand_over)
+            self._threads.append(thread)
+            thread.start()
+
+    def begin(self, session: SlotSession) -> None:
+        """Let every thread greet and serve."""
+        for thread in self._threads:
+            thread.serve(session)
+
+    def end(self) -> None:
+        """End the session in every thread, and forget its server's clock."""
+        for thread in self._threads:
+            thread.difference_s = None
+            thread.serve(None)
+
+    def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
+        """Skip a batch of this slot, or interrupt it."""
+        if 0 <= slot < len(self._threads):
+            self._threads[slot].withdraw(batch, code)
+
+    def set_clock(self, difference_s: float) -> None:
+        """Count deadlines by the server's clock. The threads cannot ask trio for the time."""
+        # Looked at in this order, a process that is stopped in between starts nothing late.
+        difference_s += monotonic() - trio.current_time()
+        for thread in self._threads:
+            thread.difference_s = difference_s
+
+    async def aclose(self) -> None:
+        """End the threads, beside the event loop; a running inference is cancelled first."""
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.close()
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
+            await trio.to_thread.run_sync(_join, threads, abandon_on_cancel=True)
+
+
+def _join(threads: Sequence[_SlotThread]) -> None:
+    for thread in threads:
+        thread.join()
+        thread.wake.close()
+
+
+class _SlotThread(Thread):
+    """One slot. `serve`, `withdraw` and `close` are for the event loop, the rest is the thread's own."""
+
+    def __init__(
+        self,
+        number: int,
+        runner: Runner,
+        resolve: Mapping[str, Callable[[Layout], RequestShape]],
+        dial: Callable[[Wake], BlockingDealer],
+        tell: Callable[[News], None],
+    ) -> None:
+        super().__init__(name=f"slot {number}", daemon=True)
+        self.number = number
+        self.runner = runner
+        self.difference_s: float | None = None
+        """This process's monotonic clock less the server's."""
+        self._resolve = resolve
+        self._dial = dial
+        self._tell = tell
+        self.wake = Wake()
+        # Each of these is set by the event loop alone, and read by the thread.
+        self._session: SlotSession | None = None
+        self._closing = False
+        self._batch: int | None = None
+        """The batch that the thread works on, until its report is sent. The thread's own."""
+        self._debug = debug_enabled()
+
+    # ---------------------------------------------------------------- for the event loop
+
+    def serve(self, session: SlotSession | None) -> None:
+        """Serve this session from now on, or none."""
+        self._session = session
+        if session is None:
+            self.runner.halt()
+        self.wake.set()
+
+    def withdraw(self, batch: int, code: ErrorCode) -> None:
+        """Skip a batch, or interrupt it."""
+        session = self._session
+        if session is None:
+            return
+        ask = self.runner.cancel if code is ErrorCode.CANCELLED else self.runner.withdraw
+        if ask(batch):
+            self._tell(BatchWithdrawn(session=session.number, slot=self.number, batch=batch, code=code))
+
+    def close(self) -> None:
+        """End the thread, after the call that runs."""
+        self._closing = True
+        self.serve(None)
+
+    # ---------------------------------------------------------------- the thread
+
+    def run(self) -> None:
+        """Serve one session after the other, until closed."""
+        over: SlotSession | None = None
+        try:
+            while not self._closing:
+                session = self._session
+                if session is None or session is over:
+                    self.wake.wait()
+                    continue
+                why = self._serve(session)
+                over = session
+                if why is not None and self._session is session:
+                    self._tell(SessionBroken(session=session.number, why=why))
+        finally:
+            if not self._closing:
+                served = self._session
+                number = None if served is None else served.number
+                self._tell(ThreadEnded(session=number, slot=self.number, batch=self._batch))
+
+    def _serve(self, session: SlotSession) -> str | None:
+        """Serve a session until it ends; returns why, if it is the connection's fault."""
+        self.runner.restart()
+        patience_s = None if session.silence_s is None else session.silence_s / 2
+        try:
+            connection = self._dial(self.wake)
+        except TransportError as error:
+            return str(error)
+        with connection as socket:
+            if not self._say(socket, session, SlotHello(token=session.token, slot=self.number)):
+                return "the server takes nothing"
+            silent = False
+            while self._session is session:
+                frames = socket.receive(patience_s)
+                if frames is None:
+                    if silent and self._session is session:
+                        return "the server is silent"
+                    # Twice: a process that was stopped finds what came meanwhile.
+                    silent = patience_s is not None
+                    continue
+                silent = False
+                received_at = monotonic()
+                try:
+                    envelope = decode(frames, role=Role.WORKER, limits=WORKER_LIMITS)
+                except ProtocolError as error:
+                    return f"the server sent what cannot be read: {error}"
+                del frames
+                if envelope.bad:
+                    return f"the server sent what cannot be read: {envelope.bad[0].message}"
+                for entry in envelope.entries:
+                    if isinstance(entry, Execute):
+                        if not self._execute(socket, session, entry, received_at):
+                            return "the server takes nothing"
+                    elif not isinstance(entry, Heartbeat):
+                        return f"the server said {type(entry).__name__} to a slot"
+                del envelope
+        return None
+
+    def _execute(
+        self, socket: BlockingDealer, session: SlotSession, execute: Execute, received_at: float
+    ) -> bool:
+        """Run a batch, and report it; False where the report could not be sent."""
+        if execute.session != session.number:
+            return True
+        if self._debug:
+            log.debug("batch received", batch=execute.batch, slot=execute.slot, model=execute.model,
+                      sizes=execute.sizes, requests=len(execute.members))  # fmt: skip
+        self._batch = execute.batch
+        report: BatchReport | None
+        try:
+            if execute.slot != self.number:
+                raise LookupError(f"slot {self.number} is not slot {execute.slot}")
+            batch = read_batch(
+                execute, self._resolve[execute.model], received_at=received_at, difference_s=self.difference_s
+            )
+        except (EngineError, LookupError) as error:
+            why = f"the server asked for what this worker cannot do: {error}"
+            report = BatchReport(batch=execute.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
+        else:
+            report = self.runner.run(batch)
+            del batch
+        del execute  # the buffers of this batch need not live until the next
+        if self._session is not session:
+            self._batch = None
+            self._tell(SlotIdle(slot=self.number))
+            return True
+        sent = True
+        if report is not None:
+            if self._debug:
+                log.debug("batch ran here", run_s=round(report.run_s, 6), reallocations=report.reallocations,
+                          preparations=report.preparations, calls=report.calls, code=report.code)  # fmt: skip
+            sent = self._say(socket, session, entry_of_report(report, session=session.number))
+        self._batch = None
+        return sent
+
+    def _say(self, socket: BlockingDealer, session: SlotSession, entry: Entry) -> bool:
+        """Send an entry; False where there was no room for it, for as long as a silent server is waited for."""
+        frames = frames_of(entry)
+        while not socket.send(frames, session.silence_s):
+            if self._session is not session:
+                return True
+            if session.silence_s is not None:
+                return False
+        return True
+
+
+# -------------------------------------------------------------------- batches and reports as entries
+
+
+def read_batch(
+    execute: Execute,
+    resolve: Callable[[Layout], RequestShape],
+    *,
+    received_at: float,
+    difference_s: float | None,
+) -> Batch:
+    """The batch that an entry asks for, with deadlines by the clock that `received_at` was read from.
+
+    `difference_s` is that clock less the server's. No member gets longer than it had when the batch was sent, counted
+    from `received_at`, whatever the clocks say. `resolve` is that of the model's signature; its errors are raised.
+    """
+    deadlines = [member.deadline_us for member in execute.members]
+    start_before: tuple[float | None, ...] | None = None
+    if deadlines.count(None) < len(deadlines):
+        latest = received_at - execute.sent_us * 1e-6
+        ahead_s = latest if difference_s is None else min(latest, difference_s)
+        start_before = tuple([None if at is None else at * 1e-6 + ahead_s for at in deadlines])
+    return Batch(
+        batch=execute.batch,
+        slot=execute.slot,
+        model=execute.model,
+        sizes=execute.sizes,
+        members=tuple([member.tensors for member in execute.members]),
+        shapes=tuple([resolve(member.tensors.layout) for member in execute.members]),
+        start_before=start_before,
+    )
+
+
+def frames_of(entry: Entry) -> list[Buffer]:
+    """The message of an entry that a slot says. Results that fit no message fail their batch, and no other."""
+    try:
+        return encode([entry], limits=WORKER_LIMITS)
+    except RequestError as error:
+        if not isinstance(entry, BatchDone):
+            raise
+        message = f"the results do not fit the protocol: {error}"
+        failed = BatchFailed(
+            batch=entry.batch, session=entry.session, code=ErrorCode.MODEL_ERROR, message=message
+        )
+        return encode([failed], limits=WORKER_LIMITS)
+
+
+def entry_of_report(report: BatchReport, *, session: int) -> BatchDone | BatchFailed:
+    """The entry that tells a report to the server of this session."""
+    if report.code is not None or report.outputs is None:
+        code = report.code or ErrorCode.INTERNAL
+        return BatchFailed(batch=report.batch, session=session, code=code, message=report.message)
+    return BatchDone(
+        batch=report.batch,
+        session=session,
+        run_us=round(report.run_s * 1e6),
+        busy_us=round(report.busy_s * 1e6),
+        reallocations=report.reallocations,
+        preparations=report.preparations,
+        calls=report.calls,
+        outputs=report.outputs,
+    )

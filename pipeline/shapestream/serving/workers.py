@@ -1,0 +1,404 @@
+"""Workers as the server knows them: their slots, and the batches that run there.
+
+A worker has one link for its control, and one for each slot. A batch leaves on its slot's link as an `Execute`, whose
+tensors are the received frames, untouched. The dispatcher's book changes what is written down here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from shapestream.scheduling.events import StartBatch
+from shapestream.serving.outgoing import Link, Outgoing
+from shapestream.serving.report_check import ReportCheck, ReportRefused
+from shapestream.serving.sessions import RequestRecord
+from shapestream.serving.slot_threads import Slots
+from shapestream.wire.limits import MAX_INTEGER
+from shapestream.wire.messages import (
+    BatchDone,
+    BatchFailed,
+    CancelBatch,
+    Execute,
+    ExecuteMember,
+    RecallBatch,
+    Timings,
+)
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.cost_table import CostTable
+from shapestream_engine.layout import Tensors
+from shapestream_engine.signature import ModelSignature
+
+__all__ = [
+    "LOCAL_PREFETCH_S",
+    "REMOTE_PREFETCH_S",
+    "Offer",
+    "OwnWorker",
+    "RunningBatch",
+    "SlotRecord",
+    "Worker",
+]
+
+log = structlog.get_logger()
+
+# How long before a slot becomes free its next batch is sent, to be there in time: the event loop's turn, the decision, the
+# sockets and the thread's wake-up. Seen on two busy cores: without prefetch a slot stood still for 0.2 to 0.3 ms between
+# two batches, 0.5 ms in one of twenty. What comes late costs the slot that much idle time, what comes early is decided
+# without the requests that arrive in between, so this is about twice what is usual.
+LOCAL_PREFETCH_S = 0.0005
+# The same to a slot of a worker: the way there and back took 1.1 to 1.8 ms over ipc on two busy cores, up to 200 KB of
+# tensors making no difference.
+REMOTE_PREFETCH_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A worker's greeting, as it was read and checked."""
+
+    name: str
+    pid: int
+    slots: int
+    models: Mapping[str, ModelSignature]
+    costs: Mapping[str, CostTable] = field(default_factory=dict)
+    """Measured costs of calls, of some of the models."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The sha256 of the files that models were read from, of some of them."""
+
+
+class Worker(Link):
+    """A worker in one session, and the link to its control; its slots have links of their own."""
+
+    __slots__ = (
+        "_checks",
+        "_outgoing",
+        "answered_at",
+        "costs",
+        "digests",
+        "draining",
+        "farewell_said",
+        "killed_for",
+        "models",
+        "name",
+        "parting_since",
+        "pid",
+        "session",
+        "slots",
+        "token",
+    )
+
+    prefetch_s = REMOTE_PREFETCH_S
+
+    def __init__(
+        self, peer: bytes | None, offer: Offer, outgoing: Outgoing, now: float, *, session: int
+    ) -> None:
+        super().__init__(peer, now)
+        self.name = offer.name
+        """As it appears in timings and logs: `name/slot`."""
+        self.pid = offer.pid
+        self.models = offer.models
+        self.costs = offer.costs
+        self.digests = offer.digests
+        self.session = session
+        """Number of the session; this server uses none twice."""
+        self.token = os.urandom(16)
+        """The proof by which its slots are known."""
+        self._outgoing = outgoing
+        self.slots = [SlotRecord(self, slot, now) for slot in range(offer.slots)]
+        self._checks = {key: ReportCheck(signature) for key, signature in offer.models.items()}
+        self.draining = False
+        """It wants to leave, and gets no more."""
+        self.farewell_said = False
+        """It has said goodbye; batches that it had not answered then are waited for, for a moment."""
+        self.killed_for: str | None = None
+        """Why its process is to be ended, once that is so."""
+        self.parting_since: float | None = None
+        """Time when it could not be reached any more, said goodbye, or its process ended. It gets no more batches, and its
+        last reports may yet come."""
+        self.answered_at: float | None = None
+        """When it last reported a batch that had run."""
+
+    @property
+    def running(self) -> list[int]:
+        """Batches that it has not reported yet: those that run, and one that is queued behind each."""
+        return [batch for slot in self.slots for batch in slot.running]
+
+    @property
+    def has_greeted(self) -> bool:
+        """Whether all its slots have greeted."""
+        return all(slot.peer is not None for slot in self.slots)
+
+    def execute(self, slot: SlotRecord, execute: Execute) -> None:
+        """Send a batch on its way to a slot."""
+        self._outgoing.say(slot, execute)
+
+    def cancel(self, slot: SlotRecord, batch: int) -> None:
+        """Say that the results of a batch are not needed; its report still comes."""
+        self._outgoing.say(self, CancelBatch(batch=batch, slot=slot.slot))
+
+    def recall(self, slot: SlotRecord, batch: int) -> None:
+        """Ask for a batch back; whether it had begun is in its report."""
+        self._outgoing.say(self, RecallBatch(batch=batch, slot=slot.slot))
+
+    def kill(self, reason: str) -> None:
+        """End its process, since a slot hangs: the worker port does so when this turn's decisions are carried out."""
+        if self.killed_for is None and self.peer is not None:
+            self.killed_for = reason
+            self._outgoing.lost.append((self, reason))
+
+    def judge(self, running: RunningBatch, report: BatchReport, now: float) -> BatchReport:
+        """The report with its times clipped to the time since the batch was sent.
+
+        Raises ReportRefused where it contradicts the model or the batch.
+        """
+        self._checks[running.action.model].check(running.batch, report)
+        most_s = now - running.sent_at
+        return replace(report, run_s=min(report.run_s, most_s), busy_s=min(report.busy_s, most_s))
+
+    def left(self) -> None:
+        """Take note that it is gone: nothing more is said to it."""
+        self.peer = None
+        for slot in self.slots:
+            slot.peer = None
+            slot.running.clear()
+
+
+class OwnWorker(Worker):
+    """The slots of the server's own process: their supervision is a call away."""
+
+    __slots__ = ("_own",)
+
+    prefetch_s = LOCAL_PREFETCH_S
+
+    def __init__(self, own: Slots, outgoing: Outgoing, now: float, *, session: int) -> None:
+        offer = Offer(
+            name="local",
+            pid=os.getpid(),
+            slots=own.slots,
+            models=own.models,
+            costs=own.costs,
+            digests=own.digests,
+        )
+        super().__init__(None, offer, outgoing, now, session=session)
+        self._own = own
+
+    def cancel(self, slot: SlotRecord, batch: int) -> None:
+        """Interrupt a batch, or withdraw it."""
+        self._own.withdraw(slot.slot, batch, ErrorCode.CANCELLED)
+
+    def recall(self, slot: SlotRecord, batch: int) -> None:
+        """Withdraw a batch if it has not begun."""
+        self._own.withdraw(slot.slot, batch, ErrorCode.RECALLED)
+
+    def kill(self, reason: str) -> None:
+        """Say that nothing can end a thread: the slot stays occupied."""
+        log.error(
+            "slot hangs", worker=self.name, why=reason, advice="use worker processes, or restart the server"
+        )
+
+    def judge(self, running: RunningBatch, report: BatchReport, now: float) -> BatchReport:
+        """The report as it is: it comes from this process."""
+        return report
+
+
+class SlotRecord(Link):
+    """A slot of a worker, and the link to it."""
+
+    __slots__ = ("batches", "behind", "busy_s", "early", "label", "number", "running", "slot", "worker")
+
+    def __init__(self, worker: Worker, slot: int, now: float) -> None:
+        super().__init__(None, now)
+        self.worker = worker
+        self.slot = slot
+        """The worker's number of it."""
+        self.number = -1
+        """The scheduler's number of it, from when it joins; never used twice."""
+        self.label = f"{worker.name}/{slot}"
+        self.running: dict[int, RunningBatch] = {}
+        """Batches that were sent to it and not reported: the one that runs, and one behind it."""
+        self.early: list[BatchReport] = []
+        """Reports that came before the control's answer for a batch that was withdrawn before theirs: one at most."""
+        self.behind: RunningBatch | None = None
+        """The batch that is queued behind the one that runs."""
+        self.batches = 0
+        self.busy_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<slot {self.label}: {self.batches} batches>"
+
+    def reports(self, entry: BatchDone | BatchFailed, now: float, *, by_control: bool) -> list[BatchReport]:
+        """The reports that an entry makes known, in the order of their batches; these are open no more.
+
+        A slot reports in order. If it reports a batch before an earlier one, that was withdrawn, and the control's answer
+        is on its way on another connection: until then the report is kept. Raises ReportRefused as `_report` does.
+        """
+        report = self._report(entry, now)
+        if not by_control and any(batch < report.batch for batch in self.running):
+            self.early.append(report)
+            return []
+        if self.early and not any(batch < self.early[0].batch for batch in self.running):
+            reports = [report, *self.early]
+            self.early.clear()
+            return reports
+        return [report]
+
+    def _report(self, entry: BatchDone | BatchFailed, now: float) -> BatchReport:
+        """The report that an entry carries.
+
+        Raises ReportRefused where it contradicts the model or the batch, and for a batch that this slot was never sent, or
+        has reported before. Then nothing that the worker says can be believed.
+        """
+        running = self.running.get(entry.batch)
+        if running is None:
+            raise ReportRefused("it was never sent this batch, or has answered it already")
+        report = _read(entry)
+        if isinstance(entry, BatchDone):
+            report = self.worker.judge(running, report, now)
+            self.worker.answered_at = now
+        elif report.code is ErrorCode.RECALLED and not running.recalled:
+            # Only what was asked back runs again without counting as an attempt.
+            report = replace(report, code=ErrorCode.INTERNAL)
+        del self.running[entry.batch]
+        return report
+
+
+def _read(entry: BatchDone | BatchFailed) -> BatchReport:
+    """The report that an entry carries. A code that is unknown here is `internal`."""
+    if isinstance(entry, BatchFailed):
+        try:
+            code = ErrorCode(entry.code)
+        except ValueError:
+            code = ErrorCode.INTERNAL
+        return BatchReport(batch=entry.batch, outputs=None, code=code, message=entry.message)
+    return BatchReport(
+        batch=entry.batch,
+        outputs=entry.outputs,
+        run_s=entry.run_us * 1e-6,
+        busy_s=entry.busy_us * 1e-6,
+        reallocations=entry.reallocations,
+        preparations=entry.preparations,
+        calls=entry.calls,
+    )
+
+
+class RunningBatch:
+    """A batch from its start to its report, and what its members are told about it."""
+
+    __slots__ = (
+        "action",
+        "batch",
+        "elements",
+        "member_rows",
+        "outputs",
+        "recalled",
+        "rows",
+        "run_us",
+        "sent_at",
+        "slot",
+        "slot_free",
+        "started",
+    )
+
+    def __init__(
+        self, action: StartBatch, slot: SlotRecord, records: Sequence[RequestRecord], now: float
+    ) -> None:
+        self.action = action
+        self.slot = slot
+        self.started = self.sent_at = now
+        """When it was sent to its slot. `started` of one that was queued there is, once it has run, about when it began."""
+        self.slot_free: float | None = None
+        """When the batch that it was queued behind was reported."""
+        self.recalled = False
+        """Whether it was asked back."""
+        self.rows = action.sizes[0] if records[0].model.profile.has_batch else 1
+        """Of the call."""
+        self.member_rows = sum([record.shape.rows for record in records])
+        """Of the requests: those that fill the call up are not among them."""
+        self.elements = [record.shape.elements for record in records]
+        """Of each member, without any padding."""
+        deadlines = [record.deadline for record in records]
+        self.batch = Batch(
+            batch=action.batch,
+            slot=slot.slot,
+            model=action.model,
+            sizes=action.sizes,
+            members=tuple([record.tensors for record in records]),
+            shapes=tuple([record.shape for record in records]),
+            start_before=None if deadlines.count(None) == len(deadlines) else tuple(deadlines),
+        )
+        self.outputs: Sequence[Tensors | None] = ()
+        """Parallel to the members, once it has run."""
+        self.run_us = 0
+
+    def send(self) -> None:
+        """Send it to its slot, with its deadlines by this process's clock."""
+        batch, worker = self.batch, self.slot.worker
+        deadlines = batch.start_before or (None,) * len(batch.members)
+        worker.execute(
+            self.slot,
+            Execute(
+                batch=batch.batch,
+                session=worker.session,
+                slot=batch.slot,
+                sent_us=round(self.sent_at * 1e6),
+                model=batch.model,
+                sizes=batch.sizes,
+                members=tuple(
+                    [
+                        ExecuteMember(
+                            deadline_us=None if at is None else min(max(0, int(at * 1e6)), MAX_INTEGER),
+                            tensors=tensors,
+                        )
+                        for tensors, at in zip(batch.members, deadlines, strict=True)
+                    ]
+                ),
+            ),
+        )
+
+    def cancel(self) -> None:
+        """Say that its results are not needed."""
+        self.slot.worker.cancel(self.slot, self.batch.batch)
+
+    def recall(self) -> None:
+        """Ask for it back."""
+        self.recalled = True
+        self.slot.worker.recall(self.slot, self.batch.batch)
+
+    def ran(self, report: BatchReport, outputs: Sequence[Tensors | None], now: float) -> None:
+        """It has run, as is reported now; of one that was queued this tells when it began."""
+        self.outputs = outputs
+        self.run_us = round(report.run_s * 1e6)
+        self.slot.batches += 1
+        self.slot.busy_s += report.busy_s
+        if self.action.behind is not None:
+            # It began when the one before it was done, so before that was heard of; and long enough ago.
+            began = now - report.busy_s
+            self.started = max(self.started, began if self.slot_free is None else min(self.slot_free, began))
+
+    def expired(self) -> frozenset[int]:
+        """The members that have no outputs, since their deadline had passed before it began."""
+        if self.batch.start_before is None or None not in self.outputs:
+            return frozenset()
+        members = zip(self.action.requests, self.outputs, strict=True)
+        return frozenset(request for request, outputs in members if outputs is None)
+
+    def outputs_of(self, requests: Sequence[int]) -> Iterable[Tensors | None]:
+        """Parallel to `requests`, which are members."""
+        if requests == self.action.requests:
+            return self.outputs
+        by_request = dict(zip(self.action.requests, self.outputs, strict=True))
+        return [by_request[request] for request in requests]
+
+    def timings(self, arrived: float, now: float) -> Timings:
+        """The timings of a member that arrived then and is answered now."""
+        return Timings(
+            queue_us=round((self.started - arrived) * 1e6),
+            run_us=self.run_us,
+            total_us=round((now - arrived) * 1e6),
+            batch_requests=len(self.action.requests),
+            batch_rows=self.rows,
+            worker=self.slot.label,
+            digest=self.slot.worker.digests.get(self.action.model),
+        )

@@ -1,0 +1,129 @@
+"""The ZeroMQ socket of a slot: a DEALER that blocks its thread, with no event loop between message and work.
+
+One thread makes it, uses it and closes it. `Wake` is what other threads have: it ends that thread's wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from shapestream.errors import TransportError
+from shapestream.transport.curve import CallerKeys
+from shapestream.transport.interface import Message
+from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.watched_socket import (
+    POLLIN,
+    POLLOUT,
+    ready_to_send,
+    receive_frames,
+    send_frames,
+)
+from shapestream_engine.layout import Buffer
+
+__all__ = ["BlockingDealer", "Wake"]
+
+
+class Wake:
+    """A signal that ends the wait of one thread: for a message, for room, or for nothing else. Any thread may `set` it."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def fileno(self) -> int:
+        """The descriptor that is readable once the signal is set."""
+        return self._reader
+
+    def set(self) -> None:
+        """End the present wait, or the next one."""
+        with contextlib.suppress(BlockingIOError):  # it is set more often than the pipe holds
+            os.write(self._writer, b"\0")
+
+    def clear(self) -> None:
+        """Take the signal."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+
+    def wait(self) -> None:
+        """Wait for the signal, and take it."""
+        zmq.zmq_poll([(self._reader, POLLIN)], -1)
+        self.clear()
+
+    def close(self) -> None:
+        """Give the descriptors back. Only the thread that waits calls this, when no other can `set` any more."""
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+class BlockingDealer:
+    """One connection of one thread. libzmq connects, and connects again, by itself."""
+
+    def __init__(
+        self,
+        address: str,
+        wake: Wake,
+        *,
+        keys: CallerKeys | None = None,
+        options: SocketOptions | None = None,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        """Start to connect. Raises `TransportError` for an impossible address, and where there are no more sockets."""
+        self._wake = wake
+        try:
+            self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise TransportError(f"this process cannot make another connection: {error.strerror}") from error
+        (options or SocketOptions()).apply(self._socket)
+        if keys is not None:
+            keys.apply(self._socket)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise TransportError(f"{address}: cannot connect: {error.strerror}") from error
+        self._readable = [(self._socket, POLLIN), (wake.fileno(), POLLIN)]
+        self._writable = [(self._socket, POLLOUT), (wake.fileno(), POLLIN)]
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The next message; None after `timeout_s` seconds without one, and when the thread is woken."""
+        if not self._ready(self._readable, timeout_s):
+            return None
+        try:
+            return receive_frames(self._socket.recv)
+        except zmq.Again:  # what was there came over a connection that is gone
+            return None
+
+    def send(self, frames: Sequence[Buffer], timeout_s: float | None = None) -> bool:
+        """Send; False, with nothing sent, where there was no room for `timeout_s` seconds, or the thread is woken."""
+        ready = ready_to_send(frames)
+        while not send_frames(self._socket.send, ready):
+            if not self._ready(self._writable, timeout_s):
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection; messages that libzmq has taken linger."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ready(self, wanted: list[Any], timeout_s: float | None) -> bool:
+        ready = zmq.zmq_poll(wanted, -1 if timeout_s is None else max(0, round(timeout_s * 1000)))
+        if len(ready) == 1 and ready[0][0] is self._socket:
+            return True
+        if ready:
+            self._wake.clear()
+        return False
