@@ -43,7 +43,11 @@ embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUI
 
 test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there are CPUs).
 	@# A file's tests run in one process, in their order: they share its server, and the last may look at what it kept.
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	@# Then, whatever came of these, the few that measure milliseconds of real processes.
+	@status=0; \
+	$(BIN)/python -m pytest -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder || status=$$?; \
+	$(BIN)/python -m pytest -m alone || status=$$?; \
+	exit $$status
 
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py

@@ -30,9 +30,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "any machine"))
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    run = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run = run.parent  # what one process of the run has proved, the others need not
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ENVIRONMENT, str(tmp_path_factory.mktemp("proofs")))
-        patch.setenv(calibration_cache.ENVIRONMENT, str(tmp_path_factory.mktemp("costs")))
+        for variable, name in ((ENVIRONMENT, "proofs"), (calibration_cache.ENVIRONMENT, "costs")):
+            (run / name).mkdir(exist_ok=True)
+            patch.setenv(variable, str(run / name))
         yield
 
 

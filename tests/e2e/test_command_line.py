@@ -37,25 +37,29 @@ def model_yaml(path: str, extra: str = "") -> str:
     return f"models:\n  - name: m\n    path: {path}\n{extra}"
 
 
-def test_infer_prints_the_answer_to_json_and_npy_inputs(workplace: Any) -> None:
+@pytest.fixture(scope="module")
+def sort_server(module_workplace: Any) -> Any:
+    """A server for the tests that do not harm it."""
+    return module_workplace.serve(SORT + "    in_process: true\n")
+
+
+def test_infer_prints_the_answer_to_json_and_npy_inputs(sort_server: Any, workplace: Any) -> None:
     """The same request, once from a literal and once from a file, to a server named by address and by YAML."""
-    served = workplace.serve(SORT + "    in_process: true\n")
-    by_literal = workplace.run("infer", str(served.config), "sort", "a=[[3, 1, 2]]")
+    by_literal = workplace.run("infer", str(sort_server.config), "sort", "a=[[3, 1, 2]]")
     assert (0, "") == (by_literal.returncode, by_literal.stderr)
     assert ["sorted: f32 [1, 3]", "  [[1. 2. 3.]]"] == by_literal.stdout.splitlines()[:2]
     np.save(workplace.folder / "a.npy", np.array([[2, np.inf, 1]], np.float32))
-    by_file = workplace.run("infer", served.address, "sort", "a=a.npy", "--json", "--save", "out")
+    by_file = workplace.run("infer", sort_server.address, "sort", "a=a.npy", "--json", "--save", "out")
     outputs = json.loads(by_file.stdout)["outputs"]
     assert {"sorted": {"element_type": "f32", "shape": [1, 3], "data": [[1.0, 2.0, "inf"]]}} == outputs
     np.testing.assert_array_equal([[1, 2, np.inf]], np.load(workplace.folder / "out" / "sorted.npy"))
 
 
-def test_models_lists_what_a_server_serves(workplace: Any) -> None:
+def test_models_lists_what_a_server_serves(sort_server: Any, workplace: Any) -> None:
     """Ports and dimensions for people, signatures for scripts."""
-    served = workplace.serve(SORT + "    in_process: true\n")
-    for_people = workplace.run("models", served.address)
+    for_people = workplace.run("models", sort_server.address)
     assert "  input  a: f32 [batch:1..8, n:..64]" in for_people.stdout.splitlines()
-    (signature,) = json.loads(workplace.run("models", served.address, "--json").stdout)
+    (signature,) = json.loads(workplace.run("models", sort_server.address, "--json").stdout)
     assert "sort" == signature["name"]
 
 
@@ -79,12 +83,6 @@ def test_mistakes_of_infer_are_told_apart_by_status(
     assert (status, "") == (ran.returncode, ran.stdout)
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-@pytest.fixture(scope="module")
-def sort_server(module_workplace: Any) -> Any:
-    """A server for the tests that do not harm it."""
-    return module_workplace.serve(SORT + "    in_process: true\n")
 
 
 def test_infer_without_a_server_says_so_in_time(workplace: Any) -> None:

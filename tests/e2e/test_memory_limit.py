@@ -118,17 +118,22 @@ def _kind(line: str) -> str | None:
     )
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_workers_that_pass_their_memory_limit_are_replaced_one_after_the_other(
-    workplace: Any, count: int
-) -> None:
-    """Each is replaced, by one that was ready before it left; the memory is given back; every answer is right."""
-    fresh = workplace.serve(HOARDER + "    workers: [{count: 1, slots: 1, threads: 1}]\n")
+@pytest.fixture(scope="module")
+def limit(module_workplace: Any) -> int:
+    """What a fresh worker takes, and some room, in bytes."""
+    fresh = module_workplace.serve(HOARDER + "    workers: [{count: 1, slots: 1, threads: 1}]\n")
     (pid,) = (event["pid"] for event in fresh.wait_for("worker joined"))
     limit = psutil.Process(pid).memory_info().rss + (ROOM_MIB << 20)
     fresh.send(signal.SIGTERM)
     fresh.wait()
+    return limit
 
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_workers_that_pass_their_memory_limit_are_replaced_one_after_the_other(
+    workplace: Any, limit: int, count: int
+) -> None:
+    """Each is replaced, by one that was ready before it left; the memory is given back; every answer is right."""
     workers = f"    workers: [{{count: {count}, slots: 1, threads: 1, memory_limit: {limit}}}]\n"
     served = workplace.serve(PATIENT + HOARDER + workers)
     served.wait_for("workers ready")

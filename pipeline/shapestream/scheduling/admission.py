@@ -324,19 +324,18 @@ class Admission:
         if alone_s is None or not queue.slot_count:
             return terms
         alone_s *= queue.fastest
-        terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
         left_s = deadline - now
         idle = bool(queue.free) and not queue.waiting
-        free_in_s = earliest_s(queue, now)
-        if not idle:
-            if OPTIMISM * (free_in_s + alone_s) < left_s:
-                return self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
+        if OPTIMISM * (earliest_s(queue, now) + alone_s) >= left_s:
+            if idle:
+                # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
+                return terms
             message = (
                 f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
             )
             return Refusal("deadline_exceeded", message)
-        # Whatever comes is tried: a prediction that is too long, and keeps everything from running, would stay so.
-        return terms
+        terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
+        return terms if idle else self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
 
     def _with_others(
         self,

@@ -213,12 +213,12 @@ class Dispatching:
     # ------------------------------------------------------------ starting
 
     def _give_up(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
-        """Ends a request whose turn has come too late for a whole call, where the queue is as long as deadlines allow.
+        """End a request whose turn has come too late for a whole call, where the queue is as long as deadlines allow.
 
-        Then somebody will be late, since the queue took longer than was promised. To cut the call so that this one is in
-        time would make everybody behind it later, who are as near to their deadlines; then their calls have to be cut as
-        well, and soon the slots run calls of one row. Who had little time from the start is not meant: its deadline is
-        near because it waited, for two thirds of its time at least.
+        The queue took longer than was estimated, so some request will be late. A call that is cut so that this one is in
+        time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as well, and soon
+        the slots run calls of one row. A request that had little time from the start is kept: this one waited for two
+        thirds of its time at least. Measured in docs/decisions.md.
         """
         queue = request.queue
         deadline = request.deadline

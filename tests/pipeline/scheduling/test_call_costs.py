@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.planning_stage import FormulaSurface, affine
 
+from shapestream.scheduling import call_costs
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
@@ -73,6 +74,18 @@ def test_what_was_worked_out_is_forgotten_with_its_version():
     surface.version = 2
     costs.renew()
     assert (costs.table(shapes, 8) == 1.0).all()
+
+
+def test_tables_of_endless_shapes_are_forgotten_all_together(monkeypatch):
+    """A window of shapes, some of which were known before, is priced although there is no room for all of them."""
+    monkeypatch.setattr(call_costs, "_REMEMBERED", 4)
+    surface = affine()
+    costs = CallCosts(surface, _profile())
+    costs.renew()
+    for length in range(1, 20):
+        table = costs.table(np.array([[length], [length + 1], [length + 2]]), 8)
+        assert pytest.approx(surface.second(3, (length + 2,))) == table[2, 3]
+        assert len(costs._tables) <= 4 + 3
 
 
 def test_a_full_batch_is_one_to_which_more_would_gain_nothing():

@@ -147,6 +147,7 @@ def test_an_idle_slot_tries_what_seems_hopeless(stage):
     stage.model(max_batch=1)
     stage.measured_slots(0)
     stage.arrive((1, 4), deadline=stage.now + 0.04)
+    assert stage.now + 0.04 == stage.scheduler.next_wakeup()
     stage.arrive((1, 4), deadline=stage.now + 0.04)
     assert [(1,)] == [start.requests for start in stage.started]
     assert [(2, "deadline_exceeded")] == _failures(stage)

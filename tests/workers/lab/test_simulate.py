@@ -1,17 +1,18 @@
-"""`shapestream simulate` as a shell sees it: tables, JSON, and what it says to mistakes."""
+"""`shapestream simulate`: tables, JSON, and what it says to mistakes."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from shapestream.errors import ConfigurationError
 from shapestream.telemetry.trace import TraceRequest, header_line, request_line
+from shapestream_workers.cli import app
 from shapestream_workers.lab.simulate import (
     PLANNED,
     POLICIES,
@@ -38,10 +39,10 @@ models:
 """
 
 
-def simulate(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    command = [sys.executable, "-P", "-m", "shapestream_workers", "simulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=folder)
+def simulate(*arguments: str, folder: Path | None = None) -> Result:
+    """Run the command in this process; tests/e2e/test_record_trace.py has it in one of its own."""
+    with chdir(folder or "."):
+        return CliRunner().invoke(app, ["simulate", *arguments])
 
 
 def write_trace(path: Path, model: str = "m", dimensions: tuple[str, ...] = ("batch", "seq")) -> Path:
@@ -55,7 +56,7 @@ def test_one_run_is_a_table_for_people_and_json_for_scripts() -> None:
     """The same figures; a bound by what nobody can know beside them."""
     arguments = ["--cost", COST, "--sizes", SIZES, "--rate", "50", "--requests", "500", "--compare"]
     table = simulate(*arguments)
-    assert (0, "") == (table.returncode, table.stderr)
+    assert (0, "") == (table.exit_code, table.stderr)
     assert all(policy in table.stdout for policy in (*POLICIES, "all known beforehand"))
     runs = json.loads(simulate(*arguments, "--json").stdout)["runs"]
     assert list(POLICIES) == [run["policy"] for run in runs]
@@ -68,7 +69,7 @@ def test_a_sweep_over_slots_finds_the_fewest() -> None:
     arguments = ["--cost", COST, "--sizes", SIZES, "--rate", "300", "--requests", "1000", "--p99-ms", "100"]
     arguments += ["--sweep", "slots=1..4"]
     said = simulate(*arguments)
-    assert 0 == said.returncode, said.stderr
+    assert 0 == said.exit_code, said.stderr
     assert re.search(r"p99 <= 100 ms and at most 0.1% lost: \d slots are enough", said.stdout)
     plain = json.loads(simulate(*arguments, "--json").stdout)
     assert plain["fewest_slots"] in (2, 3)
@@ -94,15 +95,15 @@ def test_the_models_of_a_file_are_simulated_as_it_says(tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text(SORT)
     trace = str(write_trace(tmp_path / "t.jsonl", "sort", ("batch", "n")))
     ran = simulate("server.yaml", "--trace", trace, "--cost", COST, "--json", folder=tmp_path)
-    assert 0 == ran.returncode, ran.stderr
+    assert 0 == ran.exit_code, ran.stderr
     (run,) = json.loads(ran.stdout)["runs"]
     assert run["padding_ratio"] > 0.2
     other = str(write_trace(tmp_path / "o.jsonl", "other", ("batch", "n")))
     ran = simulate("server.yaml", "--trace", other, "--cost", COST, folder=tmp_path)
-    assert (3, True) == (ran.returncode, "no model 'other'" in ran.stderr)
+    assert (3, True) == (ran.exit_code, "no model 'other'" in ran.stderr)
     wrong = str(write_trace(tmp_path / "w.jsonl", "sort", ("batch", "seq")))
     ran = simulate("server.yaml", "--trace", wrong, "--cost", COST, folder=tmp_path)
-    assert (3, True) == (ran.returncode, "has the dimensions batch, n" in ran.stderr)
+    assert (3, True) == (ran.exit_code, "has the dimensions batch, n" in ran.stderr)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_the_models_of_a_file_are_simulated_as_it_says(tmp_path: Path) -> None:
 def test_mistakes_say_what_to_do(tmp_path: Path, arguments: list[str], status: int, words: str) -> None:
     """2 for the command line, 3 for files; nothing on stdout, no traceback."""
     ran = simulate(*arguments, folder=tmp_path)
-    assert (status, "") == (ran.returncode, ran.stdout)
+    assert (status, "") == (ran.exit_code, ran.stdout)
     # The frame of a usage error is folded at the terminal's width.
     assert "".join(words.split()) in "".join(ran.stderr.split())
     assert "Traceback" not in ran.stderr
