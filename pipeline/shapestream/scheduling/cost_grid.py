@@ -116,10 +116,11 @@ class Grid:
         ]
         """The varied axes: place, sizes, and how many nodes further the next size is."""
         self._last = tuple([float(axis[-1]) for axis in self._axes])
-        self._flat: list[float] | None = None
-        """`_values`, once one call was asked for."""
-        self._lines: tuple[int, Seconds] | None = None
-        """Most rows, and the seconds (nodes of the other axes, rows) of 0 to as many."""
+        self._flat = self._values.tolist()
+        self._pitch = self._slope(self._values)
+        """Published seconds per element beyond the grid."""
+        self._lines: tuple[int, Seconds, float] | None = None
+        """Most rows, the seconds (nodes of the other axes, rows) of 0 to as many, and those of the smallest call."""
 
     @property
     def longest_s(self) -> float:
@@ -134,8 +135,6 @@ class Grid:
         """Return the published seconds of one call: the same as `seconds`, without arrays."""
         sizes = _folded_sizes(sizes)
         values = self._flat
-        if values is None:
-            values = self._flat = self._values.tolist()
         place, shares = self._place(sizes)
         most = len(values) - 1
         corners = [values[min(place + corner, most)] for corner in self._after]
@@ -145,7 +144,7 @@ class Grid:
                 (high - low) * share + low for low, high in zip(corners[:half], corners[half:], strict=True)
             ]
         beyond = self._beyond(sizes)
-        return corners[0] + self._slope(self._values) * beyond if beyond else corners[0]
+        return corners[0] + self._pitch * beyond if beyond else corners[0]
 
     def _place(self, sizes: Sizes) -> tuple[int, list[float]]:
         """Find the first node of one call's cell, and per varied axis the share of the way through it."""
@@ -177,8 +176,8 @@ class Grid:
         if self._lines is None or self._lines[0] != most:
             if (most + 1) * len(self._values) > _MOST_LINES * len(self._axes[0]):
                 return None
-            self._lines = most, self._all_lines(most)
-        lines = self._lines[1]
+            self._lines = most, self._all_lines(most), self.second((1,) * len(self._axes))
+        _, lines, least_s = self._lines
         place, shares = self._place((1, *shape))
         if self._walks and not self._walks[0][0]:
             # The first axis is part of the lines already.
@@ -199,11 +198,10 @@ class Grid:
         inside = prod([min(size, last) for size, last in zip(shape, self._last[1:], strict=True)])
         if elements > inside or most > self._last[0]:
             rows = np.arange(most + 1.0)
-            slope = self._slope(self._values)
-            seconds = seconds + slope * (rows * elements - np.minimum(rows, self._last[0]) * inside)
+            seconds = seconds + self._pitch * (rows * elements - np.minimum(rows, self._last[0]) * inside)
         elif len(corners) == 1:
             seconds = seconds.copy()
-        seconds[0] = self.second((1,) * len(self._axes))
+        seconds[0] = least_s
         return seconds
 
     def _all_lines(self, most: int) -> Seconds:
@@ -221,7 +219,9 @@ class Grid:
         """Find the corners of each call's cell (corners, n), and per axis the share of the way through it (axes, n)."""
         steps = self._steps
         inside = np.minimum(np.maximum(columns, self._starts), self._ends)[self._varied]
-        below = (inside[:, None, :] >= steps[:, :, None]).sum(axis=1) - 1
+        below = np.empty(inside.shape, np.intp)
+        for number, (_, axis, _) in enumerate(self._walks):
+            below[number] = np.searchsorted(steps[number, : len(axis)], inside[number], side="right") - 1
         axes = np.arange(len(steps))[:, None]
         low = steps[axes, below]
         shares = (inside - low) / (steps[axes, below + 1] - low)
@@ -294,7 +294,9 @@ class Grid:
         self._live = np.maximum(LEAST_S, self._live * np.exp(self._learned + shift))
         self._values = _monotone(self._live.reshape([len(axis) for axis in self._axes])).ravel()
         self._learned[:] = 0.0
-        self._flat = self._lines = None
+        self._flat = self._values.tolist()
+        self._pitch = self._slope(self._values)
+        self._lines = None
 
     def corrections(self, shift: float) -> dict[Sizes, float]:
         """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""

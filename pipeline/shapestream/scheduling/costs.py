@@ -163,6 +163,8 @@ class Kind:
     @property
     def longest_s(self) -> float:
         """Seconds of the longest call that was measured, or ran: see `Surface.most_s`."""
+        if self._grid is not None and not self._static:
+            return max(self._ran_s, self._grid.longest_s)
         grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]
         return max([self._ran_s, *[grid.longest_s for grid in grids]])
 

@@ -122,7 +122,7 @@ def segment_seconds(window: Window, costs: SegmentCosts, limits: Limits) -> NDAr
     """
     n = len(window)
     reach = max(1, min(n, limits.max_rows))
-    shapes, places = _call_shapes(window.shapes, reach)
+    shapes, places = _call_shapes(window.shapes, reach, 2 * n * reach // limits.max_rows)
     rows: NDArray[np.intp] = np.broadcast_to(np.arange(reach, 0, -1), (n, reach))
     single = bool((window.rows == 1).all())
     if not single:
@@ -158,13 +158,22 @@ def _sums(values: NDArray[_Number], reach: int) -> NDArray[_Number]:
     return sums
 
 
-def _call_shapes(shapes: NDArray[np.intp], reach: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The different elementwise largest shapes of all segments, and which of them each segment has."""
+def _call_shapes(
+    shapes: NDArray[np.intp], reach: int, most: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The elementwise largest shapes of all segments, and which of them each segment has.
+
+    Equal ones are found only where there may be `most` different ones or fewer.
+    """
     n = len(shapes)
     if (shapes[1:] >= shapes[:-1]).all():
         # Every segment has the shape of its last request.
         new = np.concatenate(([True], (shapes[1:] != shapes[:-1]).any(axis=1)))
         return shapes[new], np.broadcast_to((np.cumsum(new) - 1)[:, None], (n, reach))
+    pairs = np.maximum(shapes[1:], shapes[:-1])
+    if reach > 1 and len({tuple(shape) for shape in shapes.tolist() + pairs.tolist()}) > most:
+        every = np.stack([_largest(column, reach).ravel() for column in shapes.T], axis=1)
+        return every, np.arange(n * reach).reshape(n, reach)
     # Sizes are replaced by their ranks per dimension, so that a shape is one small number.
     codes = np.zeros((n, reach), dtype=np.intp)
     largest = []
@@ -195,8 +204,9 @@ def _largest(ranks: NDArray[np.intp], reach: int) -> NDArray[np.intp]:
     """The largest of every segment: (n, reach)."""
     n = len(ranks)
     padded = np.concatenate((np.zeros(reach - 1, dtype=ranks.dtype), ranks))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, reach)
-    largest: NDArray[np.intp] = np.maximum.accumulate(windows[:, ::-1], axis=1)[:n, ::-1]
+    # As `sliding_window_view`, without its checks.
+    windows: NDArray[np.intp] = np.ndarray((n, reach), padded.dtype, padded, strides=padded.strides * 2)
+    largest: NDArray[np.intp] = np.maximum.accumulate(windows[:, ::-1], axis=1)[:, ::-1]
     return largest
 
 
@@ -209,7 +219,11 @@ def _look_up(
     max_rows: int,
 ) -> NDArray[np.float64]:
     if len(shapes) * max_rows > 2 * rows.size:
-        wanted = np.ones(rows.shape, dtype=bool) if legal is None else legal
+        n, reach = rows.shape
+        # Those that reach before the first item are not looked at.
+        wanted = np.arange(reach, 0, -1) <= np.arange(1, n + 1)[:, None]
+        if legal is not None:
+            wanted = wanted & legal
         seconds = np.full(rows.shape, np.inf)
         seconds[wanted] = costs.seconds(rows[wanted], shapes[places[wanted]])
         return seconds

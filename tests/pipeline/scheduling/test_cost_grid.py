@@ -34,7 +34,7 @@ def _drawn_sizes(draw: np.random.Generator, axes: list[list[int]]) -> tuple[int,
 def test_one_call_costs_what_it_costs_among_many(dimensions: int) -> None:
     """Prices of `second` and `seconds`, corrected and published now and then."""
     draw = np.random.default_rng(dimensions)
-    for _ in range(10):
+    for _ in range(4):
         grid, axes = _drawn_grid(draw, dimensions)
         for _ in range(3):
             many = [_drawn_sizes(draw, axes) for _ in range(40)]
