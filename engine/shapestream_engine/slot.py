@@ -80,9 +80,9 @@ class Runner:
                 self._begun = None
 
     def withdraw(self, batch: int) -> bool:
-        """Skip this batch when its turn comes. False if it has begun, was reported, or was withdrawn before."""
+        """Skip this batch when its turn comes. False if it has begun, was reported, or is skipped anyway."""
         with self._lock:
-            if batch <= self._last or batch in self._withdrawn:
+            if self._halted or batch <= self._last or batch in self._withdrawn:
                 return False
             self._withdrawn.add(batch)
             return True
