@@ -71,6 +71,7 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks.limit $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.overload $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.floods $(if $(SMOKE),--smoke)
+	@$(BIN)/python -m benchmarks.growth $(if $(SMOKE),--smoke)
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
 
 chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED=, DURATION= seconds); a ledger of its own counts.

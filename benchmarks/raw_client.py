@@ -17,6 +17,7 @@ from shapestream.wire.messages import (
     Entry,
     Failure,
     Goodbye,
+    Heartbeat,
     Hello,
     ModelOpened,
     OpenModel,
@@ -61,11 +62,11 @@ def echo_round(socket: zmq.Socket[bytes], payloads: Sequence[bytes], outstanding
 class RawClient:
     """A session on a shapestream server, over the codec and a plain pyzmq socket.
 
-    It sends no heartbeats: open one for each round.
+    It sends no heartbeats by itself: open one for each round, or call `beat` once per heartbeat interval.
     """
 
     def __init__(self, address: str, model: str, keys: CallerKeys | None = None) -> None:
-        self._socket = connect_dealer(address, keys)
+        self.socket = connect_dealer(address, keys)
         self._sequence = 0
         self._send(Hello(client=uuid.uuid4().bytes, software="benchmark"))
         self._await(Welcome)
@@ -79,15 +80,15 @@ class RawClient:
 
     def __exit__(self, *_: object) -> None:
         self._send(Goodbye())
-        self._socket.close(linger=TIMEOUT_MS)
+        self.socket.close(linger=TIMEOUT_MS)
 
     def _send(self, entry: Entry) -> None:
         frames = encode([entry])
         # One frame alone is a header with small tensors inline.
-        self._socket.send_multipart(frames, copy=len(frames) == 1)
+        self.socket.send_multipart(frames, copy=len(frames) == 1)
 
     def _entries(self) -> list[Entry]:
-        frames = self._socket.recv_multipart(copy=False)
+        frames = self.socket.recv_multipart(copy=False)
         envelope = decode([frames[0].bytes, *(frame.buffer for frame in frames[1:])], role=Role.CLIENT)
         if envelope.bad:
             raise AssertionError(f"the server sent {envelope.bad}")
@@ -98,6 +99,26 @@ class RawClient:
             for entry in self._entries():
                 if isinstance(entry, kind):
                     return entry
+
+    def ask(self, tensors: Tensors) -> int:
+        """Send one request in a message of its own; returns its sequence number."""
+        sequence = self._sequence
+        self._sequence += 1
+        self._send(
+            Request(sequence=sequence, model=self._model, remaining_ms=None, priority=0, tensors=tensors)
+        )
+        return sequence
+
+    def take(self) -> list[Entry]:
+        """The entries that have arrived, perhaps none."""
+        entries: list[Entry] = []
+        while self.socket.poll(0):
+            entries += self._entries()
+        return entries
+
+    def beat(self) -> None:
+        """Tell the server that this session is alive."""
+        self._send(Heartbeat())
 
     def round(self, payloads: Sequence[bytes], shape: tuple[int, ...], outstanding: int) -> None:
         """Sends each payload as one request in one message; compares every answer."""
@@ -113,16 +134,7 @@ class RawClient:
         sent = received = 0
         while received < len(requests):
             while sent < len(requests) and sent - received < outstanding:
-                self._send(
-                    Request(
-                        sequence=self._sequence,
-                        model=self._model,
-                        remaining_ms=None,
-                        priority=0,
-                        tensors=requests[sent],
-                    )
-                )
-                self._sequence += 1
+                self.ask(requests[sent])
                 sent += 1
             for entry in self._entries():
                 if type(entry) is Result:

@@ -46,6 +46,13 @@ def test_the_memory_benchmark_runs_without_a_reallocation() -> None:
     assert rows.keys() >= {"server, resident", "worker, resident", "client, resident"}
 
 
+@pytest.mark.e2e
+def test_the_growth_benchmark_runs_with_several_clients_and_workers() -> None:
+    """A server per number of workers, raw sessions in turns, each answer compared."""
+    rows = _run("benchmarks.growth")["rows"]
+    assert ["1, 1", "1, 20", "3, 1", "3, 20"] == [row["workers, clients"] for row in rows]
+
+
 def test_the_scheduler_benchmark_runs_every_scenario() -> None:
     """Real events to the pure core, in a steady state: everything that arrives is delivered."""
     rows = _run("benchmarks.scheduler")["rows"]

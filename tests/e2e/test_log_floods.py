@@ -42,7 +42,7 @@ def clients() -> Iterator[bytes]:
 def workers() -> Iterator[bytes]:
     """The greeting of a worker, again and again."""
     while True:
-        yield msgpack.packb([1, [[40, 0, "again", 1, 1, {"sort": SIGNATURE}, {}]]])
+        yield msgpack.packb([1, [[40, 0, "again", 1, 1, {"sort": SIGNATURE}, {}, {}, 2]]])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ per dimension and one column per call; one call is an array of one column.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import exp, log, prod
@@ -41,6 +42,10 @@ _REMEMBERED = 4096
 """Calls whose places are remembered; when so many are known, all are forgotten."""
 _MOST_SIZE = 1 << 62
 """Largest size on an axis."""
+_MOST_LINES = 1 << 18
+"""Seconds that are kept to price every number of rows at once."""
+_MOST_EXACT = 1 << 53
+"""Products up to this are whole numbers as doubles too, in whatever order they are multiplied."""
 _MOST_ELEMENTS = 1 << 400
 """Largest count of elements. Squared, as where a line is fitted, it is still finite."""
 
@@ -84,6 +89,7 @@ class Grid:
             row[: lengths[number]] = self._axes[number]
             corners = np.concatenate((corners, corners + self._strides[number]))
         self._corners = corners[:, None]
+        self._after = corners.tolist()
         """Places of the corners of a cell after its first node, the first axis outermost."""
         self._measured = _monotone(_filled(self._axes, points)).ravel()
         self._live = self._measured
@@ -103,6 +109,17 @@ class Grid:
         """`_corner_weights` of calls that ran."""
         self._starts = np.array([axis[:1] for axis in self._axes])
         self._ends = np.array([axis[-1:] for axis in self._axes])
+        # One call is found faster in lists than in arrays.
+        self._walks = [
+            (number, self._axes[number].tolist(), int(self._strides[number]))
+            for number in self._varied.tolist()
+        ]
+        """The varied axes: place, sizes, and how many nodes further the next size is."""
+        self._last = tuple([float(axis[-1]) for axis in self._axes])
+        self._flat: list[float] | None = None
+        """`_values`, once one call was asked for."""
+        self._lines: tuple[int, Seconds] | None = None
+        """Most rows, and the seconds (nodes of the other axes, rows) of 0 to as many."""
 
     @property
     def longest_s(self) -> float:
@@ -112,6 +129,93 @@ class Grid:
     def seconds(self, columns: _Columns) -> Seconds:
         """Return the published seconds of many calls."""
         return self._blended(self._values, columns)
+
+    def second(self, sizes: Sizes) -> float:
+        """Return the published seconds of one call: the same as `seconds`, without arrays."""
+        sizes = _folded_sizes(sizes)
+        values = self._flat
+        if values is None:
+            values = self._flat = self._values.tolist()
+        place, shares = self._place(sizes)
+        most = len(values) - 1
+        corners = [values[min(place + corner, most)] for corner in self._after]
+        for share in shares:
+            half = len(corners) // 2
+            corners = [
+                (high - low) * share + low for low, high in zip(corners[:half], corners[half:], strict=True)
+            ]
+        beyond = self._beyond(sizes)
+        return corners[0] + self._slope(self._values) * beyond if beyond else corners[0]
+
+    def _place(self, sizes: Sizes) -> tuple[int, list[float]]:
+        """Find the first node of one call's cell, and per varied axis the share of the way through it."""
+        place, shares = 0, []
+        for number, axis, stride in self._walks:
+            size = min(max(float(sizes[number]), axis[0]), axis[-1])
+            below = bisect_right(axis, size) - 1
+            low = axis[below]
+            shares.append((size - low) / (axis[below + 1] - low) if below + 1 < len(axis) else 0.0)
+            place += stride * below
+        return place, shares
+
+    def _beyond(self, sizes: Sizes) -> float:
+        """Count the elements of one call that lie beyond the grid."""
+        elements = inside = 1.0
+        for size, last in zip(sizes, self._last, strict=True):
+            elements = min(elements * size, float(_MOST_ELEMENTS))
+            inside = min(inside * min(size, last), float(_MOST_ELEMENTS))
+        return elements - inside
+
+    def line(self, most: int, shape: Sizes) -> Seconds | None:
+        """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
+
+        None where it is not prepared: too many rows, axes or elements, or no elements.
+        """
+        elements = prod(shape)
+        if not 0 < elements * most < _MOST_EXACT or self._dimensions > MOST_AXES:
+            return None
+        if self._lines is None or self._lines[0] != most:
+            if (most + 1) * len(self._values) > _MOST_LINES * len(self._axes[0]):
+                return None
+            self._lines = most, self._all_lines(most)
+        lines = self._lines[1]
+        place, shares = self._place((1, *shape))
+        if self._walks and not self._walks[0][0]:
+            # The first axis is part of the lines already.
+            place %= self._walks[0][2]
+            shares = shares[1:]
+        corners = [place]
+        for (_, _, stride), share in zip(self._walks[len(self._walks) - len(shares) :], shares, strict=True):
+            if share:
+                corners = [corner + step for corner in corners for step in (0, stride)]
+        halves = [lines[corner] for corner in corners]
+        for share in shares:
+            if share:
+                half = len(halves) // 2
+                halves = [
+                    (high - low) * share + low for low, high in zip(halves[:half], halves[half:], strict=True)
+                ]
+        seconds: Seconds = halves[0]
+        inside = prod([min(size, last) for size, last in zip(shape, self._last[1:], strict=True)])
+        if elements > inside or most > self._last[0]:
+            rows = np.arange(most + 1.0)
+            slope = self._slope(self._values)
+            seconds = seconds + slope * (rows * elements - np.minimum(rows, self._last[0]) * inside)
+        elif len(corners) == 1:
+            seconds = seconds.copy()
+        seconds[0] = self.second((1,) * len(self._axes))
+        return seconds
+
+    def _all_lines(self, most: int) -> Seconds:
+        """Interpolate along the rows at every node of the other axes: (nodes, most + 1)."""
+        values = self._values.reshape(len(self._axes[0]), -1).T
+        axis = self._axes[0]
+        rows = np.minimum(np.maximum(np.arange(most + 1.0), axis[0]), axis[-1])
+        below = np.searchsorted(axis, rows, side="right") - 1
+        above = np.minimum(below + 1, len(axis) - 1)
+        shares = (rows - axis[below]) / np.where(above > below, axis[above] - axis[below], np.inf)
+        low = values[:, below]
+        return np.ascontiguousarray((values[:, above] - low) * shares + low)
 
     def _places(self, columns: _Columns) -> tuple[NDArray[np.intp], Seconds]:
         """Find the corners of each call's cell (corners, n), and per axis the share of the way through it (axes, n)."""
@@ -151,16 +255,21 @@ class Grid:
         """Find the nodes around one call, their weights, and how many elements beyond the grid's edge it is."""
         known = self._around.get(sizes)
         if known is None:
-            columns = _folded(np.array([sizes], np.float64).T)
-            nodes, shares = self._places(columns)
-            weights = np.ones((1, 1))
+            folded = _folded_sizes(sizes)
+            place, shares = self._place(folded)
+            weights = [1.0]
             for share in shares[::-1]:
-                weights = np.concatenate((weights * (1.0 - share), weights * share))
-            near = weights[:, 0] > 0.0
-            beyond = elements_of_many(columns) - elements_of_many(np.minimum(columns, self._ends))
+                rest = 1.0 - share
+                weights = [weight * rest for weight in weights] + [weight * share for weight in weights]
+            near = [
+                (place + corner, weight)
+                for corner, weight in zip(self._after, weights, strict=True)
+                if weight > 0.0
+            ]
             if len(self._around) >= _REMEMBERED:
                 self._around.clear()
-            known = self._around[sizes] = nodes[near, 0], weights[near, 0], float(beyond[0])
+            nodes, own = zip(*near, strict=True)
+            known = self._around[sizes] = np.array(nodes), np.array(own), self._beyond(folded)
         return known
 
     def expected(self, sizes: Sizes) -> float:
@@ -185,6 +294,7 @@ class Grid:
         self._live = np.maximum(LEAST_S, self._live * np.exp(self._learned + shift))
         self._values = _monotone(self._live.reshape([len(axis) for axis in self._axes])).ravel()
         self._learned[:] = 0.0
+        self._flat = self._lines = None
 
     def corrections(self, shift: float) -> dict[Sizes, float]:
         """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
@@ -212,6 +322,12 @@ def _folded(columns: _Columns) -> _Columns:
     return np.concatenate(
         (columns[:kept], np.minimum(elements_of_many(columns[kept:]), float(_MOST_SIZE))[None])
     )
+
+
+def _folded_sizes(sizes: Sizes) -> Sizes:
+    """Bring one call of many sizes to `MOST_AXES`."""
+    kept = MOST_AXES - 1
+    return sizes if len(sizes) <= MOST_AXES else (*sizes[:kept], min(prod(sizes[kept:]), _MOST_SIZE))
 
 
 def _folded_points(points: Mapping[Sizes, float]) -> dict[Sizes, float]:

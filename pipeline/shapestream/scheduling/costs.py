@@ -50,6 +50,8 @@ MOST_KNOWN_SHAPES = 4096
 _MOST_SECONDS = 1 << 20
 """Predictions remembered per surface and version; when so many are known, all are forgotten."""
 _MOST_SIZE = 1 << 62
+FEW = 4
+"""Requests up to which one after the other is priced sooner than all at once, as an array."""
 
 
 class Kind:
@@ -183,6 +185,21 @@ class Kind:
             if static is not None:
                 seconds[(columns == np.array([sizes], np.float64).T).all(axis=0)] = static.longest_s
         return seconds
+
+    def second(self, sizes: Sizes) -> float:
+        """Return the seconds of one call: the same as `seconds`, without arrays."""
+        if 0 in sizes:
+            sizes = (1,) * len(sizes)
+        static = self._static.get(sizes)
+        if static is not None:
+            return static.longest_s
+        if self._grid is not None:
+            return self._grid.second(sizes)
+        return float(self.seconds(np.array([sizes], np.float64).T)[0])
+
+    def line(self, most: int, shape: Sizes) -> Seconds | None:
+        """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
+        return None if self._grid is None or self._static else self._grid.line(most, shape)
 
     # ------------------------------------------------------------ learning
 
@@ -330,6 +347,7 @@ class Surface:
             bounds[0] = inf  # allowed numbers of rows cover any number
         self._bounds = np.array([bounds], np.float64).T
         self._is_bounded = bool((self._bounds < inf).any())
+        self._most = tuple(bounds)
         self._known: dict[Sizes, None] = {}
         self._rows: dict[Sizes, Seconds] = {}
         """`row_seconds` until the version changes."""
@@ -377,12 +395,36 @@ class Surface:
     def row_seconds(self, shapes: Sequence[Sizes]) -> list[Seconds]:
         """Return the seconds of batches of 0 to `max_batch` rows at each shape; not to be written to."""
         known = self._remembered()
-        if missing := [shape for shape in dict.fromkeys(shapes) if shape not in known]:
-            number = self.profile.max_batch + 1
+        missing = [shape for shape in dict.fromkeys(shapes) if shape not in known]
+        number = self.profile.max_batch + 1
+        if self._row_calls is None and missing:
+            lines = [(shape, self._line(shape)) for shape in missing]
+            self._rows.update([(shape, line) for shape, line in lines if line is not None])
+            missing = [shape for shape, line in lines if line is None]
+        if missing:
             wide = np.repeat(_integers(missing), number, axis=0)
             found = self.seconds(np.tile(np.arange(number), len(missing)), wide)
             self._rows.update(zip(missing, found.reshape(len(missing), number), strict=True))
         return [known[shape] for shape in shapes]
+
+    def _line(self, shape: Sizes) -> Seconds | None:
+        """What `seconds` returns for all numbers of rows at one shape, where it is prepared."""
+        line = self.kind.line(self.profile.max_batch, shape)
+        if line is not None and self._is_bounded:
+            if any(size > most for size, most in zip(shape, self._most[1:], strict=True)):
+                line[:] = inf
+            elif self._most[0] < len(line):
+                line[int(self._most[0]) + 1 :] = inf
+        return line
+
+    def _one(self, rows: int, shape: Sizes) -> float:
+        """What `seconds` returns for one batch."""
+        if self._row_calls is not None:
+            return float(self.seconds(*_parted([(rows, *shape)]))[0])
+        sizes = tuple([min(size, _MOST_SIZE) for size in (rows, *shape)])
+        if self._is_bounded and any(size > most for size, most in zip(sizes, self._most, strict=True)):
+            return inf
+        return self.kind.second(sizes)
 
     def second(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of one batch."""
@@ -391,7 +433,7 @@ class Surface:
             return float(table[rows])
         known = self._single.get((rows, shape))
         if known is None:
-            known = self._single[rows, shape] = float(self.seconds(*_parted([(rows, *shape)]))[0])
+            known = self._single[rows, shape] = self._one(rows, shape)
         return known
 
     def expect(self, requests: Iterable[tuple[int, Sizes]]) -> None:
@@ -400,22 +442,32 @@ class Surface:
         missing = [request for request in dict.fromkeys(requests) if request not in self._company]
         if not missing:
             return
-        calls = [
-            (rows << power, *shape)
-            for rows, shape in missing
-            for power in range(self._doublings(rows, shape))
-        ]
-        found = self.seconds(*_parted(calls)).tolist()
-        at = 0
-        for rows, shape in missing:
-            seconds = found[at : at + self._doublings(rows, shape)]
-            at += len(seconds)
-            least_s = min([each / (1 << power) for power, each in enumerate(seconds)])
+        if len(missing) <= FEW:
+            found = [self._doubled(rows, shape) for rows, shape in missing]
+        else:
+            calls = [
+                (rows << power, *shape)
+                for rows, shape in missing
+                for power in range(self._doublings(rows, shape))
+            ]
+            seconds = iter(self.seconds(*_parted(calls)).tolist())
+            found = [list(islice(seconds, self._doublings(rows, shape))) for rows, shape in missing]
+        for (rows, shape), doubled in zip(missing, found, strict=True):
+            each_s = [each / (1 << power) for power, each in enumerate(doubled)]
+            least_s = min(each_s)
             call_s = next(
-                each for power, each in enumerate(seconds) if each / (1 << power) <= CLOSE * least_s
+                each for each, own_s in zip(doubled, each_s, strict=True) if own_s <= CLOSE * least_s
             )
             self._company[rows, shape] = least_s, call_s
-            self._single[rows, shape] = seconds[0]
+            self._single[rows, shape] = doubled[0]
+
+    def _doubled(self, rows: int, shape: Sizes) -> list[float]:
+        """Return the seconds of a request alone, with one like it, with three, and so on."""
+        doublings = self._doublings(rows, shape)
+        if doublings < FEW or self._row_calls is not None:
+            return [self._one(rows << power, shape) for power in range(doublings)]
+        line = self.row_seconds([shape])[0]
+        return [float(line[rows << power]) for power in range(doublings)]
 
     def _doublings(self, rows: int, shape: Sizes) -> int:
         """How often a request's like may join it: 1, 2, 4, ... A request without elements stays alone."""

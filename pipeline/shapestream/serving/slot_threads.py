@@ -302,7 +302,7 @@ class _SlotThread(Thread):
                     self._tell(SessionBroken(session=session.number, why=why))
         finally:
             if not self._closing:
-                self.runner.halt()  # no batch is withdrawn any more: the server takes back what was sent here
+                self.runner.halt()  # what is withdrawn from now on is the server's to see
                 served = self._session
                 number = None if served is None else served.number
                 self._tell(ThreadEnded(session=number, slot=self.number, batch=self._batch))

@@ -21,6 +21,8 @@ LEARNED = LearnedCosts(table="t" * 40, batches=1, saved_at=0.0)
 class Watched(CostCache):
     """A folder that remembers what was written, and may be held up as a slow disk is."""
 
+    __setattr__ = object.__setattr__  # the folder itself is frozen, what a test watches is not
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.written: list[LearnedCosts] = []

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
+from shapestream.serving import slot_threads
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
     News,
@@ -42,9 +44,10 @@ from shapestream.wire.messages import (
     Heartbeat,
     SlotHello,
 )
-from shapestream_engine.batch import BatchReport, ErrorCode
+from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.slot import Runner
 
 LONG_S = 600.0
 TOKEN = b"t" * 16
@@ -473,6 +476,34 @@ async def test_slots_that_end_run_nothing_new() -> None:
             await trio.testing.wait_all_tasks_blocked()
             release.set()
     assert ([1], {}) == (ran, slot.reports)
+
+
+@real_time
+async def test_a_large_tensor_is_not_copied_on_its_way_to_a_slot_of_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The slot gathers from the very bytes that were sent: `inproc` hands frames over."""
+    addresses: list[int] = []
+
+    def run(runner: Runner, batch: Batch) -> None:
+        addresses.append(np.frombuffer(batch.members[0].buffers[0], np.uint8).ctypes.data)
+
+    monkeypatch.setattr(Runner, "run", run)
+    array = np.zeros(1 << 20, np.uint8)
+    tensors = Tensors(layout=((0, "i64", (1 << 17,)),), buffers=(array.data,))
+    async with bench() as slot:
+        member = ExecuteMember(deadline_us=None, tensors=tensors)
+        monkeypatch.setattr(
+            slot_threads,
+            "read_batch",
+            lambda execute, *_, **__: Batch(
+                batch=1, model="times 2", sizes=(), members=(execute.members[0].tensors,), shapes=()
+            ),
+        )
+        slot.say(Execute(batch=1, session=1, slot=0, sent_us=0, model="times 2", sizes=(), members=(member,)))
+        while not addresses:
+            await trio.lowlevel.checkpoint()
+    assert [array.ctypes.data] == addresses
 
 
 def test_news_after_the_event_loop_has_ended_are_dropped() -> None:
