@@ -81,7 +81,7 @@ chaos: $(READY) ## Kill, stop, starve and lie to real processes under load (SEED
 soak: $(READY) ## Use and misuse a server for long, and see whether anything grows (DURATION= seconds, an hour by default; SEED=).
 	@$(BIN)/python -m tests.e2e.soak $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),3600)
 
-plots: $(READY) ## Draw the pictures of docs/scheduling.md anew (simulated: nothing is measured).
+plots: $(READY) ## Draw the pictures of docs anew (nothing is measured).
 	@$(BIN)/python docs/plots.py
 
 wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean environment.

@@ -83,6 +83,8 @@ class Kind:
         """Where there is no grid."""
         self.new = Line(clip=PREPARATION_CLIP)
         """Extra seconds of a call whose shape is new to the device."""
+        self.new_share = 0.0
+        """Part of the calls that ran lately whose shape was new to the device: a moving average."""
         self.paid = Line()
         """Seconds of requests while nothing was measured, preparation included: see `CostModel.rough_s`."""
         self.surfaces: dict[str, Surface] = {}
@@ -213,6 +215,7 @@ class Kind:
         number = sum([count for count, _ in calls])
         elements = sum([count * elements_of(sizes) for count, sizes in calls])
         self._ran_s = max(self._ran_s, busy_s / number)
+        self.new_share += WEIGHT * (min(1.0, preparations / number) - self.new_share)
         if not preparations:
             self._learn(surface, calls, busy_s, number, elements, requests)
         elif self.measured:
@@ -525,6 +528,11 @@ class Surface:
         """Whether anything is known to cost extra because a shape is new."""
         return self.kind.new.measured
 
+    @property
+    def new_share(self) -> float:
+        """Part of the calls that ran lately whose shape was new to the device: a moving average."""
+        return self.kind.new_share
+
     def preparation_s(self, rows: int, shape: Sizes) -> float:
         """Return what it costs extra that calls of such a batch are new to the device; 0 where known, free, or empty."""
         new = self.kind.new
@@ -546,6 +554,10 @@ class Surface:
     def known(self) -> Collection[Sizes]:
         """The call shapes, (rows, *shape), that the device has met, the longest ago first."""
         return self._known.keys()
+
+    def latest(self) -> Iterator[Sizes]:
+        """Return `known`, the last met first."""
+        return reversed(self._known)
 
 
 def _integers(sizes: Sequence[Sizes]) -> NDArray[np.intp]:

@@ -397,6 +397,7 @@ def together(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None
         rows = sum([request.rows for request in members])
         real = sum([request.rows * prod(request.shape) for request in members])
     call = costs.call(rows, shape)
-    costs.started(rows, shape)
+    if costs.sizes is not None or call.shape == shape:  # a larger shape was prepared before
+        costs.started(rows, shape)
     seconds = call.first_s if costs.surface.measured and isfinite(call.seconds) else 0.0
     return Cut(members, rows, call.shape, call.rows * prod(call.shape) - real, seconds, call.rows)

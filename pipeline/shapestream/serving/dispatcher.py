@@ -173,8 +173,8 @@ class Dispatcher:
         if slot.number not in self.slots:
             return
         self._handle(events.SlotClosing(slot=slot.number), now)  # or what fails would run again there
-        begun = None if batch is None else self._book.reported(batch, now)
-        if begun is not None and begun.slot is slot:
+        begun = self._book.reported(batch, now) if batch in slot.running else None
+        if begun is not None:
             why = f"the thread of slot {slot.label!r} has ended"
             report = BatchReport(batch=begun.batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
             self._batch_failed(begun, report, now)

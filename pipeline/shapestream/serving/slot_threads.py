@@ -24,7 +24,7 @@ import trio
 from shapestream.errors import ProtocolError, RequestError, TransportError
 from shapestream.telemetry.logging import debug_enabled
 from shapestream.transport.blocking_dealer import BlockingDealer, Wake
-from shapestream.transport.interface import PeerSocket
+from shapestream.transport.interface import Message, PeerSocket
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.codec import Role, decode, encode
@@ -309,6 +309,7 @@ class _SlotThread(Thread):
 
     def _serve(self, session: SlotSession) -> str | None:
         """Serve a session until it ends; returns why, if it is the connection's fault."""
+        self.wake.clear()  # it told of this session, and of the end of the last one
         self.runner.restart()
         patience_s = None if session.silence_s is None else session.silence_s / 2
         try:
@@ -320,8 +321,7 @@ class _SlotThread(Thread):
                 return "the server takes nothing"
             silent = False
             while self._session is session:
-                frames = socket.receive(patience_s)
-                if frames is None:
+                if (frames := socket.receive(patience_s)) is None:
                     if silent and self._session is session:
                         return "the server is silent"
                     # Twice: a process that was stopped finds what came meanwhile.
@@ -329,20 +329,27 @@ class _SlotThread(Thread):
                     continue
                 silent = False
                 received_at = monotonic()
-                try:
-                    envelope = decode(frames, role=Role.WORKER, limits=WORKER_LIMITS)
-                except ProtocolError as error:
-                    return f"the server sent what cannot be read: {error}"
+                if (why := self._obey(socket, session, frames, received_at)) is not None:
+                    return why
                 del frames
-                if envelope.bad:
-                    return f"the server sent what cannot be read: {envelope.bad[0].message}"
-                for entry in envelope.entries:
-                    if isinstance(entry, Execute):
-                        if not self._execute(socket, session, entry, received_at):
-                            return "the server takes nothing"
-                    elif not isinstance(entry, Heartbeat):
-                        return f"the server said {type(entry).__name__} to a slot"
-                del envelope
+        return None
+
+    def _obey(
+        self, socket: BlockingDealer, session: SlotSession, frames: Message, received_at: float
+    ) -> str | None:
+        """Carry out a message, of which nothing is held afterwards; returns why the connection is of no use, if so."""
+        try:
+            envelope = decode(frames, role=Role.WORKER, limits=WORKER_LIMITS)
+        except ProtocolError as error:
+            return f"the server sent what cannot be read: {error}"
+        if envelope.bad:
+            return f"the server sent what cannot be read: {envelope.bad[0].message}"
+        for entry in envelope.entries:
+            if isinstance(entry, Execute):
+                if not self._execute(socket, session, entry, received_at):
+                    return "the server takes nothing"
+            elif not isinstance(entry, Heartbeat):
+                return f"the server said {type(entry).__name__} to a slot"
         return None
 
     def _execute(
@@ -367,8 +374,6 @@ class _SlotThread(Thread):
             report = BatchReport(batch=execute.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
         else:
             report = self.runner.run(batch)
-            del batch
-        del execute  # the buffers of this batch need not live until the next
         if self._session is not session:
             self._batch = None
             self._tell(SlotIdle(slot=self.number))
@@ -385,10 +390,8 @@ class _SlotThread(Thread):
     def _say(self, socket: BlockingDealer, session: SlotSession, entry: Entry) -> bool:
         """Send an entry; False where there was no room for it, for as long as a silent server is waited for."""
         frames = frames_of(entry)
-        while not socket.send(frames, session.silence_s):
-            if self._session is not session:
-                return True
-            if session.silence_s is not None:
+        while self._session is session and not socket.send(frames, session.silence_s):
+            if self._session is session and session.silence_s is not None:
                 return False
         return True
 

@@ -231,9 +231,9 @@ class WorkerPort:
                 slot = next((slot for slot in worker.slots if entry.batch in slot.running), None)
                 self._reported(slot or worker.slots[0], entry, now, by_control=True)
             case SlotEnded() if entry.session == worker.session and entry.slot < len(worker.slots):
-                self._hand_on_reports()
-                self._dispatcher.slot_ended(worker.slots[entry.slot], entry.batch, now)
+                self._slot_ended(worker.slots[entry.slot], entry.batch, now)
                 self._availability.workers_changed(now)
+                self._dismiss_if_idle(worker, now)
             case WorkerDraining():
                 worker.draining = True
                 self._dispatcher.worker_closing(worker, now)
@@ -262,6 +262,14 @@ class WorkerPort:
             return
         self._dismiss_if_idle(worker, now)
 
+    def _slot_ended(self, slot: SlotRecord, batch: int | None, now: float) -> None:
+        """Take a slot out of the books whose thread has ended. Its connection is gone, and what was unread there is late."""
+        self._hand_on_reports()
+        if slot.peer is not None:
+            self._slots.pop(slot.peer, None)
+            slot.peer = None
+        self._dispatcher.slot_ended(slot, batch, now)
+
     def _end(self, worker: Worker, why: str, now: float) -> None:
         """Cut off a worker by its control, whichever of its connections gave the reason."""
         peer = worker.peer
@@ -270,6 +278,7 @@ class WorkerPort:
         else:  # slots of this process: a defect
             log.error("own slots end", why=why)
             self._leave(worker, "sent what cannot be accepted", now)
+            self._availability.own_slots_ended(now)
 
     # ---------------------------------------------------------------- the server's own slots
 
@@ -306,7 +315,7 @@ class WorkerPort:
                 slot = worker.slots[news.slot]
                 advice = "restart the server, or use worker processes"
                 log.error("slot ended", slot=slot.label, why="its thread has ended", advice=advice)
-                self._dispatcher.slot_ended(slot, news.batch, now)
+                self._slot_ended(slot, news.batch, now)
                 if not any(slot.number in self._dispatcher.slots for slot in worker.slots):
                     self._availability.own_slots_ended(now)
             case SessionBroken():
@@ -383,7 +392,7 @@ class WorkerPort:
         control = worker.peer
         if control is not None and self._socket.key_of(control) != self._socket.key_of(peer):
             why = "a slot with the token of a worker that has another key"
-        elif hello.slot >= len(worker.slots) or worker.slots[hello.slot].peer is not None:
+        elif hello.slot >= len(worker.slots) or worker.slots[hello.slot].has_greeted:
             why = f"slot {hello.slot} of {worker.name!r} is none, or has greeted already"
         else:
             slot = worker.slots[hello.slot]
@@ -536,6 +545,8 @@ class WorkerPort:
         if not isinstance(worker, Worker) or link.peer is None or worker.token not in self._tokens:
             return
         peer = worker.peer
+        if peer is None and why == GONE:
+            return  # a thread has closed its connection: the news of it is on its way
         if peer is None:
             self._end(worker, f"its slots cannot be reached: {why}", now)
         elif worker.killed_for is not None:

@@ -128,7 +128,7 @@ class Worker(Link):
     @property
     def has_greeted(self) -> bool:
         """Whether all its slots have greeted."""
-        return all(slot.peer is not None for slot in self.slots)
+        return all(slot.has_greeted for slot in self.slots)
 
     def execute(self, slot: SlotRecord, execute: Execute) -> None:
         """Send a batch on its way to a slot."""
@@ -224,6 +224,11 @@ class SlotRecord(Link):
         """The batch that is queued behind the one that runs."""
         self.batches = 0
         self.busy_s = 0.0
+
+    @property
+    def has_greeted(self) -> bool:
+        """Whether it has a connection, or had one until it ended."""
+        return self.peer is not None or self.number >= 0
 
     def __repr__(self) -> str:
         return f"<slot {self.label}: {self.batches} batches>"

@@ -55,6 +55,11 @@ class ScriptedSlots:
             connection.send_nowait(encode([SlotHello(token=session.token, slot=slot)], limits=WORKER_LIMITS))
             self._connections.append(connection)
 
+    def hang_up(self, slot: int) -> None:
+        """The connection of this slot ends; nothing is told of it."""
+        self._connections[slot].close()
+        self._connections[slot] = self._port.connect()
+
     def end(self) -> None:
         """Not asked of a server's own slots."""
         raise AssertionError

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -27,6 +29,9 @@ from shapestream.serving.slot_threads import (
     entry_of_report,
     frames_of,
 )
+from shapestream.transport.blocking_dealer import BlockingDealer
+from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.codec import Role, decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
 from shapestream.wire.messages import (
@@ -355,6 +360,59 @@ async def test_what_a_session_left_is_dropped_and_its_slot_told_to_be_idle() -> 
         slot.start(2, 6, session=2)
         await slot.wait_for(2)
     assert ([12], {2}, 2) == (slot.values(2), set(slot.reports), len(ran))
+
+
+@real_time
+async def test_a_session_that_begins_while_the_last_one_ends_is_served(tmp_path: Path) -> None:
+    """What woke the slot for the last one is no reason to call a connection broken that is being made."""
+    release, entered = threading.Event(), threading.Event()
+    address = f"ipc://{tmp_path}/port"
+    async with bench(before=entered.set, release=release) as slot:
+        slot.start(1, 1)
+        assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
+        options = SocketOptions(immediate=True)
+        slot.slots._dial = lambda wake: BlockingDealer(address, wake, options=options)
+        slot.slots._threads[0]._dial = slot.slots._dial
+        async with RouterSocket() as port:
+            port.bind(address)
+            slot.slots.end()
+            slot.slots.begin(SlotSession(number=2, token=TOKEN, silence_s=LONG_S))
+            release.set()
+            await slot.until(lambda: len(slot.news) > 0)
+            await trio.testing.wait_all_tasks_blocked()
+            async with trio.open_nursery() as nursery:
+                await nursery.start(port.run)
+                with trio.fail_after(REAL_PATIENCE_S):
+                    ((_, frames),) = await port.receive()
+                nursery.cancel_scope.cancel()
+    (hello,) = decode(frames, role=Role.SERVER_OF_WORKERS, limits=WORKER_LIMITS).entries
+    assert SlotHello(token=TOKEN, slot=0) == hello
+    assert [SlotIdle(slot=0)] == slot.news
+
+
+@real_time
+async def test_a_slot_that_waits_holds_nothing_of_its_last_batch() -> None:
+    """Its inputs may be as large as the model takes, and the next batch may be hours away."""
+    async with bench() as slot:
+        slot.start(1, 1)
+        await slot.wait_for(1)
+        with trio.fail_after(REAL_PATIENCE_S):
+            while any(type(held) is Execute for held in gc.get_objects()):
+                await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@real_time
+async def test_a_thread_that_has_ended_gives_no_batch_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has taken what it had: an answer for one of them would be its second."""
+    async with bench() as slot:
+        monkeypatch.setattr(slot.slots._threads[0], "_say", lambda *_: 1 / 0)
+        slot.start(1, 1)
+        await slot.until(lambda: len(slot.news) > 0)
+        slot.slots.withdraw(0, 2, ErrorCode.RECALLED)
+        slot.slots.withdraw(0, 3, ErrorCode.CANCELLED)
+        await trio.testing.wait_all_tasks_blocked()
+    assert [ThreadEnded(session=1, slot=0, batch=1)] == slot.news
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
