@@ -16,8 +16,8 @@ export SHAPESTREAM_ANY_FUNCTION := 1
 QUICK ?=
 ENGINES ?=
 SMOKE ?=
-# Two more than there are CPUs: tests of real processes wait much of their time.
-TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 2)))
+# Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
+TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
 .PHONY: chaos fuzz help demo embeddings test test-engines lint format bench plots soak wheel constraints clean
 
@@ -41,7 +41,7 @@ demo: $(READY) ## Stream photographs through two worker processes; every answer 
 embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUICK=1: fewer of them).
 	@$(BIN)/python -m examples.embeddings.run $(if $(QUICK),--quick)
 
-test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there are CPUs).
+test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there are CPUs, at most 8).
 	@# A file's tests run in one process, in their order: they share its server, and the last may look at what it kept.
 	@# Then, whatever came of these, the few that measure milliseconds of real processes.
 	@status=0; \
