@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, assert_never
 
 import numpy as np
 
@@ -530,6 +530,8 @@ def check_rule(output: OutputPort, outputs: Sequence[OutputPort], table: Dimensi
                 )
         case Whole():
             pass
+        case _:
+            assert_never(output.rule)
 
 
 def _check_batch_axis(where: str, output: OutputPort) -> None:

@@ -23,7 +23,7 @@
     │   └── OutboxFull          the peer reads too slowly; it must be cut off
     └── ConfigurationError      the YAML, or a file that it names, is wrong
 
-Errors of libraries are turned into these at the edges only: the codec, the executor, the settings loader.
+Errors of libraries are turned into these at the edges only: the codec, the slots, the settings loader.
 """
 
 from __future__ import annotations
@@ -199,25 +199,7 @@ class ConfigurationError(ShapestreamError):
         self.problems = problems
 
 
-_BY_CODE: dict[str, type[RequestError]] = {
-    kind.code: kind
-    for kind in (
-        InvalidRequest,
-        TooLarge,
-        Overloaded,
-        Draining,
-        Unavailable,
-        DeadlineExceeded,
-        Cancelled,
-        WorkerLost,
-        Poisoned,
-        Conflict,
-        AlreadyAnswered,
-        Forbidden,
-        ModelError,
-        InternalError,
-    )
-}
+_BY_CODE: dict[str, type[RequestError]] = {kind.code: kind for kind in RequestError.__subclasses__()}
 
 
 def error_from_code(code: str, message: str, *, retry_after_s: float | None = None) -> RequestError:

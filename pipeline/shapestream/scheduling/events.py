@@ -38,7 +38,7 @@ class ModelProfile:
     paddable: tuple[bool, ...]
     """Parallel to `dimensions`: may requests be padded along this one to share a batch?"""
     max_batch: int
-    """Rows in one call, at most. A larger single request runs alone where `max_sizes` allows it."""
+    """Rows in one call, at most. A larger single request runs alone."""
     max_delay_s: float = 0.0
     """How long a free slot may wait for company; 0 is work-conserving."""
     max_padding_ratio: float | None = None
@@ -90,7 +90,7 @@ class ModelAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One admitted request, valid for its model's signature."""
+    """One request that is valid for its model's signature. The scheduler admits or refuses it."""
 
     id: int
     client: int

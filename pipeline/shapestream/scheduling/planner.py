@@ -319,6 +319,8 @@ class Cut:
     """Predicted for an average slot of the surface's kind; 0 where nothing is measured."""
     call_rows: int = 0
     """Rows of the call, filled-up ones included."""
+    largest: tuple[int, ...] = ()
+    """The largest sizes of its members; empty where nothing was worked out."""
 
     def sizes(self, has_batch: bool) -> tuple[int, ...]:
         """The call's size of each of the model's dimensions."""
@@ -397,7 +399,6 @@ def together(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None
         rows = sum([request.rows for request in members])
         real = sum([request.rows * prod(request.shape) for request in members])
     call = costs.call(rows, shape)
-    if costs.sizes is not None or call.shape == shape:  # a larger shape was prepared before
-        costs.started(rows, shape)
     seconds = call.first_s if costs.surface.measured and isfinite(call.seconds) else 0.0
-    return Cut(members, rows, call.shape, call.rows * prod(call.shape) - real, seconds, call.rows)
+    padding = call.rows * prod(call.shape) - real
+    return Cut(members, rows, call.shape, padding, seconds, call.rows, shape)

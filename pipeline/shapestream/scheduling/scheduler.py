@@ -286,6 +286,8 @@ class Dispatching:
         try:
             cut = plan()
             predicted_s = _predicted_s(cut, costs, speed)
+            if costs.sizes is not None or cut.shape == cut.largest:  # a larger shape was prepared before
+                costs.started(cut.rows, cut.largest)
             if costs.sizes is not None:
                 costs.sizes.start(cut.call_rows, cut.shape)
         except Exception as error:  # noqa: BLE001 - see above
@@ -340,7 +342,7 @@ class Dispatching:
         """Whether the batch of this request would be full; asked only for models that wait for company."""
         profile = anchor.queue.profile
         try:
-            # By a plan of its own, because nothing is started.
+            # By a plan of its own: the turn's is for batches that start.
             cut = plan_batch(anchor, self._costs.call_costs(profile.name), Plan(), now=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True

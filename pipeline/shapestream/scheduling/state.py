@@ -100,20 +100,20 @@ _HUNG: Final = (BatchState.HANGING, BatchState.CONDEMNED, BatchState.ABANDONED)
 
 
 class SlotState(Enum):
-    """What a slot can be given. Whether it is, depends on its worker, too."""
+    """How many batches a slot has, and whether it may get another. Its worker may forbid that, too."""
 
     IDLE = "idle"
-    """A batch."""
+    """Has no batch, and may get one."""
     BUSY = "busy"
-    """A second batch, queued behind the one that it runs."""
+    """Runs a batch, and may get another, queued behind that one."""
     FULL = "full"
-    """Nothing: it runs a batch, and holds another."""
+    """Runs a batch, and holds another."""
     REFUSED = "refused"
-    """Nothing: it was unavailable while it held another batch, and rests when that one is over and did not run."""
+    """Was unavailable while it held another batch, and rests when that one is over and did not run."""
     RESTING = "resting"
-    """Nothing until it has rested."""
+    """Gets nothing until it has rested."""
     CLOSING = "closing"
-    """Nothing any more: it leaves when what it has is over."""
+    """Gets nothing any more, and leaves when what it has is over."""
     GONE = "gone"
 
 

@@ -395,7 +395,7 @@ class OutputSettings(Section):
     """Needed for functions only."""
 
     def rule_arguments(self) -> dict[str, Any] | None:
-        """The rule as the engine's `rules` module reads it, or None where the default holds."""
+        """The rule as the engine reads it, or None where the default holds."""
         if self.rule is None:
             return None
         given = {"rule": self.rule, "column": self.column, "output": self.output}
