@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
@@ -247,6 +248,7 @@ class _SlotThread(Thread):
         tell: Callable[[News], None],
     ) -> None:
         super().__init__(name=f"slot {number}", daemon=True)
+        self._context = copy_context()
         self.number = number
         self.runner = runner
         self.difference_s: float | None = None
@@ -288,7 +290,10 @@ class _SlotThread(Thread):
     # ---------------------------------------------------------------- the thread
 
     def run(self) -> None:
-        """Serve one session after the other, until closed."""
+        """Serve one session after the other, until closed; its log lines name the process as the event loop's do."""
+        self._context.run(self._serve_all)
+
+    def _serve_all(self) -> None:
         over: SlotSession | None = None
         try:
             while not self._closing:
