@@ -246,7 +246,7 @@ class WorkerPort:
             case Heartbeat() | SlotEnded():
                 pass
             case _:
-                self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
+                self._cut_off(peer, f"unexpected {type(entry).__name__}", now)
 
     def _reported(
         self, slot: SlotRecord, entry: BatchDone | BatchFailed, now: float, *, by_control: bool

@@ -87,6 +87,26 @@ async def test_a_worker_that_lies_is_cut_off_and_its_work_is_done_again(name: st
         await watch.done("bad_messages.workers")
 
 
+MISPLACED: dict[str, Callable[[Execute], Frames]] = {
+    "results of a batch": reported(),
+    "another slot's greeting": lambda order: message([44, 0, bytes(16), 0]),
+}
+
+
+@pytest.mark.parametrize("name", MISPLACED)
+@real_time
+async def test_a_worker_that_uses_its_control_as_a_slot_is_cut_off(name: str, server: Hostile) -> None:
+    """Otherwise its batch would wait until it counts as hung."""
+    async with watched(server) as watch, dialled(server.workers, Role.WORKER) as confused:
+        await confused.join_as_worker(worker_name(), signature=REMOTE)
+        await ask_remote(watch.honest, 500)
+        confused.connection.send_nowait(MISPLACED[name](await confused.hear(Execute)))
+        await confused.hear(Goodbye)
+        async with remote_worker(server, watch.honest) as good:
+            await answer_remote(good, watch.honest, 500)
+        await watch.done("bad_messages.workers")
+
+
 @real_time
 async def test_a_stale_report_answers_nobody(server: Hostile) -> None:
     """A worker that was replaced by one of its name reports its batch on the old connection: it is a stranger there."""
