@@ -45,6 +45,7 @@ def limit_of_open_files(limit: int) -> Iterator[None]:
         conftest.COMMAND[:] = plain
 
 
+@pytest.mark.alone
 def test_connections_beyond_the_limit_of_open_files_are_refused(workplace: Workplace) -> None:
     """150 under a limit of 100, over ipc: the server says what fits at its start, lives, and serves again afterwards."""
     with limit_of_open_files(100):
