@@ -31,8 +31,9 @@ CONFIG = """\
 """
 PATIENCE_S = 180.0
 # Between a slot's look at its clock and the model's lie microseconds, beside what it waits for a CPU, which the model notes.
-# Without the protocol's care these tests see 40 ms and more.
-TOLERANCE_S = 0.015
+# Without the protocol's care these tests see 40 ms and more. Usually nothing is later than 0.1 ms; where the host takes the
+# CPU between the two looks, 15.2 ms were seen.
+TOLERANCE_S = 0.025
 # Calls that a worker was stopped in, right between the slot's look at its clock and the model's: 40 of every 4,000 us, more
 # where a slot waits for a CPU just then. It has two slots, is stopped five times, and two batches wait in it each time.
 UNSEEN = 4
