@@ -118,7 +118,7 @@ def ask_alone(socket: Socket, messages: Sequence[bytes]) -> list[float]:
 
 
 async def ask_in_loop(socket: Socket, messages: Sequence[bytes]) -> list[float]:
-    """The same in an event loop that waits for the socket; each message is packed and unpacked, as a client must."""
+    """Ask in an event loop that waits for the socket; each message is packed and unpacked, as a client must."""
     descriptor: Any = socket.get(zmq.FD)
     times: list[float] = []
     for message in messages:

@@ -200,7 +200,7 @@ class Cell:
     closed_us: list[float] = field(default_factory=list)
     """CPU of the server per request in the closed loop."""
     loop_us: list[float] = field(default_factory=list)
-    """The same of its main thread alone."""
+    """CPU of its main thread per request in the closed loop."""
     open_us: list[float] = field(default_factory=list)
     idle_ms: list[float] = field(default_factory=list)
     """CPU of the server per second without requests, in milliseconds."""

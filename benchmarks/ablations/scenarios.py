@@ -361,7 +361,7 @@ CHEAP: dict[str, Any] = {"streams": (Stream(requests=4000),), "speeds": (1.0,), 
 
 
 STALLS_S = (0.7, 0.15)
-"""As on two cores with several times their work: a server, or a worker, stands still for tenths of a second."""
+"""Seconds between two stalls, and of one stall: two cores with several times their work stand still for so long."""
 
 
 def _equal_clients(requests: int, rate: float, *deadlines_s: float | None) -> list[Stream]:

@@ -76,7 +76,7 @@ class RuleMissing(SignatureError):
         super().__init__(message, key=("outputs", output))
 
     def of_model(self, name: str) -> RuleMissing:
-        """The same error, with the model's name."""
+        """Return the error with the model's name."""
         return RuleMissing(f"model {name!r}: {self}", output=self.output)
 
 

@@ -294,7 +294,7 @@ class ReadModel:
         return self.signature.outputs[port_number("output", port, self.signature)]
 
     def reshape(self, shapes: ShapeLike | Mapping[int | str, ShapeLike]) -> ReadModel:
-        """The same model for other shapes: of its only input, or of inputs by name or number.
+        """Return this model for other shapes: of its only input, or of inputs by name or number.
 
         In any spelling: `"1, ?"`, `[1, -1]`, `[(1, 10), "8..512"]`. An axis keeps its name unless it is given another.
         Raises `ShapeError` for what is no shape, and `SignatureError` for one that the model does not take.

@@ -52,9 +52,9 @@ class Runner:
         self._calling: InferRequest | None = None
         """The request that runs the present call of that batch."""
         self._cancelled = False
-        """Whether the end of that batch was asked for."""
+        """True once the end of that batch was asked for."""
         self._halted = False
-        """Whether all batches are skipped."""
+        """True while all batches are skipped."""
 
     @property
     def begun(self) -> int | None:
@@ -88,7 +88,7 @@ class Runner:
             return True
 
     def cancel(self, batch: int) -> bool:
-        """The same, and a batch that runs is interrupted: its call ends early, if the engine can do that."""
+        """Withdraw this batch, or interrupt it if it runs: its call ends early, if the engine can do that."""
         if self.withdraw(batch):
             return True
         with self._lock:
@@ -215,7 +215,7 @@ class Slot:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread runs no further batch, although nothing has closed the slot."""
+        """True once the thread runs no further batch, although nothing has closed the slot."""
         return self._ended
 
     def start(self, batch: Batch) -> None:
