@@ -35,8 +35,6 @@ from shapestream_engine import (
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.strategy import Strategy, parse_strategy
 
-__all__ = ["RUNS"]
-
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 Figures: TypeAlias = dict[str, float]
 

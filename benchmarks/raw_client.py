@@ -12,7 +12,7 @@ import zmq
 
 from benchmarks.bare_echo import COPY_BELOW_BYTES
 from shapestream.transport.curve import CallerKeys
-from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.codec import decode, encode
 from shapestream.wire.messages import (
     Entry,
     Failure,
@@ -23,6 +23,7 @@ from shapestream.wire.messages import (
     OpenModel,
     Request,
     Result,
+    Role,
     Welcome,
 )
 from shapestream_engine.layout import Tensors

@@ -16,15 +16,13 @@ from shapestream_engine.errors import (
     ShapeError,
     SignatureError,
 )
+from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
 from shapestream_engine.layout import Buffer, Layout, Tensors
 from shapestream_engine.model import (
     CompiledModel,
-    InferRequest,
-    InferResults,
     InputSpec,
     ModelSpec,
     OutputSpec,
-    OutputTensor,
     Preparations,
     ReadModel,
     compile_model,
@@ -33,6 +31,8 @@ from shapestream_engine.model import (
 from shapestream_engine.ports import (
     Counts,
     IndexColumn,
+    InputPort,
+    OutputPort,
     PaddedCounts,
     Recount,
     Rows,
@@ -45,7 +45,7 @@ from shapestream_engine.ports import (
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
+from shapestream_engine.signature import ModelSignature, RequestShape
 from shapestream_engine.slot import Slot
 from shapestream_engine.strategy import Strategy, parse_strategy
 from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike

@@ -12,8 +12,6 @@ from enum import StrEnum
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import RequestShape
 
-__all__ = ["Batch", "BatchReport", "ErrorCode"]
-
 
 class ErrorCode(StrEnum):
     """Why a batch did not run."""

@@ -18,17 +18,6 @@ from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
 
-__all__ = [
-    "NoBatchAxis",
-    "inputs_line",
-    "states_batch",
-    "why_no_batch",
-    "with_batch_axis",
-    "with_shared_rules",
-    "without_batch_axis",
-    "without_rules",
-]
-
 M = TypeVar("M")
 
 _USUAL = re.compile(r".*batch.*|n|b|bs|s\d+", re.IGNORECASE)

@@ -12,12 +12,10 @@ from time import monotonic, perf_counter
 from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.calls import PlannedCall, merge_sizes
 from shapestream_engine.batching.pieces import Piece, divide
+from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.layout import Tensors
-from shapestream_engine.model import InferRequest
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import RequestShape
-
-__all__ = ["BatchRun"]
 
 
 class BatchRun:

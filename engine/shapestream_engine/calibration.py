@@ -29,8 +29,6 @@ from shapestream_engine.slot import Slot
 if TYPE_CHECKING:
     from shapestream_engine.calibration_cache import CostCache
 
-__all__ = ["MOST_FAILURES", "Calibration", "CalibrationBench", "calibrate"]
-
 PASSES = (0.6, 0.8, 0.95, 1.0)
 """End of each pass, as a share of the budget: the coarse grid, the same again, the finer points, all of them again.
 A disturbance of a machine lasts longer than a call, so repeats at another time tell more than those at once."""

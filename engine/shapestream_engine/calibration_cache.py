@@ -27,8 +27,6 @@ from shapestream_engine.probing.cache import identity
 from shapestream_engine.probing.examination import ProbeOptions
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["ENVIRONMENT", "CostCache", "CostEntry", "cost_key"]
-
 ENVIRONMENT = "SHAPESTREAM_COST_CACHE"
 MOST_TRIES = 2
 LATELY_S = 3600.0

@@ -15,8 +15,6 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["DEFAULT_MAX_BATCH", "call_nbytes", "most_rows", "stages"]
-
 Sizes = tuple[int, ...]
 
 DEFAULT_MAX_BATCH = 64

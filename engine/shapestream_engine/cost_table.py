@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 
 from shapestream_engine.errors import EngineError
 
-__all__ = ["MAX_POINTS", "CostPoint", "CostTable", "LearnedCosts"]
-
 Sizes: TypeAlias = tuple[int, ...]
 
 MAX_POINTS = 4096

@@ -16,8 +16,6 @@ try:
 except ImportError:  # pragma: no cover - depends on the environment
     _bfloat16 = None
 
-__all__ = ["ELEMENT_TYPES", "dtype_of", "element_type_of"]
-
 
 def _known_types() -> dict[str, np.dtype[Any]]:
     # Little-endian everywhere, as on the wire: what arrives is used as it is.

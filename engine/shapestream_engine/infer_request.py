@@ -15,10 +15,9 @@ import numpy as np
 
 from shapestream_engine.errors import ElementTypeError, InferenceError, ShapeError
 from shapestream_engine.input_arrays import InputArrays, as_port_array, in_port_order
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike, output_bounds
-
-__all__ = ["InferRequest", "InferResults", "OutputTensor", "port_number"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,6 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.ports import InputPort
 
-__all__ = ["InputArrays", "as_port_array", "in_port_order", "plain_array", "same_numbers"]
-
 _EXACT_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
 """Bits of the integers that the float type holds exactly."""
 

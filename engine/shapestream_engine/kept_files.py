@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-__all__ = ["KeptFiles", "read_plain", "write_plain"]
-
 
 @dataclass(frozen=True, slots=True)
 class KeptFiles:

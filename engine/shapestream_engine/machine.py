@@ -16,8 +16,6 @@ from typing import Literal, TypeAlias
 
 from shapestream_engine.backends.registry import ENTRY_POINT_GROUP
 
-__all__ = ["CPUS_PER_SLOT", "Count", "cpu_name", "divide_cpus", "resident_bytes", "runtime_of"]
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MODULES = {
     "openvino": ("openvino",),

@@ -22,27 +22,12 @@ from typing import Any, ClassVar, cast
 from shapestream_engine.backends.registry import check_engine, load_backend
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.errors import EngineError, SignatureError
-from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor, port_number
+from shapestream_engine.infer_request import InferRequest, port_number
 from shapestream_engine.ports import InputPort, OutputPort, PadValue
 from shapestream_engine.prepared import PreparedLimits, PreparedModels, PreparedSizes
 from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
-
-__all__ = [
-    "CompiledModel",
-    "InferRequest",
-    "InferResults",
-    "InputSpec",
-    "ModelSpec",
-    "OutputSpec",
-    "OutputTensor",
-    "Preparations",
-    "ReadModel",
-    "compile_model",
-    "read_model",
-    "spec_of",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

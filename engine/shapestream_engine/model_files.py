@@ -17,8 +17,6 @@ from typing import BinaryIO, TypeAlias
 
 from shapestream_engine.errors import ModelLoadError
 
-__all__ = ["digest_of_model", "files_of_model", "input_symbols", "outputs_that_are_no_tensors"]
-
 _CHUNK_BYTES = 1 << 20
 _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
 """Files of OpenVINO's and PaddlePaddle's whose weights lie beside them, and under which name."""

@@ -11,8 +11,6 @@ import os
 import signal
 from contextlib import suppress
 
-__all__ = ["die_with_writer"]
-
 
 def die_with_writer(pipe: int) -> None:
     """Let the kernel kill this process when `pipe` is written to, or its last writer has gone.

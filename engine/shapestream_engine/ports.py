@@ -18,28 +18,6 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, ShapeError, SignatureError
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape, checked_sizes
 
-__all__ = [
-    "BATCH",
-    "Counts",
-    "DimensionTable",
-    "IndexColumn",
-    "InputPort",
-    "OutputPort",
-    "PadValue",
-    "PaddedCounts",
-    "Recount",
-    "Rows",
-    "Rule",
-    "Shared",
-    "Whole",
-    "With",
-    "check_rule",
-    "follow_renamed",
-    "parse_rule",
-    "rule_to_dict",
-]
-
-
 # ---------------------------------------------------------------- rules of outputs
 
 

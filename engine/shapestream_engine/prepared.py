@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from shapestream_engine.model import CompiledModel, InferRequest
-
-__all__ = ["PreparedLimits", "PreparedModels", "PreparedSizes"]
+    from shapestream_engine.infer_request import InferRequest
+    from shapestream_engine.model import CompiledModel
 
 PreparedSizes: TypeAlias = tuple[int | None, ...]
 """A size per dimension, or None for one of which any size is run."""

@@ -16,12 +16,11 @@ from typing import Any
 
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec
-from shapestream_engine.ports import rule_to_dict
+from shapestream_engine.ports import OutputPort, rule_to_dict
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
 from shapestream_engine.probing.examination import ProbeOptions, treatments
 from shapestream_engine.probing.report import Finding, ProbeReport, Treatment
-from shapestream_engine.signature import OutputPort
 
 __all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "complete_rules", "prove"]
 

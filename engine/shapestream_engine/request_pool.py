@@ -5,9 +5,8 @@ from __future__ import annotations
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.batching.pieces import PieceCutter
-from shapestream_engine.model import CompiledModel, InferRequest
-
-__all__ = ["RequestPool"]
+from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.model import CompiledModel
 
 
 class RequestPool:

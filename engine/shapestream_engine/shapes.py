@@ -15,17 +15,6 @@ from typing import Any, TypeAlias
 
 from shapestream_engine.errors import ShapeError
 
-__all__ = [
-    "MAX_SIZE",
-    "Dimension",
-    "DimensionLike",
-    "NamedShape",
-    "PartialShape",
-    "ShapeLike",
-    "checked_sizes",
-    "exact_nbytes",
-]
-
 MAX_SIZE = 2**63 - 1
 """The largest size of an axis, and of a tensor in bytes: what a signed 64-bit integer holds."""
 

@@ -33,9 +33,6 @@ from shapestream_engine.ports import (
 from shapestream_engine.shapes import MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
 
-__all__ = ["InputPort", "ModelSignature", "OutputPort", "RequestShape", "empty_answer", "resolve_layout"]
-
-
 # ---------------------------------------------------------------- requests
 
 

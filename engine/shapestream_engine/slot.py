@@ -18,10 +18,8 @@ from time import perf_counter
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
 from shapestream_engine.errors import EngineError, InferenceError
-from shapestream_engine.model import InferRequest
+from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.request_pool import RequestPool
-
-__all__ = ["MAX_WAITING", "Runner", "Slot"]
 
 MAX_WAITING = 1
 """Batches that may be queued behind the one that runs. One hides the way to the slot; more would be decided too early."""

@@ -20,8 +20,6 @@ from typing import Any, TypeAlias, TypeGuard
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.ports import BATCH, DimensionTable
 
-__all__ = ["Sizes", "Strategy", "complaint_about", "parse_strategy"]
-
 Sizes: TypeAlias = tuple[int, ...]
 StaticShape: TypeAlias = tuple[tuple[str, int], ...]
 """Names and sizes, in the order of the names, so that equal shapes are equal however they were written."""

@@ -13,19 +13,6 @@ from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import Dimension, NamedShape, checked_sizes, exact_nbytes
 from shapestream_engine.signature import ModelSignature
 
-__all__ = [
-    "RESERVE_BYTES",
-    "ArrayTensor",
-    "Tensor",
-    "TensorLike",
-    "bound_shape",
-    "fixed_ports",
-    "output_bounds",
-    "port_bounds",
-    "reserved",
-    "upper_bounds",
-]
-
 RESERVE_BYTES = 64 * 2**20
 """An upper bound of up to so many bytes is reserved at once: no request then makes the tensor grow."""
 

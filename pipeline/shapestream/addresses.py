@@ -8,8 +8,6 @@ from pathlib import Path
 
 from shapestream.errors import TransportError
 
-__all__ = ["check_destination", "is_beyond_loopback", "is_protectable", "missing_socket", "reached_from_here"]
-
 
 def is_protectable(address: str) -> bool:
     """True for an address that can ask for keys. Over ipc the folder's mode decides about access instead."""

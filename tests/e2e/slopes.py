@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Trend", "trend"]
-
 # Two-sided 99 %.
 _Z = 2.576
 # Of the samples, the share at the start that is left out: pools and caches fill.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import trio
 from tests.e2e.conftest import PATIENCE_S
-from tests.pipeline.serving.harness import RawPeer
+from tests.pipeline.serving.raw_peer import RawPeer
 
 import shapestream
 from shapestream.transport.dealer import DealerSocket

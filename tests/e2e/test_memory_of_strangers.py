@@ -11,8 +11,8 @@ import zmq
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
 from tests.e2e.test_broken_connections import Raw, dialled
 
-from shapestream.wire.codec import Role, decode, encode
-from shapestream.wire.messages import Hello, ModelOpened, OpenModel, Request
+from shapestream.wire.codec import decode, encode
+from shapestream.wire.messages import Hello, ModelOpened, OpenModel, Request, Role
 from shapestream_engine.layout import Tensors
 
 pytestmark = pytest.mark.e2e

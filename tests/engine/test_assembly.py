@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import IndexColumn, Rows, With
+from shapestream_engine.ports import IndexColumn, InputPort, OutputPort, Rows, With
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Tensor
 
 Array = np.ndarray[Any, Any]

@@ -16,9 +16,19 @@ from hypothesis import strategies as st
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError
-from shapestream_engine.ports import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
+from shapestream_engine.ports import (
+    Counts,
+    IndexColumn,
+    InputPort,
+    OutputPort,
+    PaddedCounts,
+    Recount,
+    Rows,
+    Shared,
+    With,
+)
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
+from shapestream_engine.signature import ModelSignature, RequestShape
 
 Array = np.ndarray[Any, Any]
 ROOM = 4

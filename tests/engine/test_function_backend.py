@@ -20,7 +20,7 @@ from shapestream_engine import (
     SignatureError,
     compile_model,
 )
-from shapestream_engine.model import InferRequest
+from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.ports import Rows, Whole, With
 
 

@@ -13,7 +13,7 @@ from openvino.op.util import Variable, VariableInfo
 
 from shapestream_engine import InferenceError, InputSpec, ModelSpec, ShapeError, compile_model
 from shapestream_engine.backends.openvino import OpenVinoRequest
-from shapestream_engine.model import InferRequest
+from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.tensor import reserved, upper_bounds
 
 # One stream with one thread is a way of its own through OpenVINO: there its `infer` loses errors and cancellations.

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from shapestream_engine.errors import ElementTypeError, ShapeError
-from shapestream_engine.ports import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort, RequestShape
+from shapestream_engine.signature import ModelSignature, RequestShape
 
 MODEL = ModelSignature(
     "m",

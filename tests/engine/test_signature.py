@@ -15,6 +15,8 @@ from shapestream_engine.errors import SignatureError
 from shapestream_engine.ports import (
     Counts,
     IndexColumn,
+    InputPort,
+    OutputPort,
     PaddedCounts,
     Recount,
     Rows,
@@ -24,7 +26,7 @@ from shapestream_engine.ports import (
     With,
 )
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 
 def input_port(name: str, shape: str, element_type: str = "f32", **more: Any) -> InputPort:

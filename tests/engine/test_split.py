@@ -12,9 +12,9 @@ from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import IndexColumn, Rows, Whole, With
+from shapestream_engine.ports import IndexColumn, InputPort, OutputPort, Rows, Whole, With
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 Array = np.ndarray[Any, Any]
 

@@ -11,9 +11,19 @@ import pytest
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
-from shapestream_engine.ports import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
+from shapestream_engine.ports import (
+    Counts,
+    IndexColumn,
+    InputPort,
+    OutputPort,
+    PaddedCounts,
+    Recount,
+    Rows,
+    Shared,
+    With,
+)
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 Array = np.ndarray[Any, Any]
 

@@ -15,16 +15,14 @@ from typing import Any
 from shapestream.errors import ConfigurationError, ProtocolError
 from shapestream.serving.models import ServedModels
 from shapestream.settings import load_settings
-from shapestream.wire.codec import Role, decode, pack_messages
+from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.layouts import LayoutBook
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
-from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, WorkerHello
+from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, Role, WorkerHello
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError, ShapeError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
-
-__all__ = ["TARGETS", "Target"]
 
 Target = Callable[[bytes], None]
 MAX_FRAMES = 4

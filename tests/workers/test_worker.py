@@ -20,7 +20,7 @@ from shapestream.serving.slot_threads import (
 )
 from shapestream.transport.interface import Connection, PeerSocket
 from shapestream.transport.memory import MemoryEndpoint, MemoryServer
-from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -33,6 +33,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     RecallBatch,
+    Role,
     SlotEnded,
     SlotHello,
     Unknown,
@@ -44,9 +45,9 @@ from shapestream.wire.messages import (
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer, Tensors
-from shapestream_engine.ports import Rows
+from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 from shapestream_workers.worker import ORPHAN_S, RETRY_MAX_S, Worker
 
 T = TypeVar("T", bound=Entry)

@@ -10,8 +10,6 @@ import sys
 from shapestream_workers.interruption import interrupted, obey
 from shapestream_workers.process import open_standard_streams
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command that `sys.argv` names."""

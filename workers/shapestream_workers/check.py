@@ -36,8 +36,6 @@ from shapestream_workers.models import model_spec, problem_of
 from shapestream_workers.proof import probe_options, try_model
 from shapestream_workers.security import server_security
 
-__all__ = ["CheckReport", "ModelReport", "check_configuration", "check_models"]
-
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
 TYPICAL_ROWS = 3

@@ -23,8 +23,6 @@ from shapestream_workers.lab.commands import simulate, tune
 from shapestream_workers.process import open_standard_streams
 from shapestream_workers.target import address_of
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     help="Serves models whose tensor shapes change with every request.",
     no_args_is_help=True,

@@ -26,8 +26,6 @@ from shapestream_engine.probing.examination import values_of
 from shapestream_workers.models import available_cpus, compile_models, model_spec
 from shapestream_workers.proof import probe_options
 
-__all__ = ["costs_of", "measure_costs", "slots_and_threads", "tables"]
-
 log = structlog.get_logger()
 
 DEFAULT_S = 5.0

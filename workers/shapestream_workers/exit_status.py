@@ -15,8 +15,6 @@ from shapestream.errors import ConfigurationError, ShapestreamError
 from shapestream_workers.interruption import interrupted
 from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_RUNTIME
 
-__all__ = ["reported"]
-
 
 @contextmanager
 def reported(*, as_json: bool = False) -> Iterator[None]:

@@ -22,8 +22,6 @@ from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIM
 if TYPE_CHECKING:
     from shapestream.transport.curve import CallerKeys
 
-__all__ = ["goodbye", "greeting", "main"]
-
 DEFAULT_TIMEOUT_S = 5.0
 # The wire protocol's version, and its kinds of entries.
 _VERSION, _GOODBYE, _HELLO = 1, 1, 10

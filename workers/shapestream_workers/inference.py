@@ -16,8 +16,6 @@ from shapestream.errors import InvalidRequest
 from shapestream_engine.element_types import element_type_of
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["format_result", "read_inputs", "run_one", "save_outputs", "signatures_of"]
-
 # A terminal is not the place for more numbers; --json and --save give all of them.
 SHOWN_ELEMENTS = 24
 SHOWN_CHARACTERS = 200

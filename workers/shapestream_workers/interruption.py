@@ -22,8 +22,6 @@ from types import FrameType
 
 from shapestream_workers.process import EXIT_OK, EXIT_RUNTIME
 
-__all__ = ["handed_over", "interrupted", "obey"]
-
 # Between the signal and an end that nothing holds back.
 TIDY_UP_S = 1.0
 STATUSES = {"serve": EXIT_OK, "worker": EXIT_OK, "check": EXIT_RUNTIME, "models": EXIT_RUNTIME}

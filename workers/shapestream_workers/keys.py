@@ -15,8 +15,6 @@ import typer
 from shapestream.errors import ConfigurationError
 from shapestream_workers.exit_status import reported
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Make and show the keys that servers and callers prove themselves with.", no_args_is_help=True
 )

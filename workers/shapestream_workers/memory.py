@@ -13,8 +13,6 @@ import trio
 from shapestream.serving.allocator import give_back_freed_memory
 from shapestream_engine.machine import resident_bytes
 
-__all__ = ["spell_bytes", "watch_memory"]
-
 MEASURE_EVERY_S = 1.0
 # Measurements in a row above the limit: a batch that is large for a moment is no reason.
 PATIENCE = 3

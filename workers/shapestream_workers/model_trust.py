@@ -22,8 +22,6 @@ from shapestream.settings import ModelSettings, registered_functions
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.model_files import digest_of_model
 
-__all__ = ["ENVIRONMENT", "Distrusted", "allow_any_function", "digests_of", "require_trusted"]
-
 ENVIRONMENT = "SHAPESTREAM_ANY_FUNCTION"
 """1: any importable function may be served. A server's workers inherit it."""
 

@@ -29,8 +29,6 @@ from shapestream_engine.strategy import Strategy
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.proof import Judgement, may_share, rows_together, try_model, without_padding
 
-__all__ = ["ReadModels", "available_cpus", "compile_models", "model_spec", "problem_of", "read_signatures"]
-
 log = structlog.get_logger()
 
 

@@ -16,18 +16,6 @@ import platform
 import sys
 import threading
 
-__all__ = [
-    "EXIT_CONFIGURATION",
-    "EXIT_OK",
-    "EXIT_ORPHANED",
-    "EXIT_OTHER_FILES",
-    "EXIT_RUNTIME",
-    "end_with_parent",
-    "exit_after",
-    "open_standard_streams",
-    "versions",
-]
-
 EXIT_OK = 0
 EXIT_RUNTIME = 1
 """An error while running. Wrong usage is 2, typer's own."""

@@ -30,30 +30,9 @@ from shapestream_engine.batch_axis import (
 from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
 from shapestream_engine.ports import Shared
-from shapestream_engine.probe import (
-    Finding,
-    ProbeOptions,
-    ProbeReport,
-    ProofCache,
-    complete_rules,
-    prove,
-)
+from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, complete_rules, prove
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
 from shapestream_engine.signature import ModelSignature
-
-__all__ = [
-    "Judgement",
-    "TriedModel",
-    "compile_seeing",
-    "judge",
-    "may_share",
-    "probe_model",
-    "probe_options",
-    "rows_together",
-    "try_model",
-    "why_alone",
-    "without_padding",
-]
 
 _Line: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and what to say about it."""

@@ -10,8 +10,6 @@ from shapestream.settings import LoadedSettings
 from shapestream.transport.curve import CallerKeys, KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import public_key, read_key_folder, read_key_pair
 
-__all__ = ["caller_keys", "server_security"]
-
 
 def server_security(loaded: LoadedSettings) -> ServerSecurity | None:
     """The server's key and the keys that it lets in; None where no key is asked for.

@@ -40,8 +40,6 @@ from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
 
-__all__ = ["run_server", "worker_commands"]
-
 log = structlog.get_logger()
 
 # For workers to end after the server has drained: they have nothing left to do by then.

@@ -8,8 +8,6 @@ from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.settings import load_settings
 
-__all__ = ["address_of"]
-
 
 def address_of(target: str | Path) -> str:
     """The address itself, or where the server of this YAML listens; raises `ConfigurationError`."""

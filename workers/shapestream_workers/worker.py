@@ -23,13 +23,11 @@ import trio
 from shapestream.errors import ProtocolError
 from shapestream.serving.slot_threads import News, Slots, ThreadEnded
 from shapestream.transport.interface import Connection
-from shapestream.wire.codec import Role, decode, pack_messages
+from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Heartbeat
+from shapestream.wire.messages import Heartbeat, Role
 from shapestream_engine.layout import Buffer
 from shapestream_workers.worker_session import MIN_HEARTBEAT_S, WorkerSession, silence_s
-
-__all__ = ["Worker"]
 
 log = structlog.get_logger()
 

@@ -40,8 +40,6 @@ from shapestream_workers.process import (
 from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE, registered_name
 from shapestream_workers.worker import Worker
 
-__all__ = ["claim_stdout", "run_worker", "server_address"]
-
 log = structlog.get_logger()
 
 # Between the second signal and an end that no thread of an engine can hold back.

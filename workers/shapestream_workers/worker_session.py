@@ -40,8 +40,6 @@ from shapestream.wire.messages import (
 )
 from shapestream_engine.batch import ErrorCode
 
-__all__ = ["MIN_HEARTBEAT_S", "WorkerSession", "silence_s"]
-
 # The way from the server, at most: what a greeting took longer was the server's own start, not the way.
 MAX_TRANSIT_S = 0.05
 # However often the server asks for beats: beats without a pause would be all that this process does.

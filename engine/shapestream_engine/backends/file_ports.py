@@ -30,8 +30,6 @@ from shapestream_engine.ports import (
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["FilePort", "Reshape", "Reshaped", "no_tensors", "signature_of"]
-
 _ANY = Dimension()
 
 

@@ -24,8 +24,6 @@ from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import TensorLike
 
-__all__ = ["FunctionModel", "FunctionRequest", "compile_spec"]
-
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 _Function: TypeAlias = Callable[..., Any]
 

@@ -20,8 +20,6 @@ from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike, reserved, upper_bounds
 
-__all__ = ["BackgroundCall", "HostRequest", "HostTensors", "InputTensor", "empty_outputs", "input_tensors"]
-
 
 class BackgroundCall:
     """Runs one call at a time beside the caller. Its thread starts with the first call and ends with the object."""

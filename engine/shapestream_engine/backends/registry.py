@@ -19,8 +19,6 @@ from shapestream_engine.errors import EngineMissing, ModelLoadError, SignatureEr
 if TYPE_CHECKING:
     from shapestream_engine.model import CompiledModel, ModelSpec
 
-__all__ = ["ENTRY_POINT_GROUP", "Backend", "check_engine", "known_engines", "load_backend"]
-
 ENTRY_POINT_GROUP = "shapestream.backends"
 
 _OURS = {

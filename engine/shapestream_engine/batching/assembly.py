@@ -23,11 +23,19 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.memo import Memo
-from shapestream_engine.ports import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, Whole, With
-from shapestream_engine.signature import ModelSignature, OutputPort, RequestShape
+from shapestream_engine.ports import (
+    Counts,
+    IndexColumn,
+    OutputPort,
+    PaddedCounts,
+    Recount,
+    Rows,
+    Shared,
+    Whole,
+    With,
+)
+from shapestream_engine.signature import ModelSignature, RequestShape
 from shapestream_engine.tensor import TensorLike
-
-__all__ = ["Assembly"]
 
 
 class Assembly:

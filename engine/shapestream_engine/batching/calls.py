@@ -15,8 +15,6 @@ from shapestream_engine.memo import Memo
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Sizes
 
-__all__ = ["CallPlanner", "PlannedCall", "RowCover", "merge_sizes"]
-
 _EXACT_ROWS = 1 << 14
 """Rows up to which every number is worked out, whatever the sizes; see `RowCover`."""
 

@@ -14,8 +14,6 @@ from shapestream_engine.layout import Buffer, Tensors
 from shapestream_engine.ports import DimensionTable, InputPort
 from shapestream_engine.signature import RequestShape
 
-__all__ = ["InputGatherer"]
-
 _JOIN_BELOW_BYTES = 4096
 """Mean bytes per request up to which the pieces are joined first and copied together.
 

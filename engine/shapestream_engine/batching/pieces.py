@@ -18,8 +18,6 @@ from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, Tensors
 from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = ["Piece", "PieceCutter", "divide"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

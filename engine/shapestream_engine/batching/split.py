@@ -15,8 +15,6 @@ from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.ports import DimensionTable, OutputPort
 from shapestream_engine.signature import RequestShape
 
-__all__ = ["LARGEST_EXACT", "Array", "Column", "Division", "OutputSplitter", "RowSplitter", "Selection"]
-
 _SLICE_BELOW_BYTES = 4096
 """Mean bytes per request up to which the output is copied as a whole and then sliced.
 

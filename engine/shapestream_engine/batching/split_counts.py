@@ -23,8 +23,6 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError
 from shapestream_engine.ports import DimensionTable, OutputPort
 
-__all__ = ["ConcatenatedSplitter", "Counter", "PaddedSplitter", "TotalSplitter"]
-
 
 class Counter:
     """The output that counts for others: one number per row of the batch."""

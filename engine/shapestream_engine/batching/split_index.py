@@ -22,8 +22,6 @@ from shapestream_engine.batching.split import (
 from shapestream_engine.errors import RuleError
 from shapestream_engine.ports import DimensionTable, OutputPort
 
-__all__ = ["IndexSplitter", "ParallelSplitter"]
-
 
 class IndexSplitter(OutputSplitter):
     """The rule `index_column`."""

@@ -18,8 +18,6 @@ from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, 
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Baseline", "Start", "find_baseline", "starts"]
-
 _LADDERS = (
     (3, 5, 8, 17, 33),
     (24, 40, 64, 96, 128),

@@ -21,8 +21,6 @@ from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Slot
 
-__all__ = ["Announce", "Bench", "Observation", "Service", "arrays_of"]
-
 Announce: TypeAlias = Callable[[str, str], None]
 """Called before each call with the phase and the case in words, so that a crash can be blamed on a case."""
 

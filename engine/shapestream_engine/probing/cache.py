@@ -29,8 +29,6 @@ from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.report import ProbeReport
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["ENVIRONMENT", "Entry", "ProofCache", "identity"]
-
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
 _FORMAT = 3
 """Format of the entries and of the trials: raised when either changes, so that no old verdict is taken for a new one."""

@@ -21,21 +21,6 @@ from shapestream_engine.probing.baseline import Baseline, is_affordable, rungs
 from shapestream_engine.probing.inputs import Extreme, Sample, spell_sizes
 from shapestream_engine.signature import ModelSignature
 
-__all__ = [
-    "SMALL_BATCH",
-    "Case",
-    "batching_cases",
-    "case_of",
-    "crowds",
-    "fixed_rows",
-    "grid_cases",
-    "invariance_cases",
-    "most_rows",
-    "padding_cases",
-    "static_cases",
-    "strategy_cases",
-]
-
 SMALL_BATCH = 8
 """Rows in the largest call of the many cases; `crowds` has the few larger ones."""
 _DIFFERENT = 5

@@ -28,14 +28,12 @@ from shapestream_engine.batch_axis import with_shared_rules
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.parent_pipe import die_with_writer
+from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.bench import Announce
 from shapestream_engine.probing.examination import ProbeOptions, examine, values_of
 from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict
 from shapestream_engine.probing.rule_guess import guess_rules
-from shapestream_engine.signature import OutputPort
 from shapestream_engine.strategy import Strategy
-
-__all__ = ["Heard", "Task", "blamed", "main", "run_child"]
 
 _STDIN = 0
 _LENGTH = struct.Struct("<Q")

@@ -34,17 +34,6 @@ from shapestream_engine.probing.report import Finding, Treatment, Verdict
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.signature import ModelSignature
 
-__all__ = [
-    "EVERY_INPUT",
-    "Evidence",
-    "Outcome",
-    "ProbeOptions",
-    "examine",
-    "followed",
-    "treatments",
-    "values_of",
-]
-
 MOST_CROWD_NBYTES = 256 << 20
 """Bytes of the inputs of one call that is made as large as may be served."""
 _GRID = "call sizes of a calibration"

@@ -20,27 +20,6 @@ from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = [
-    "Array",
-    "Extreme",
-    "Integers",
-    "Normal",
-    "Pool",
-    "Runner",
-    "Sample",
-    "Samples",
-    "Uniform",
-    "Values",
-    "complete_values",
-    "default_values",
-    "drawn",
-    "extremes",
-    "filled",
-    "make_request",
-    "read_samples",
-    "spell_sizes",
-]
-
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Extreme: TypeAlias = Literal["smallest", "largest", "huge", "not a number"]
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Finding", "ProbeReport", "Treatment", "Verdict"]
-
 Verdict: TypeAlias = Literal["proved", "refuted", "unproved"]
 
 

@@ -13,16 +13,14 @@ from itertools import islice
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.errors import EngineError
 from shapestream_engine.model import CompiledModel
-from shapestream_engine.ports import BATCH, Counts, IndexColumn, Recount, Rows, Rule, Shared, With
+from shapestream_engine.ports import BATCH, Counts, IndexColumn, OutputPort, Recount, Rows, Rule, Shared, With
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.bench import Announce, Bench, Observation, arrays_of
 from shapestream_engine.probing.cases import SMALL_BATCH, batching_cases, most_rows
 from shapestream_engine.probing.inputs import Array, Values
 from shapestream_engine.probing.tolerances import OutputTolerance, coarser, compare
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import ModelSignature, OutputPort
-
-__all__ = ["guess_rules"]
+from shapestream_engine.signature import ModelSignature
 
 _CASES = 24
 _REMEMBERED = 400

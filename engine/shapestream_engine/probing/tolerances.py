@@ -23,8 +23,6 @@ import numpy as np
 
 from shapestream_engine.probing.inputs import Array
 
-__all__ = ["ENOUGH_ROWS", "TOLERANCES", "Difference", "OutputTolerance", "Tolerance", "coarser", "compare"]
-
 ENOUGH_ROWS = 8
 """Numbers from which a standard deviation is worth anything."""
 _MARK_GAP = 1e3

@@ -17,16 +17,7 @@ from shapestream.client.core import BackgroundCore, Core, Withdraw, software
 from shapestream.client.link import LinkSettings
 from shapestream.client.results import Result
 from shapestream.client.streaming import Item, ItemT, StreamOptions
-from shapestream.client.tickets import (
-    AnyTicket,
-    Question,
-    WelcomeTicket,
-    deadline_at,
-    hand_back,
-    outcome_of,
-)
-
-__all__ = ["Client", "Stream", "connect"]
+from shapestream.client.tickets import AnyTicket, Question, WelcomeTicket, deadline_at, hand_back, outcome_of
 
 
 @connecting("shapestream.aio")

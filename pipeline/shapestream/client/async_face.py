@@ -57,16 +57,6 @@ from shapestream.client.tickets import (
 from shapestream.wire.messages import Result as Answer
 from shapestream_engine.signature import ModelSignature
 
-__all__ = [
-    "AsyncCall",
-    "AsyncClient",
-    "AsyncStream",
-    "Connecting",
-    "connecting",
-    "require_asyncio",
-    "require_trio",
-]
-
 _WAY_IN = "async with client.stream(…) as results"
 """The code that enters a stream, for messages."""
 

@@ -46,8 +46,6 @@ from shapestream.client.tickets import (
 from shapestream.wire.messages import Result as Answer
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["Client", "Stream", "connect"]
-
 # A Ctrl-C interrupts a lock that is waited for, unless it comes just before: while this thread waits for the
 # interpreter, CPython notes the signal and then enters the wait without another look. So waits are cut this short.
 _LOOK_FOR_SIGNALS_S = 0.5

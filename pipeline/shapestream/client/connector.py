@@ -11,8 +11,6 @@ from shapestream.addresses import check_destination, is_protectable, missing_soc
 from shapestream.errors import ConfigurationError
 from shapestream.transport.interface import Connection
 
-__all__ = ["Address", "Connector", "connector_for"]
-
 Address: TypeAlias = str | Callable[[], Connection]
 """`ipc://…` or `tcp://…`; or a function that makes a connection, such as a memory endpoint's `connect`."""
 

@@ -28,10 +28,8 @@ from shapestream.client.session import Session
 from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
 from shapestream.errors import Cancelled, ProtocolError, RequestError, TransportError
 from shapestream.transport.interface import Connection, Message
-from shapestream.wire.codec import Role, decode, encode, pack_messages
-from shapestream.wire.messages import Entry, Request
-
-__all__ = ["Attend", "BackgroundCore", "Core", "Inbox", "Posted", "Withdraw", "WithdrawAll", "software"]
+from shapestream.wire.codec import decode, encode, pack_messages
+from shapestream.wire.messages import Entry, Request, Role
 
 # How long leaving waits for the background thread. The thread waits for nothing itself: this bound is for a machine that
 # hangs.

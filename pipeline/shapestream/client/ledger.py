@@ -17,8 +17,6 @@ from shapestream.client.tickets import AnyTicket, ModelHandle, Outcome, Question
 from shapestream.errors import DeadlineExceeded, RequestError, TooLarge
 from shapestream.wire.messages import Request
 
-__all__ = ["NEVER_SENT", "Ledger", "remaining_ms_on_arrival"]
-
 Kind = TypeVar("Kind", bound=Ticket)
 
 

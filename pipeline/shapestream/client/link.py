@@ -21,8 +21,6 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Link", "LinkSettings", "LinkState"]
-
 # Silence that is noticed so late may be this process's own. Also the time to read the messages that came meanwhile.
 STALL_S = 0.5
 # A server that wants heartbeats more often gets no more of them: at 0 a client would do nothing else.

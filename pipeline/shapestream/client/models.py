@@ -22,8 +22,6 @@ from shapestream_engine.layout import Buffer, Layout, Tensors
 from shapestream_engine.memo import Memo
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["InputEncoder", "OpenModels", "OpenedModel"]
-
 # Below this size the bytes are copied at once, and the caller's array is free; above, they are borrowed.
 _COPY_BELOW_BYTES = 64 * 1024
 

@@ -12,8 +12,6 @@ from shapestream.wire.messages import Result as Answer
 from shapestream.wire.messages import Timings
 from shapestream.wire.tensor_frames import to_array
 
-__all__ = ["Failed", "Result"]
-
 
 class Result(Mapping[str, npt.NDArray[Any]]):
     """The outputs of one request, by name, as read-only arrays over the received bytes.

@@ -61,8 +61,6 @@ from shapestream.wire.messages import (
     Welcome,
 )
 
-__all__ = ["Session", "Turn"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Turn:

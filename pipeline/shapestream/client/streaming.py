@@ -28,20 +28,6 @@ from shapestream.errors import InvalidRequest, RequestError
 from shapestream.wire.messages import Result as Answer
 from shapestream_engine.layout import Tensors
 
-__all__ = [
-    "Item",
-    "ItemT",
-    "Nothing",
-    "OnError",
-    "StreamOptions",
-    "StreamState",
-    "TaskPermits",
-    "ThreadPermits",
-    "Wakeup",
-    "pull_async",
-    "start_pulling",
-]
-
 Item: TypeAlias = Result | Failed
 ItemT = TypeVar("ItemT", covariant=True)
 """The items of a stream: `Result`, or `Item` where failures are yielded."""

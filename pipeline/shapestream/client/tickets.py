@@ -20,26 +20,6 @@ from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
 from shapestream.wire.messages import Result
 from shapestream_engine.layout import Tensors
 
-__all__ = [
-    "AnyTicket",
-    "EndTicket",
-    "ModelHandle",
-    "OpenTicket",
-    "Outcome",
-    "Owner",
-    "Question",
-    "RequestTicket",
-    "StatisticsTicket",
-    "Ticket",
-    "WelcomeTicket",
-    "checked_deadline",
-    "checked_name",
-    "checked_priority",
-    "deadline_at",
-    "hand_back",
-    "outcome_of",
-]
-
 NEVER_S = 1e9
 """Thirty years: a deadline so far away is none."""
 

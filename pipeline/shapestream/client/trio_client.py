@@ -16,8 +16,6 @@ from shapestream.client.results import Result
 from shapestream.client.streaming import Item, ItemT, StreamOptions
 from shapestream.client.tickets import AnyTicket, Question, WelcomeTicket, deadline_at, outcome_of
 
-__all__ = ["Client", "Stream", "connect"]
-
 
 @connecting("shapestream")
 async def connect(

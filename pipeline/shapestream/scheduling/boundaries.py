@@ -18,20 +18,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "FIRST_LOOK",
-    "LOOK_EVERY",
-    "BoundaryChoices",
-    "Floats",
-    "Integers",
-    "LearnedBoundaries",
-    "SizeHistogram",
-    "cost_of",
-    "geometric_sizes",
-    "grid_sizes",
-    "next_of",
-]
-
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.intp]
 Prices: TypeAlias = Callable[[int, Integers, Mapping[int, int]], Floats]

@@ -20,8 +20,6 @@ from shapestream.scheduling.cost_grid import elements_of, elements_of_many
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 
-__all__ = ["CLOSE", "Call", "CallBytes", "CallCosts", "Prediction"]
-
 USES = 8
 """Batches among which a new shape's preparation is divided when batches are compared: what has come once will come again, so
 that a new shape is an investment. Charged in full, a queue would keep to the few small shapes that are known already."""

@@ -17,8 +17,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEAST_S", "Grid", "Line", "Seconds", "Sizes", "elements_of", "elements_of_many"]
-
 Sizes: TypeAlias = tuple[int, ...]
 """The sizes of one call: (rows, *shape), with rows 1 for a model without a batch axis."""
 Seconds: TypeAlias = NDArray[np.float64]

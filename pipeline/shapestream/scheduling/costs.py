@@ -24,8 +24,6 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
 
-__all__ = ["NOTHING_LEARNED", "CostModel", "Kind", "Surface"]
-
 Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 """How many calls of which sizes, (rows, *shape)."""
 

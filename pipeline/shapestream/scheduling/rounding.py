@@ -28,8 +28,6 @@ import numpy as np
 from shapestream.scheduling.boundaries import Floats, Integers, LearnedBoundaries, next_of
 from shapestream.scheduling.events import ModelProfile
 
-__all__ = ["Seconds", "ShapeRounding", "choose_row_sizes", "row_sizes"]
-
 Sizes: TypeAlias = tuple[int, ...]
 """The sizes of a call, (rows, *shape); rows are 1 without a batch axis."""
 Seconds: TypeAlias = Callable[[Integers, Integers], Floats]

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 from shapestream.scheduling.cost_grid import elements_of_many
 
-__all__ = ["Limits", "SegmentCosts", "Window", "cut_window", "optimal_ends", "segment_seconds"]
-
 _Number = TypeVar("_Number", np.intp, np.float64)
 
 _MARKED = 1 << 17

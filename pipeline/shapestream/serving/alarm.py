@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import trio
 
-__all__ = ["Alarm"]
-
 
 class Alarm:
     """Wakes when `next_wakeup` says; `check` must be called whenever that may have become earlier."""

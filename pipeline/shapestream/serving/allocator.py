@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["IDLE_BYTES", "give_back_freed_memory", "keep_freed_memory"]
-
 IDLE_BYTES = 160 * 1024 * 1024
 """Kept by a server without work: its programs and Python's own heap are some 80 MiB of it."""
 

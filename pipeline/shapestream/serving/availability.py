@@ -14,8 +14,6 @@ from shapestream.serving.client_port import ClientPort
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.models import ServedModel, ServedModels
 
-__all__ = ["Availability"]
-
 log = structlog.get_logger()
 
 

@@ -24,7 +24,7 @@ from shapestream.serving.outgoing import GONE, Link
 from shapestream.serving.sessions import RequestRecord, Session, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget, RateLimit, debug_enabled
-from shapestream.wire.codec import BadEntry, Role, decode
+from shapestream.wire.codec import BadEntry, decode
 from shapestream.wire.messages import (
     Cancel,
     Clock,
@@ -37,13 +37,12 @@ from shapestream.wire.messages import (
     ModelRefused,
     OpenModel,
     Request,
+    Role,
     Statistics,
     StatisticsRequest,
     Welcome,
 )
 from shapestream_engine.errors import ShapeError
-
-__all__ = ["ClientPort"]
 
 log = structlog.get_logger()
 

@@ -15,8 +15,6 @@ import trio
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.cost_table import LearnedCosts
 
-__all__ = ["CostKeeper"]
-
 log = structlog.get_logger()
 
 # What a server that is killed has not written down takes about as many batches to learn again as it took to learn.

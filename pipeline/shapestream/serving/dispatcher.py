@@ -39,8 +39,6 @@ from shapestream.serving.workers import RunningBatch, SlotRecord, Worker
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.layout import Tensors
 
-__all__ = ["Dispatcher", "SlotBook"]
-
 
 class Dispatcher:
     """Events in, effects out; the only book of slots and of the batches that run there."""

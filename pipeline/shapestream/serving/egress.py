@@ -17,8 +17,6 @@ from shapestream.serving.workers import RunningBatch
 from shapestream.wire.messages import Failure, Result, Timings
 from shapestream_engine.layout import Tensors
 
-__all__ = ["Egress"]
-
 REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
 """Codes of requests that did not run: they may be sent again under their numbers. Such replies are not kept."""
 

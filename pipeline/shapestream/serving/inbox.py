@@ -19,8 +19,6 @@ from shapestream.transport.interface import Message, PeerSocket
 from shapestream.wire.codec import BadEntry, Envelope, entries_announced
 from shapestream.wire.messages import Entry
 
-__all__ = ["DEAR", "QUANTUM", "Inbox", "Item"]
-
 Item: TypeAlias = Entry | BadEntry | ProtocolError
 """What a connection sent; a `ProtocolError` stands for a message that cannot be read, and is the last of its connection."""
 

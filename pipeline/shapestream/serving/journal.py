@@ -19,8 +19,6 @@ from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream_engine.batch import BatchReport, ErrorCode
 
-__all__ = ["Journal"]
-
 log = structlog.get_logger()
 
 

@@ -15,8 +15,6 @@ from zlib import crc32
 from shapestream.wire.messages import Failure, Result
 from shapestream_engine.layout import Buffer, Layout, Tensors
 
-__all__ = ["Answered", "ClientId", "KeptReplies", "checksum", "same_tensors"]
-
 ClientId: TypeAlias = tuple[bytes, str | None]
 """A client: the sixteen bytes of its `Hello`, and the key that it has proved, None where no key is asked for."""
 

@@ -17,8 +17,6 @@ from shapestream.wire.codec import encode
 from shapestream.wire.limits import Limits
 from shapestream.wire.messages import Goodbye
 
-__all__ = ["listen"]
-
 log = structlog.get_logger()
 
 # Messages that libzmq holds for a peer that does not read, beside its outbox. A message to a client has some 1 MiB at most

@@ -21,8 +21,6 @@ from shapestream_engine.memo import Memo
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature, RequestShape
 
-__all__ = ["ServedModel", "ServedModels", "most_rows"]
-
 log = structlog.get_logger()
 
 # Bytes of the inputs of one call, padding included, where the configuration says nothing. Larger calls gain next to nothing

@@ -18,8 +18,6 @@ from shapestream.wire.limits import CLIENT_LIMITS, Limits
 from shapestream.wire.messages import Entry, Failure, Heartbeat, Result, Unknown
 from shapestream_engine.layout import Buffer
 
-__all__ = ["GONE", "Link", "Outgoing"]
-
 log = structlog.get_logger()
 
 GONE = "gone"

@@ -11,8 +11,6 @@ the server by its workers.
 
 from __future__ import annotations
 
-__all__ = ["PeerClock"]
-
 # Two clocks may drift apart by so much (crystals by 1e-4 at worst, while NTP may steer either by some more): the least
 # difference grows by this per second, or a peer whose clock is slower would seem later and later.
 DRIFT = 2e-4

@@ -12,8 +12,6 @@ from zlib import crc32
 
 from shapestream_engine.layout import Layout, Tensors
 
-__all__ = ["Quarantine"]
-
 DIGEST_BYTES = 16
 """A request that equals none of a thousand others passes for one of them with a probability of 3e-36."""
 BEGINNING_BYTES = 4096

@@ -10,10 +10,8 @@ from math import prod
 
 from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.layout import Layout
-from shapestream_engine.ports import With
-from shapestream_engine.signature import ModelSignature, OutputPort
-
-__all__ = ["ReportCheck", "ReportRefused"]
+from shapestream_engine.ports import OutputPort, With
+from shapestream_engine.signature import ModelSignature
 
 # Layouts remembered per worker; beyond it all are forgotten and checked afresh.
 MAX_REMEMBERED = 4096

@@ -47,8 +47,6 @@ from shapestream.transport.zeromq import OutboxRoom
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream_engine.calibration_cache import CostCache
 
-__all__ = ["Server", "serve"]
-
 log = structlog.get_logger()
 
 # Between the last word and the end of the connections. A worker's libzmq (ZMQ_IMMEDIATE) drops with a connection what was

@@ -17,8 +17,6 @@ from shapestream.settings import ServerSettings
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import RequestShape
 
-__all__ = ["KeyUse", "RequestRecord", "Session", "Sessions"]
-
 PLACES_PER_KEY = 9
 """One key may have all places but one in nine, so that others find room beside it."""
 

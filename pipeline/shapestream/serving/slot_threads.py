@@ -28,9 +28,9 @@ from shapestream.transport.blocking_dealer import BlockingDealer, Wake
 from shapestream.transport.interface import Message, PeerSocket
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import RouterSocket
-from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat, SlotHello
+from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
@@ -40,9 +40,6 @@ from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature, RequestShape
 from shapestream_engine.slot import Runner
-
-__all__ = ["BatchWithdrawn", "News", "SessionBroken", "SlotIdle", "SlotSession", "SlotThreads", "Slots",
-           "ThreadEnded", "entry_of_report", "frames_of", "read_batch"]  # fmt: skip
 
 log = structlog.get_logger()
 

@@ -40,7 +40,7 @@ from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget
 from shapestream.transport.interface import Message
-from shapestream.wire.codec import BadEntry, Envelope, Role, decode
+from shapestream.wire.codec import BadEntry, Envelope, decode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -50,6 +50,7 @@ from shapestream.wire.messages import (
     Entry,
     Goodbye,
     Heartbeat,
+    Role,
     SlotEnded,
     SlotHello,
     WorkerDraining,
@@ -61,8 +62,6 @@ from shapestream_engine.batch import BatchReport
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.signature import ModelSignature
-
-__all__ = ["GreetingRefused", "LastState", "ProcessOwner", "WorkerPort", "check_form", "read_offer"]
 
 log = structlog.get_logger()
 

@@ -32,16 +32,6 @@ from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
 
-__all__ = [
-    "LOCAL_PREFETCH_S",
-    "REMOTE_PREFETCH_S",
-    "Offer",
-    "OwnWorker",
-    "RunningBatch",
-    "SlotRecord",
-    "Worker",
-]
-
 log = structlog.get_logger()
 
 # How long before a slot becomes free its next batch is sent, to be there in time: the event loop's turn, the decision, the

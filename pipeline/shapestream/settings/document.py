@@ -27,15 +27,6 @@ from shapestream.settings.values import (
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.model_files import files_of_model
 
-__all__ = [
-    "DISAGREEMENT",
-    "InProcessSettings",
-    "LoggingSettings",
-    "Settings",
-    "WorkerGroupSettings",
-    "json_schema",
-]
-
 DISAGREEMENT = "disagreement"
 """Kind of the pydantic error for settings that are valid one by one and contradict each other."""
 

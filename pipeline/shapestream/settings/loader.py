@@ -20,8 +20,6 @@ from shapestream.settings.document import DISAGREEMENT, Settings, json_schema
 from shapestream.settings.values import address_meant, closest, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
 
-__all__ = ["EffectiveValue", "LoadedSettings", "load_models", "load_settings", "spell_location"]
-
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",
     "int_from_float": "an integer",

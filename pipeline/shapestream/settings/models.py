@@ -36,19 +36,6 @@ from shapestream_engine.ports import BATCH
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
 
-__all__ = [
-    "BatchingSettings",
-    "ElementType",
-    "InputSettings",
-    "ModelSettings",
-    "OutputSettings",
-    "ProbeSettings",
-    "Shape",
-    "ShapesSettings",
-    "registered_functions",
-]
-
-
 MAX_ALLOWED_SIZE = (1 << 31) - 1
 """Largest size that a strategy may name: `shapestream_engine.strategy` takes no larger one."""
 

@@ -28,8 +28,6 @@ from shapestream.settings.values import (
 )
 from shapestream.settings.yaml_source import Location
 
-__all__ = ["SecuritySettings", "ServerSettings", "is_public_key"]
-
 MIN_HANG_S = 10.0
 """Default of the shortest time, in seconds, after which a batch counts as hanging."""
 

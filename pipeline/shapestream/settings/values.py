@@ -19,24 +19,6 @@ from pydantic_core import PydanticCustomError
 
 from shapestream.settings.yaml_source import Location
 
-__all__ = [
-    "COUNT",
-    "TEXT",
-    "Bytes",
-    "Finding",
-    "Section",
-    "absolute_path",
-    "address_meant",
-    "closest",
-    "describe",
-    "did_you_mean",
-    "files_must_exist",
-    "is_there",
-    "must_be_there",
-    "read_bytes",
-    "wrong",
-]
-
 Finding: TypeAlias = tuple[Location, str]
 """The place of the key to change, and the problem with its remedy in brackets."""
 

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 
 import yaml
 
-__all__ = ["MAX_BYTES", "Location", "Place", "SourceProblem", "YamlSource", "read_yaml"]
-
 Location: TypeAlias = tuple[str | int, ...]
 """The way to a value from the top of the file: `("models", 0, "batching", "max_batch")`."""
 

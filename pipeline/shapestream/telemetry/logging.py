@@ -14,8 +14,6 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
-__all__ = ["LineBudget", "LogFormat", "LogLevel", "RateLimit", "configure", "debug_enabled"]
-
 LogFormat = Literal["auto", "json", "pretty"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-__all__ = ["LatencyHistogram", "ServerStatistics"]
-
 # Each power of two is cut into so many buckets: a quantile is at most 1/16 (6 %) off.
 _BUCKETS_PER_OCTAVE = 8
 _SUB_BITS = 3

@@ -20,18 +20,6 @@ import structlog
 
 from shapestream.errors import ConfigurationError
 
-__all__ = [
-    "MAX_LINE",
-    "MAX_REQUESTS",
-    "TRACE_VERSION",
-    "TraceReader",
-    "TraceRecorder",
-    "TraceRequest",
-    "header_line",
-    "open_text",
-    "request_line",
-]
-
 TRACE_VERSION = 1
 MAX_LINE = 1 << 20
 """Characters of a line; a longer one is no line of a trace."""

@@ -11,11 +11,9 @@ import numpy.typing as npt
 from shapestream.errors import InvalidRequest
 from shapestream.wire.tensor_frames import from_array, to_array
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import Rows, Whole
+from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
-
-__all__ = ["Arrays", "ScriptedModel", "identity_signature", "tensors_of"]
+from shapestream_engine.signature import ModelSignature
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

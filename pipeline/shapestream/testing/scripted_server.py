@@ -18,7 +18,7 @@ import trio
 from shapestream.errors import Cancelled, InternalError, InvalidRequest, PeerGone, ProtocolError, RequestError
 from shapestream.testing.scripted_model import ScriptedModel
 from shapestream.transport.interface import Message, PeerSocket
-from shapestream.wire.codec import Role, decode, pack_messages
+from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.messages import (
     Cancel,
     Entry,
@@ -31,14 +31,13 @@ from shapestream.wire.messages import (
     OpenModel,
     Request,
     Result,
+    Role,
     Statistics,
     StatisticsRequest,
     Timings,
     Unknown,
     Welcome,
 )
-
-__all__ = ["ScriptedServer", "serve_in_thread"]
 
 _TIMINGS = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="scripted/0")
 

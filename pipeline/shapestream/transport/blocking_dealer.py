@@ -17,16 +17,8 @@ from shapestream.errors import TransportError
 from shapestream.transport.curve import CallerKeys
 from shapestream.transport.interface import Message
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.watched_socket import (
-    POLLIN,
-    POLLOUT,
-    ready_to_send,
-    receive_frames,
-    send_frames,
-)
+from shapestream.transport.watched_socket import POLLIN, POLLOUT, ready_to_send, receive_frames, send_frames
 from shapestream_engine.layout import Buffer
-
-__all__ = ["BlockingDealer", "Wake"]
 
 
 class Wake:

@@ -36,19 +36,6 @@ from shapestream.transport.watched_socket import HandshakeFailure
 from shapestream.transport.zeromq import OutboxRoom, RouterSocket
 from shapestream_engine.layout import Buffer
 
-__all__ = [
-    "LOCAL",
-    "LOCAL_DOMAIN",
-    "PROTECTED_DOMAIN",
-    "CallerKeys",
-    "KeyRing",
-    "KeyRole",
-    "ProtectedDealer",
-    "ProtectedRouter",
-    "ServerSecurity",
-    "answer_zap",
-]
-
 log = structlog.get_logger()
 
 # Routing ids with remembered keys, the latest: twice the sessions of a server (65,536). CURVE cannot do enough

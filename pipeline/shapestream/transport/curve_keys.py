@@ -17,9 +17,6 @@ import zmq
 
 from shapestream.errors import ConfigurationError
 
-__all__ = ["PUBLIC_SUFFIX", "SECRET_SUFFIX", "KeyPair", "new_key_pair", "public_key", "public_key_of", "read_key_folder",
-           "read_key_pair", "write_key_pair"]  # fmt: skip
-
 SECRET_SUFFIX, PUBLIC_SUFFIX = ".secret", ".pub"
 # A key file is 200 bytes long; a much longer file is none, and is not read.
 MAX_FILE_BYTES = 4096

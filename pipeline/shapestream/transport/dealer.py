@@ -23,8 +23,6 @@ from shapestream.transport.watched_socket import (
 )
 from shapestream_engine.layout import Buffer
 
-__all__ = ["DealerSocket"]
-
 
 class DealerSocket(WatchedSocket):
     """A `Connection` over ZeroMQ's DEALER.

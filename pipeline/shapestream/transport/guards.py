@@ -20,14 +20,6 @@ from collections.abc import Callable
 import structlog
 import trio
 
-__all__ = [
-    "Doorkeeper",
-    "connections_that_fit",
-    "free_descriptors",
-    "raise_descriptor_limit",
-    "seed_routing_ids",
-]
-
 log = structlog.get_logger()
 
 # Descriptors withheld from connections: for arrivals between two looks, and for files that the process opens.

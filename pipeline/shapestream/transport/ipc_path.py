@@ -21,8 +21,6 @@ from pathlib import Path
 
 from shapestream.errors import AddressInUse, TransportError
 
-__all__ = ["IpcPath"]
-
 _SUFFIX = ".new"
 # sun_path of Linux's sockaddr_un, less the final zero and the suffix.
 MAX_PATH_BYTES = 107 - len(_SUFFIX)

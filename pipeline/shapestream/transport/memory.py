@@ -26,8 +26,6 @@ from shapestream.transport.interface import (
 )
 from shapestream_engine.layout import Buffer
 
-__all__ = ["MemoryConnection", "MemoryEndpoint", "MemoryServer", "memory_server"]
-
 # Messages that wait in one direction of one connection; then the sender is told to wait, or to give up.
 CAPACITY_MESSAGES = 1024
 

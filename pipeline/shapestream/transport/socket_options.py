@@ -7,8 +7,6 @@ from typing import Any
 
 import zmq
 
-__all__ = ["MAX_FRAMES", "SocketOptions"]
-
 MAX_FRAMES = 65_536 + 2
 """Above the frames of a valid message on any port (`wire/limits.py`, which this layer does not import): a frame's object
 costs more memory than a small frame."""

@@ -33,9 +33,6 @@ from shapestream.transport.interface import COPY_BELOW_BYTES, RECEIVE_BURST, Mes
 from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
 from shapestream_engine.layout import Buffer
 
-__all__ = ["MORE_NOBLOCK", "NOBLOCK", "POLLIN", "POLLOUT", "HandshakeFailure", "HandshakeMonitor", "WatchedSocket",
-           "frames_from", "hang_up", "ready_to_send", "receive_frames", "send_frames"]  # fmt: skip
-
 # Plain integers: pyzmq's enumerations cost as much as a small send.
 NOBLOCK = int(zmq.NOBLOCK)
 MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)

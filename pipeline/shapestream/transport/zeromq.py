@@ -27,8 +27,6 @@ from shapestream.transport.watched_socket import (
 )
 from shapestream_engine.layout import Buffer
 
-__all__ = ["Outbox", "OutboxRoom", "RouterSocket"]
-
 # Frames that one receive takes or drops before the event loop's next turn: some 10 ms. One message may pass it.
 FRAMES_AT_ONCE = 16_384
 # Bytes of a header that count as a frame, so that a receive copies about 1 MiB of headers.

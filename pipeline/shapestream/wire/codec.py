@@ -34,8 +34,6 @@ from shapestream.wire.messages import (
 )
 from shapestream_engine.layout import Buffer
 
-__all__ = ["BadEntry", "Envelope", "Role", "decode", "encode", "entries_announced", "pack_messages"]
-
 _READERS: dict[Role, dict[int, Reader]] = {
     role: {
         number: tensor_entries.READERS.get(kind) or reader_of(kind)

@@ -23,21 +23,6 @@ from shapestream.wire.limits import (
 from shapestream.wire.messages import Entry
 from shapestream_engine.layout import Buffer
 
-__all__ = [
-    "BadEntryError",
-    "Fields",
-    "Reader",
-    "Writer",
-    "checked",
-    "columns_of",
-    "integer",
-    "name",
-    "optional_integer",
-    "pack",
-    "reader_of",
-    "writer_of",
-]
-
 T = TypeVar("T")
 Fields: TypeAlias = tuple[Any, ...]
 """An unpacked entry: its kind, its number of frames, its fields."""

@@ -17,8 +17,6 @@ from shapestream.wire.limits import MAX_INTEGER, MAX_RANK, MAX_TENSORS
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Layout
 
-__all__ = ["CheckedLayout", "LayoutBook", "LayoutError"]
-
 # Layouts remembered; when full, the book starts afresh. A longer encoding than this is checked every time, so
 # that hostile layouts cannot make the book large.
 MAX_REMEMBERED = 4096

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CLIENT_LIMITS", "MAX_INLINE_BYTES", "MAX_INTEGER", "WORKER_LIMITS", "Limits"]
-
 MAX_INTEGER = 2**63 - 1
 """The largest id, count, dimension or byte length: that of a signed 64-bit integer."""
 MAX_PRIORITY = 2**31 - 1

@@ -36,8 +36,6 @@ from shapestream.wire.limits import (
 from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember, Request, Result, Timings
 from shapestream_engine.layout import Buffer, Layout, Tensors
 
-__all__ = ["READERS", "WRITERS"]
-
 # Up to this length deleting the allowed bytes is faster than calling NumPy.
 _FEW_BYTES = 512
 _LAYOUTS = LayoutBook()

@@ -13,8 +13,6 @@ from shapestream_engine.element_types import dtype_of, element_type_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer
 
-__all__ = ["from_array", "to_array"]
-
 # Below this size a copy costs less than a reference that must be kept; the transport copies such frames too.
 _COPY_BELOW_BYTES = 64 * 1024
 

@@ -10,20 +10,6 @@ import trio
 from tests.e2e.network.load import Load
 from tests.e2e.network.proxy import DOWN, UP, Proxy
 
-__all__ = [
-    "FAULTS",
-    "SILENCE_S",
-    "Fault",
-    "close",
-    "half_open",
-    "long_stall",
-    "misbehave",
-    "reset",
-    "reset_while_greeting",
-    "short_stall",
-    "unreachable",
-]
-
 SILENCE_S = 1.0
 """After which the processes of these tests take each other for gone."""
 BETWEEN = 24

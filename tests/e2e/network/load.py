@@ -18,8 +18,6 @@ import trio
 
 import shapestream
 
-__all__ = ["MODEL", "Journal", "Load", "Outcomes"]
-
 MODEL = "noted"
 # Numbers of a row: inside the header; a copied frame; a frame that is passed on without a copy.
 SIZES = (3, 3, 3, 500, 20_000)

@@ -17,8 +17,6 @@ from typing import Literal, TypeAlias
 
 import trio
 
-__all__ = ["DOWN", "UP", "Conditions", "Direction", "Passage", "Proxy"]
-
 Direction: TypeAlias = Literal["up", "down"]
 UP: Direction = "up"
 DOWN: Direction = "down"

@@ -11,8 +11,8 @@ import pytest
 import zmq
 from tests.e2e.conftest import PATIENCE_S, until
 
-from shapestream.wire.codec import Role, decode, encode
-from shapestream.wire.messages import Heartbeat, Hello, ModelOpened, OpenModel, Request
+from shapestream.wire.codec import decode, encode
+from shapestream.wire.messages import Heartbeat, Hello, ModelOpened, OpenModel, Request, Role
 from shapestream_engine.layout import Tensors
 
 pytestmark = pytest.mark.e2e

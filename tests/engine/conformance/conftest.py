@@ -11,7 +11,7 @@ from tests.engine.conformance.engines import PRESENT, Engine
 from tests.engine.conformance.models import Model
 
 from shapestream_engine import compile_model
-from shapestream_engine.model import InferRequest
+from shapestream_engine.infer_request import InferRequest
 
 
 @pytest.fixture(params=PRESENT, ids=lambda engine: engine.name)

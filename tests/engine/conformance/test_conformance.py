@@ -40,7 +40,7 @@ from shapestream_engine import (
 )
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
-from shapestream_engine.model import InferRequest
+from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.strategy import parse_strategy
 
 RequestOf = Callable[..., InferRequest]

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.conformance.models import AFFINE, affine
 
 from shapestream_engine import ArrayTensor, ElementTypeError, ShapeError, Tensor
-from shapestream_engine.model import InferRequest
+from shapestream_engine.infer_request import InferRequest
 
 
 def rows(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

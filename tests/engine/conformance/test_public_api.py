@@ -11,7 +11,7 @@ from tests.engine.conformance.engines import Engine
 from tests.engine.conformance.models import AFFINE, PAIR, affine
 
 from shapestream_engine import InferResults, ShapeError, compile_model, read_model
-from shapestream_engine.model import InferRequest
+from shapestream_engine.infer_request import InferRequest
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 

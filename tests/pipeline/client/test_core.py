@@ -13,20 +13,12 @@ import trio.testing
 from tests.pipeline.client.virtual_time import ROW, run, serving, until
 
 import shapestream
-from shapestream.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-)
-from shapestream.testing import (
-    ScriptedModel,
-    identity_signature,
-)
+from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest
+from shapestream.testing import ScriptedModel, identity_signature
 from shapestream.wire import layouts
-from shapestream_engine.ports import Whole
+from shapestream_engine.ports import InputPort, OutputPort, Whole
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 
 def test_a_deadline_passes_on_time_while_the_server_is_silent() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, serve_in_thread
-from shapestream_engine.ports import IndexColumn, Rows
+from shapestream_engine.ports import IndexColumn, InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.pipeline.client.bench import Bench
 from tests.pipeline.wire.strategies import BY_ROLE
 
-from shapestream.wire.codec import Role
-from shapestream.wire.messages import Entry, Failure, ModelOpened, ModelRefused, Result
+from shapestream.wire.messages import Entry, Failure, ModelOpened, ModelRefused, Result, Role
 
 
 def _likely(entry: Entry, number: int) -> Entry:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from tests.pipeline.serving.echo_model import model_settings
-from tests.pipeline.serving.harness import SIGNATURE, Running, ScriptedSlots, memory_serving
+from tests.pipeline.serving.echo_model import SIGNATURE, model_settings
+from tests.pipeline.serving.harness import Running, memory_serving
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import shapestream

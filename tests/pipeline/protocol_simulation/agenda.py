@@ -9,8 +9,6 @@ from itertools import count
 
 import trio
 
-__all__ = ["Agenda"]
-
 # A clock that jumps adds up floats: what is due so soon is due now.
 _NOW_S = 1e-9
 

@@ -18,8 +18,6 @@ from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, Reque
 from shapestream.wire.messages import Result
 from shapestream.wire.tensor_frames import to_array
 
-__all__ = ["SimulatedClient"]
-
 SOFTWARE = "simulated"
 
 

@@ -18,8 +18,6 @@ from shapestream.serving.workers import RunningBatch
 from shapestream.wire.messages import CancelBatch, Entry, Execute, Result
 from shapestream_workers.worker_session import WorkerSession
 
-__all__ = ["DEFECTS", "PLAN", "Defect"]
-
 PLAN = Plan(
     delay_s=0.001,
     call_s=0.3,

@@ -17,8 +17,6 @@ from tests.pipeline.protocol_simulation.plan import DEADLY, Ask, Kind
 
 from shapestream.errors import RequestError
 
-__all__ = ["Journal", "Question", "Run"]
-
 # How late a client may notice that a deadline has passed: a float's rounding.
 EXPIRY_S = 0.001
 # remaining_ms is a whole number of milliseconds, on both ways.

@@ -23,8 +23,6 @@ from shapestream.transport.interface import Addressed, Message
 from shapestream.wire.messages import Clock
 from shapestream_engine.layout import Buffer
 
-__all__ = ["Exchange", "Fastest", "Line", "Port", "error_of_clock_s"]
-
 # How long a connection takes to come back, at most.
 RECONNECT_S = 0.2
 # How much later the copy of a doubled message comes, at most.

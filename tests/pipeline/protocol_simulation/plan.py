@@ -10,23 +10,9 @@ from enum import Enum
 
 from hypothesis import strategies as st
 
-from shapestream_engine.ports import Rows
+from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
-
-__all__ = [
-    "COMMON",
-    "DEADLY",
-    "RARE",
-    "Ask",
-    "Fault",
-    "FaultKind",
-    "Kind",
-    "Plan",
-    "calm_plans",
-    "harmful_plans",
-    "plans",
-]
+from shapestream_engine.signature import ModelSignature
 
 
 def _model(name: str) -> ModelSignature:

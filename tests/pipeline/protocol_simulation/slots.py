@@ -20,16 +20,14 @@ from tests.pipeline.protocol_simulation.plan import Kind
 from shapestream.serving import slot_threads
 from shapestream.serving.slot_threads import BatchWithdrawn, News, SessionBroken, SlotIdle, SlotSession
 from shapestream.transport.interface import PeerSocket
-from shapestream.wire.codec import Role, decode
+from shapestream.wire.codec import decode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Entry, Execute, Heartbeat, SlotHello
+from shapestream.wire.messages import Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream.wire.tensor_frames import from_array, to_array
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
-
-__all__ = ["SimulatedSlots", "answer_of", "question_of", "uid_of"]
 
 
 def question_of(uid: int, rows: int, length: int) -> np.ndarray[Any, Any]:

@@ -38,8 +38,6 @@ from shapestream_workers.supervisor.core import (
 from shapestream_workers.supervisor.processes import registered_name
 from shapestream_workers.worker import Worker
 
-__all__ = ["PRESENT_PID", "SimulatedWorker", "Supervision"]
-
 # From a process's start to its greeting.
 STARTUP_S = 0.3
 # From a process's end to the news of it.

@@ -37,8 +37,6 @@ from shapestream.settings import ServerSettings
 from shapestream_workers.supervisor.core import ReplacementWanted, RestartPolicy, RestartRequested
 from shapestream_workers.worker_session import WorkerSession
 
-__all__ = ["SETTLED_WITHIN_S", "play"]
-
 # From the last that goes wrong to the last answer, at most. Much of it is the clients' patience with a connection that is
 # half open, and with a server that is away; then the way through a queue at the slowest plans' pace.
 SETTLED_WITHIN_S = 120.0

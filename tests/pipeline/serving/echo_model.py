@@ -9,9 +9,9 @@ import numpy as np
 from shapestream.settings import BatchingSettings, ModelSettings
 from shapestream.wire.messages import BatchDone, Execute, Request
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import Rows
+from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 SIGNATURE = ModelSignature(
     name="echo",

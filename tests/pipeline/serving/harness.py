@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import trio
-from tests.pipeline.serving.echo_model import SIGNATURE, done, echo_tensors, echoed, request
-from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
+from tests.pipeline.serving.echo_model import request
+from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.server import Server, serve
@@ -17,24 +17,7 @@ from shapestream.serving.slot_threads import Slots
 from shapestream.settings import ServerSettings
 from shapestream.transport.interface import Connection
 from shapestream.transport.memory import MemoryServer, memory_server
-from shapestream.wire.codec import Role
-from shapestream.wire.messages import Execute, Result
-
-__all__ = [
-    "SIGNATURE",
-    "Owner",
-    "RawPeer",
-    "Running",
-    "ScriptedSlots",
-    "done",
-    "echo_tensors",
-    "echoed",
-    "ending",
-    "memory_serving",
-    "request",
-    "scripted_client",
-    "verdict",
-]
+from shapestream.wire.messages import Execute, Result, Role
 
 
 class Running:

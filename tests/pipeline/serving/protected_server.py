@@ -14,7 +14,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from shapestream.serving.server import Server
 from shapestream.transport.curve import CallerKeys, KeyRing, ProtectedDealer, ServerSecurity
 from shapestream.transport.curve_keys import KeyPair, new_key_pair
-from shapestream.wire.codec import Role
+from shapestream.wire.messages import Role
 
 SERVER, ALICE, BOB, ADMIN, BOX, OTHER_BOX = (new_key_pair() for _ in range(6))
 SECURITY = ServerSecurity(

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.transport.interface import Connection, Message
 from shapestream.transport.memory import MemoryConnection
-from shapestream.wire.codec import Role, decode, encode, pack_messages
+from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -26,6 +26,7 @@ from shapestream.wire.messages import (
     ModelOpened,
     OpenModel,
     Result,
+    Role,
     SlotHello,
     Statistics,
     StatisticsRequest,

@@ -14,7 +14,7 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from shapestream.serving.server import Server
 from shapestream.serving.slot_threads import Slots
 from shapestream.transport.dealer import DealerSocket
-from shapestream.wire.codec import Role
+from shapestream.wire.messages import Role
 
 
 @asynccontextmanager

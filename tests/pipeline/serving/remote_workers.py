@@ -7,16 +7,15 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
-from tests.pipeline.serving.harness import RawPeer
 from tests.pipeline.serving.hostile import Hostile
 from tests.pipeline.serving.raw_messages import honest_request, message, packed
+from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.real_sockets import dialled
 
-from shapestream.wire.codec import Role
-from shapestream.wire.messages import Execute, Goodbye, ModelOpened, OpenModel, Result
-from shapestream_engine.ports import Rows
+from shapestream.wire.messages import Execute, Goodbye, ModelOpened, OpenModel, Result, Role
+from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 _workers = count(1)
 REMOTE = ModelSignature(

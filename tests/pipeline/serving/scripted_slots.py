@@ -11,9 +11,9 @@ from tests.pipeline.serving.echo_model import SIGNATURE, echoed
 from shapestream.serving.slot_threads import News, SlotSession, entry_of_report, frames_of, read_batch
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.memory import MemoryConnection, memory_server
-from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Execute, SlotHello
+from shapestream.wire.messages import Execute, Role, SlotHello
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors

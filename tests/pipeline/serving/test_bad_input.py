@@ -10,23 +10,14 @@ from typing import Any
 import numpy as np
 import trio
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.harness import RawPeer, ending, verdict
 from tests.pipeline.serving.hostile_server import scaled, scaled_model
-from tests.pipeline.serving.raw_messages import (
-    INLINE,
-    assert_served,
-    entry,
-    message,
-)
+from tests.pipeline.serving.raw_messages import INLINE, assert_served, entry, message
+from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.real_sockets import dialled, socket_serving
 
 from shapestream.serving.server import Server
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.wire.messages import (
-    Failure,
-    ModelRefused,
-    OpenModel,
-)
+from shapestream.wire.messages import Failure, ModelRefused, OpenModel
 
 
 @asynccontextmanager

@@ -8,26 +8,13 @@ import structlog.testing
 import trio
 import trio.testing
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import (
-    ScriptedSlots,
-    echo_tensors,
-    ending,
-    memory_serving,
-    request,
-    scripted_client,
-)
+from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import ending
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import (
-    Failure,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    OpenModel,
-    Result,
-    Unknown,
-    Welcome,
-)
+from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, OpenModel, Result, Unknown, Welcome
 
 CLIENT = b"c" * 16
 

@@ -6,17 +6,10 @@ from typing import Any
 
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import model_settings
-from tests.pipeline.serving.harness import (
-    RawPeer,
-    ScriptedSlots,
-    echo_tensors,
-    ending,
-    memory_serving,
-    request,
-    scripted_client,
-    verdict,
-)
+from tests.pipeline.serving.echo_model import echo_tensors, model_settings, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.wire.messages import Cancel, Failure, Goodbye, ModelOpened, OpenModel, Result

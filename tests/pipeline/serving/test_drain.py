@@ -10,15 +10,10 @@ from typing import Any
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import model_settings
-from tests.pipeline.serving.harness import (
-    RawPeer,
-    ScriptedSlots,
-    memory_serving,
-    request,
-    serve_with,
-    verdict,
-)
+from tests.pipeline.serving.echo_model import model_settings, request
+from tests.pipeline.serving.harness import memory_serving, serve_with
+from tests.pipeline.serving.raw_peer import RawPeer, verdict
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.server import FAREWELL_S, Server

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.harness import ending
 from tests.pipeline.serving.hostile import Hostile, assert_memory_kept, watched
 from tests.pipeline.serving.raw_messages import Frames, entry, message, packed
+from tests.pipeline.serving.raw_peer import ending
 from tests.pipeline.serving.real_sockets import dialled
 from tests.pipeline.serving.remote_workers import (
     ANSWER,
@@ -24,8 +24,7 @@ from tests.pipeline.serving.remote_workers import (
     worker_name,
 )
 
-from shapestream.wire.codec import Role
-from shapestream.wire.messages import Execute, Failure, Goodbye, Result, Unknown
+from shapestream.wire.messages import Execute, Failure, Goodbye, Result, Role, Unknown
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 

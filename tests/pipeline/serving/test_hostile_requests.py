@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.harness import verdict
 from tests.pipeline.serving.hostile import INVERTED, Hostile, assert_memory_kept, client, flags, watched
 from tests.pipeline.serving.raw_messages import (
     GOOD,
@@ -23,6 +22,7 @@ from tests.pipeline.serving.raw_messages import (
     message,
     packed,
 )
+from tests.pipeline.serving.raw_peer import verdict
 
 from shapestream.wire.messages import Failure, Result
 

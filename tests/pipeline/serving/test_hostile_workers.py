@@ -17,8 +17,7 @@ from tests.pipeline.serving.remote_workers import (
     worker_name,
 )
 
-from shapestream.wire.codec import Role
-from shapestream.wire.messages import Goodbye
+from shapestream.wire.messages import Goodbye, Role
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 

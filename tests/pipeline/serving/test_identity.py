@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.harness import SIGNATURE, Owner, ScriptedSlots, echo_tensors, ending, request
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, request
+from tests.pipeline.serving.harness import Owner
 from tests.pipeline.serving.protected_server import ADMIN, ALICE, BOB, BOX, OTHER_BOX, Place, serving
+from tests.pipeline.serving.raw_peer import ending
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.errors import ConfigurationError
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
-from shapestream.wire.codec import Role
-from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, Result, WorkerHello
+from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, Result, Role, WorkerHello
 
 ID = b"alice's own id.."
 

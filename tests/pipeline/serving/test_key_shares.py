@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.echo_model import model_settings
-from tests.pipeline.serving.harness import SIGNATURE, RawPeer, ScriptedSlots, echo_tensors, request
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
 from tests.pipeline.serving.protected_server import ALICE, BOB, Place, serving
+from tests.pipeline.serving.raw_peer import RawPeer
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.models import ServedModel

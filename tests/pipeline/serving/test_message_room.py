@@ -7,13 +7,13 @@ import structlog
 from tests.pipeline.serving.echo_model import model_settings
 
 from shapestream.serving.models import DEFAULT_BATCH_BYTES, ServedModel, most_rows
-from shapestream.wire.codec import Role, decode, pack_messages
+from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
-from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember
+from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember, Role
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import Rows
+from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 SMALL = Limits(max_frames=600, max_header_bytes=512 * 1024, max_members=150)
 """The same in small, so that a test need not build what a worker would have to carry."""

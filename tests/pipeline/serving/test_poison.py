@@ -6,14 +6,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import (
-    ScriptedSlots,
-    echo_tensors,
-    memory_serving,
-    request,
-    scripted_client,
-    verdict,
-)
+from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import verdict
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.workers import OwnWorker
 from shapestream.wire.messages import Execute, Failure, Result

@@ -6,15 +6,10 @@ import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.eager import EagerScheduler
-from tests.pipeline.serving.harness import (
-    RawPeer,
-    ScriptedSlots,
-    done,
-    ending,
-    memory_serving,
-    request,
-    scripted_client,
-)
+from tests.pipeline.serving.echo_model import done, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import RawPeer, ending
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events

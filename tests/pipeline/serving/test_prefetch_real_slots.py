@@ -13,7 +13,9 @@ import numpy as np
 import trio
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.eager import EagerScheduler
-from tests.pipeline.serving.harness import RawPeer, Running, memory_serving, request, serve_with
+from tests.pipeline.serving.echo_model import request
+from tests.pipeline.serving.harness import Running, memory_serving, serve_with
+from tests.pipeline.serving.raw_peer import RawPeer
 
 from shapestream.scheduling import events
 from shapestream.serving.slot_threads import SlotThreads

@@ -6,7 +6,7 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipeline.serving.harness import echo_tensors
+from tests.pipeline.serving.echo_model import echo_tensors
 
 from shapestream.serving.quarantine import BEGINNING_BYTES, Quarantine
 from shapestream_engine.layout import Tensors

@@ -7,9 +7,19 @@ from tests.pipeline.serving.batches import batch_of, report_of
 
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream_engine.layout import Layout, Tensors
-from shapestream_engine.ports import Counts, IndexColumn, PaddedCounts, Recount, Rows, Shared, With
+from shapestream_engine.ports import (
+    Counts,
+    IndexColumn,
+    InputPort,
+    OutputPort,
+    PaddedCounts,
+    Recount,
+    Rows,
+    Shared,
+    With,
+)
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 SIGNATURE = ModelSignature(
     "detector",

@@ -5,24 +5,15 @@ from __future__ import annotations
 import structlog.testing
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import model_settings
-from tests.pipeline.serving.harness import (
-    SIGNATURE,
-    RawPeer,
-    ScriptedSlots,
-    echo_tensors,
-    echoed,
-    ending,
-    memory_serving,
-    request,
-    scripted_client,
-    verdict,
-)
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed, model_settings, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.memory import memory_server
-from shapestream.wire.codec import Role, decode
+from shapestream.wire.codec import decode
 from shapestream.wire.messages import (
     Cancel,
     Failure,
@@ -31,6 +22,7 @@ from shapestream.wire.messages import (
     ModelRefused,
     OpenModel,
     Result,
+    Role,
     Statistics,
     StatisticsRequest,
     Timings,

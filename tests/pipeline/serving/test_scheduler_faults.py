@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import echo_tensors
-from tests.pipeline.serving.harness import memory_serving, request
+from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.harness import memory_serving
 
 import shapestream.serving.server
 from shapestream.scheduling import Scheduler, events

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import (
-    ScriptedSlots,
-    echo_tensors,
-    ending,
-    memory_serving,
-    request,
-)
+from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import ending
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.wire.messages import Failure
 

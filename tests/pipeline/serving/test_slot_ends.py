@@ -7,16 +7,10 @@ from functools import partial
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import (
-    SIGNATURE,
-    RawPeer,
-    Running,
-    ScriptedSlots,
-    done,
-    memory_serving,
-    request,
-    serve_with,
-)
+from tests.pipeline.serving.echo_model import SIGNATURE, done, request
+from tests.pipeline.serving.harness import Running, memory_serving, serve_with
+from tests.pipeline.serving.raw_peer import RawPeer
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.slot_threads import SessionBroken, ThreadEnded

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.eager import EagerScheduler
-from tests.pipeline.serving.harness import SIGNATURE, Running, done, memory_serving, request
+from tests.pipeline.serving.echo_model import SIGNATURE, done, request
+from tests.pipeline.serving.harness import Running, memory_serving
 from tests.pipeline.serving.protected_server import BOX, OTHER_BOX, serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.codec import Role, encode
+from shapestream.wire.codec import encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -23,6 +24,7 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     Result,
+    Role,
     SlotEnded,
     SlotHello,
     Unknown,

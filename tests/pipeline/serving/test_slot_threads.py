@@ -32,7 +32,7 @@ from shapestream.serving.slot_threads import (
 from shapestream.transport.blocking_dealer import BlockingDealer
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import RouterSocket
-from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
 from shapestream.wire.messages import (
     BatchDone,
@@ -42,6 +42,7 @@ from shapestream.wire.messages import (
     ExecuteMember,
     Goodbye,
     Heartbeat,
+    Role,
     SlotHello,
 )
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode

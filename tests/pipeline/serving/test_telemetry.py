@@ -11,13 +11,9 @@ import numpy as np
 import pytest
 import structlog
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import (
-    ScriptedSlots,
-    echo_tensors,
-    memory_serving,
-    request,
-    scripted_client,
-)
+from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.telemetry.logging import LineBudget, RateLimit, configure, debug_enabled
 from shapestream.telemetry.statistics import LatencyHistogram, ServerStatistics

@@ -9,7 +9,9 @@ import pytest
 import structlog.testing
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import SIGNATURE, ScriptedSlots, done, memory_serving, request
+from tests.pipeline.serving.echo_model import SIGNATURE, done, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import encode

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import SIGNATURE, ScriptedSlots, memory_serving
+from tests.pipeline.serving.echo_model import SIGNATURE
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import model_settings
-from tests.pipeline.serving.harness import done, memory_serving, request, verdict
+from tests.pipeline.serving.echo_model import done, model_settings, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import verdict
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.wire.messages import (

@@ -5,18 +5,14 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import (
-    SIGNATURE,
-    done,
-    ending,
-    memory_serving,
-    request,
-)
+from tests.pipeline.serving.echo_model import SIGNATURE, done, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import ending
 
 from shapestream.wire.messages import Execute, Failure, Goodbye, Result, WorkerHello
-from shapestream_engine.ports import Rows
+from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import InputPort, ModelSignature, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 
 @virtual_time

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import Owner, RawPeer, done, memory_serving, request
+from tests.pipeline.serving.echo_model import done, request
+from tests.pipeline.serving.harness import Owner, memory_serving
+from tests.pipeline.serving.raw_peer import RawPeer
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.serving.worker_port import LastState

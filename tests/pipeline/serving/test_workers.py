@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import done, echo_tensors, echoed, memory_serving, request
+from tests.pipeline.serving.echo_model import done, echo_tensors, echoed, request
+from tests.pipeline.serving.harness import memory_serving
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.wire.messages import BatchFailed, Cancel, CancelBatch, Execute, Failure, Heartbeat, Result

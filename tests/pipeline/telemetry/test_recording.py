@@ -6,7 +6,9 @@ import math
 from pathlib import Path
 
 import trio
-from tests.pipeline.serving.harness import ScriptedSlots, echo_tensors, memory_serving, request
+from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import MockClock
 
 from shapestream.telemetry.trace import TraceReader

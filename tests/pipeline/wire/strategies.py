@@ -7,7 +7,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shapestream.wire.codec import Role
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
@@ -28,6 +27,7 @@ from shapestream.wire.messages import (
     RecallBatch,
     Request,
     Result,
+    Role,
     SlotEnded,
     SlotHello,
     Statistics,

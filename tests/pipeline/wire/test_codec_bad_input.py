@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.pipeline.wire.strategies import comparable, entries_for
 
 from shapestream.errors import ProtocolError
-from shapestream.wire.codec import Role, decode, encode
+from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Entry, Request
+from shapestream.wire.messages import Entry, Request, Role
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Tensors
 

@@ -13,7 +13,7 @@ from tests.pipeline.wire.strategies import comparable, entries_for
 
 from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.transport.socket_options import SocketOptions
-from shapestream.wire.codec import Role, decode, encode, pack_messages
+from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.limits import CLIENT_LIMITS, MAX_FRAME_BYTES, WORKER_LIMITS, Limits
 from shapestream.wire.messages import (
     BatchDone,
@@ -27,6 +27,7 @@ from shapestream.wire.messages import (
     Heartbeat,
     OpenModel,
     Request,
+    Role,
 )
 from shapestream_engine.layout import Buffer, Tensors
 

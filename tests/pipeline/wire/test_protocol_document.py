@@ -13,8 +13,18 @@ import pytest
 
 from shapestream import errors
 from shapestream.wire import limits, messages
-from shapestream.wire.codec import Role, decode, encode
-from shapestream.wire.messages import Entry, Failure, Hello, OpenModel, Request, Result, Timings, Welcome
+from shapestream.wire.codec import decode, encode
+from shapestream.wire.messages import (
+    Entry,
+    Failure,
+    Hello,
+    OpenModel,
+    Request,
+    Result,
+    Role,
+    Timings,
+    Welcome,
+)
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Tensors
 

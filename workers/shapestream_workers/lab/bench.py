@@ -27,8 +27,6 @@ from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers.lab.candidates import Candidate, Placement, edits_of
 from shapestream_workers.lab.edited_yaml import apply_edits, relocated
 
-__all__ = ["Served", "ServerEnded", "Subject", "family_bytes", "last_words", "serving", "subject_of"]
-
 MOST_CALIBRATION_S = 1.0
 """Calibration of each server, which would take most of the budget otherwise; the warm-up replaces the rest."""
 GRACE_S = 5.0

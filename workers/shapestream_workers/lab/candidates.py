@@ -17,8 +17,6 @@ from shapestream.settings import Location
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.replay import Workload
 
-__all__ = ["Candidate", "Placement", "best_boundaries", "edits_of", "placements", "powers_of_two", "propose"]
-
 MOST_PLACEMENTS = 12
 """Placements tried on machines with many CPUs: those nearest to one slot for two CPUs."""
 CAPS = (64, 16)

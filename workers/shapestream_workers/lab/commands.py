@@ -9,8 +9,6 @@ import typer
 
 from shapestream_workers.exit_status import reported
 
-__all__ = ["simulate", "tune"]
-
 
 def simulate(
     config: Annotated[

@@ -14,8 +14,6 @@ from typing import Any
 from shapestream.errors import ConfigurationError
 from shapestream.settings import Location, is_public_key, load_settings
 
-__all__ = ["apply_edits", "edited_text", "relocated", "write_tuned"]
-
 _IPC = "ipc://"
 
 

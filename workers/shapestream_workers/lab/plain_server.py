@@ -22,8 +22,6 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 
-__all__ = ["PlainServer"]
-
 
 class PlainServer:
     """First come, first served, by any free slot, up to `batch` requests in a call.

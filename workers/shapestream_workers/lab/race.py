@@ -24,19 +24,6 @@ from shapestream_workers.lab.bench import Served, ServerEnded, Subject, family_b
 from shapestream_workers.lab.candidates import Candidate
 from shapestream_workers.lab.replay import InputMaker, Round, Workload, replay_closed, replay_open
 
-__all__ = [
-    "Objective",
-    "Options",
-    "Race",
-    "Say",
-    "Trial",
-    "choose",
-    "finalists",
-    "plan_rounds",
-    "rank",
-    "value_of",
-]
-
 Objective: TypeAlias = Literal["throughput", "latency"]
 Say: TypeAlias = Callable[[str], None]
 """Function that takes a line about the progress, for a person."""

@@ -28,8 +28,6 @@ from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.proof import probe_options
 
-__all__ = ["InputMaker", "Round", "Workload", "read_workload", "replay_closed", "replay_open"]
-
 MOST_AT_ONCE = 4096
 """Requests that an open replay has in flight; others count as late, without being sent."""
 MOST_REQUESTS = 200_000

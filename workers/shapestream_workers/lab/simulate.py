@@ -43,37 +43,8 @@ from shapestream_workers.lab.simulator import (
     calls_of,
     simulate,
 )
-from shapestream_workers.lab.traffic import (
-    Arrivals,
-    BadText,
-    Recorded,
-    Traffic,
-    parse_arrivals,
-    parse_sizes,
-)
+from shapestream_workers.lab.traffic import Arrivals, BadText, Recorded, Traffic, parse_arrivals, parse_sizes
 from shapestream_workers.lab.true_cost import TrueCost, true_costs
-
-__all__ = [
-    "PLANNED",
-    "POLICIES",
-    "Goal",
-    "Run",
-    "ScenarioOptions",
-    "Summary",
-    "Sweep",
-    "Swept",
-    "fewest_slots",
-    "latencies_s",
-    "make_scenario",
-    "oracle_rate",
-    "parse_sweep",
-    "policy_of",
-    "print_table",
-    "run_all",
-    "run_simulate",
-    "summarise",
-    "varied",
-]
 
 PLANNED = "shapestream"
 _BATCHES = {"one at a time": 1, "arrival order, 16": 16}

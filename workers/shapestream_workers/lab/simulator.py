@@ -43,23 +43,6 @@ from shapestream_engine.batch import ErrorCode
 from shapestream_workers.lab.traffic import Recorded, Traffic, generate, replay
 from shapestream_workers.lab.true_cost import TrueCost
 
-__all__ = [
-    "DONE",
-    "EXPIRED",
-    "FAILED",
-    "LATE",
-    "LEFT",
-    "REFUSED",
-    "Policy",
-    "Requests",
-    "Scenario",
-    "Simulated",
-    "SimulationError",
-    "SlotTime",
-    "calls_of",
-    "simulate",
-]
-
 LEFT, DONE, LATE, EXPIRED, REFUSED, FAILED = range(6)
 """Outcomes: unfinished; answered in time; answered late; ended by its deadline; not admitted; other failures."""
 ARRIVED, ENDED, REPORTED = range(3)

@@ -19,20 +19,6 @@ from shapestream.errors import ConfigurationError
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.cost_table import MAX_ELEMENTS
 
-__all__ = [
-    "Arrivals",
-    "BadText",
-    "Distribution",
-    "Recorded",
-    "SizedModel",
-    "Traffic",
-    "generate",
-    "parse_arrivals",
-    "parse_distribution",
-    "parse_sizes",
-    "replay",
-]
-
 _FORMS = "lognormal:MEDIAN,SIGMA,LOW..HIGH, uniform:LOW..HIGH, choice:A,B,C or a number"
 _CHUNK = 8192
 _RESOLUTION_S = 1e-6

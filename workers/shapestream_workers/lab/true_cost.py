@@ -23,8 +23,6 @@ from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_workers.lab.traffic import BadText
 
-__all__ = ["FormulaCost", "TableCost", "TrueCost", "parse_formula", "true_costs"]
-
 _FORMULA_WORDS = ("fixed_ms", "ms_per_row", "ms_per_element", "prepare_ms")
 
 

@@ -33,21 +33,10 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.bench import Subject, subject_of
 from shapestream_workers.lab.candidates import Candidate, Placement, placements, propose
 from shapestream_workers.lab.edited_yaml import require_editor, write_tuned
-from shapestream_workers.lab.race import (
-    Options,
-    Race,
-    Say,
-    Trial,
-    choose,
-    finalists,
-    rank,
-    value_of,
-)
+from shapestream_workers.lab.race import Options, Race, Say, Trial, choose, finalists, rank, value_of
 from shapestream_workers.lab.replay import InputMaker, Workload, read_workload
 from shapestream_workers.memory import spell_bytes
 from shapestream_workers.models import available_cpus, read_signatures
-
-__all__ = ["Outcome", "TuningFailed", "run_tuning", "tune_file"]
 
 PLACEMENTS_UNTIL, SHAPES_UNTIL = 0.65, 0.35
 """Shares of the budget that must be left after the heats of placements, and of shapes."""

@@ -24,28 +24,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias, assert_never
 
-__all__ = [
-    "Action",
-    "Event",
-    "GiveUp",
-    "KeepWorker",
-    "KillWorker",
-    "ReplacementWanted",
-    "Replacements",
-    "RestartPolicy",
-    "RestartRequested",
-    "StartWorker",
-    "State",
-    "StopNow",
-    "StopRequested",
-    "Supervisor",
-    "TerminateWorker",
-    "TimePassed",
-    "WorkerExited",
-    "WorkerReady",
-    "WorkerRecord",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:

@@ -37,8 +37,6 @@ from shapestream_workers.supervisor.core import (
     WorkerReady,
 )
 
-__all__ = ["READY_LINE", "REPLACE_LINE", "EndTold", "GaveUp", "WorkerProcesses", "registered_name"]
-
 log = structlog.get_logger()
 
 READY_LINE = b"ready\n"

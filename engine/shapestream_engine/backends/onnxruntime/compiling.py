@@ -14,8 +14,6 @@ from shapestream_engine.model import CompiledModel, ModelSpec
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["OnnxRuntimeModel", "compile_spec", "provider_of", "read_spec", "session_options"]
-
 _ELEMENT_TYPES = {
     "bool": "boolean",
     "int8": "i8",

@@ -14,8 +14,6 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["OnnxRuntimeRequest", "engine_words"]
-
 _CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _WHERE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
 

@@ -23,8 +23,6 @@ from shapestream_engine.prepared import PreparedSizes
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import fixed_ports, port_bounds
 
-__all__ = ["OpenVinoModel", "compile_spec", "read_model", "read_spec"]
-
 _FORMATS = {".xml": "ir", ".onnx": "onnx"}
 
 

@@ -22,8 +22,6 @@ from shapestream_engine.ports import DimensionTable, InputPort
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["follow", "reshape_inputs", "signature_of_model"]
-
 _Shapes: TypeAlias = "list[tuple[int | None, ...]]"
 
 # Primes first, since no product or quotient of two of them is a third; large ones to tell an axis that is cut off at

@@ -28,8 +28,6 @@ from shapestream_engine.tensor import (
     upper_bounds,
 )
 
-__all__ = ["CopiedOutput", "OpenVinoRequest", "SetOutput", "reserve_outputs"]
-
 
 def reserve_outputs(signature: ModelSignature, request: ov.InferRequest) -> None:
     """Outputs with small upper bounds are given them at once: no call then makes them grow.

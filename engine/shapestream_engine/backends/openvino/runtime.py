@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["core", "engine_words"]
-
 _WHERE = re.compile(r"^(Exception from \S+:\d+:?|Caught exception:)\s*")
 _CHECK = re.compile(r"Check '.*?' failed at (/?[\w.+-]+/)*[\w.+-]+:\d+:?\s*", re.DOTALL)
 

@@ -15,8 +15,6 @@ from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import MAX_SIZE
 from shapestream_engine.tensor import TensorLike
 
-__all__ = ["OpenVinoTensor", "TensorOwner", "tensor_over"]
-
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 
 

@@ -21,8 +21,6 @@ from shapestream_engine.prepared import PreparedSizes
 from shapestream_engine.shapes import MAX_SIZE, Dimension
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["TorchModel", "compile_spec", "ports_of", "read_program"]
-
 _PRECISIONS = ("highest", "high", "medium")
 
 

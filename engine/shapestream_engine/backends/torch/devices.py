@@ -19,8 +19,6 @@ from shapestream_engine.backends.host_request import InputTensor
 from shapestream_engine.errors import EngineMissing, ModelLoadError
 from shapestream_engine.model import Preparations
 
-__all__ = ["CudaDevice", "Device", "PinnedTensor", "Program", "XlaDevice", "find_device"]
-
 Program: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """Inputs on the device, in the order of the signature -> outputs."""
 

@@ -16,8 +16,6 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.signature import ModelSignature
 
-__all__ = ["ELEMENT_TYPES", "TorchRequest", "array_of", "tensor_of"]
-
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 
 ELEMENT_TYPES: dict[torch.dtype, str] = {
