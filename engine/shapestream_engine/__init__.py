@@ -46,7 +46,7 @@ from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import ModelSignature, RequestShape
-from shapestream_engine.slot import Slot
+from shapestream_engine.slot import Runner
 from shapestream_engine.strategy import Strategy, parse_strategy
 from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike
 
@@ -89,10 +89,10 @@ __all__ = [
     "Rule",
     "RuleError",
     "RuleMissing",
+    "Runner",
     "ShapeError",
     "Shared",
     "SignatureError",
-    "Slot",
     "Strategy",
     "Tensor",
     "TensorLike",
