@@ -27,8 +27,8 @@ from shapestream_engine.ports import (
     OutputPort,
     PaddedCounts,
     Recount,
+    Ruled,
     With,
-    check_rule,
 )
 from shapestream_engine.shapes import MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
@@ -299,7 +299,7 @@ class ModelSignature:
                 _check_mask(port, self.inputs)
             for output in self.outputs:
                 with EngineError.about("outputs", output.name):
-                    check_rule(output, self.outputs, table)
+                    Ruled(output, self.outputs, table).check()
             allowed, static = self.strategy.allowed(table), self.strategy.static_sizes(table)
         except SignatureError as error:
             raise SignatureError(f"model {self.name!r}: {error}", key=error.key) from error

@@ -6,7 +6,7 @@ Stands between the received buffers and the InferRequest, on the slot's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 
@@ -167,7 +167,7 @@ def _splitter(number: int, port: OutputPort, signature: ModelSignature) -> Outpu
         case Recount(output=leader):
             return TotalSplitter(number, port, table, leader)
         case _:
-            assert_never(port.rule)
+            raise AssertionError(f"no splitter for the rule {port.rule.NAME}")
 
 
 def _counter(name: str, signature: ModelSignature) -> Counter:
