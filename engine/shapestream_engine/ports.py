@@ -8,6 +8,7 @@ configuration a rule is a mapping: `{rule: index_column, column: 0}`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias
@@ -19,6 +20,25 @@ from shapestream_engine.errors import EngineError, ShapeError, SignatureError
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape, checked_sizes
 
 # ---------------------------------------------------------------- rules of outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Size of an output's axis by that of an input's dimension: the same, a multiple, or a fraction in whole numbers."""
+
+    dimension: str
+    times: int = 1
+    divisor: int = 1
+    rounds_up: bool = False
+
+    def of(self, size: int) -> int:
+        """The size of the axis where the dimension has `size`."""
+        return (size * self.times + (self.divisor - 1 if self.rounds_up else 0)) // self.divisor
+
+    def __str__(self) -> str:
+        if self.divisor > 1:
+            return f"{self.dimension}{'/' if self.rounds_up else '//'}{self.divisor}"
+        return self.dimension if self.times == 1 else f"{self.dimension}*{self.times}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +58,10 @@ class Rule:
         """The axis of which a result has as much as the data gave: rows found, or entries counted; None without one."""
         return None
 
+    def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
+        """What each axis follows; None: nothing. A name that no dimension of the inputs has is followed by nothing."""
+        return tuple(None if name is None else Extent(dimension=name) for name in port.shape.names)
+
 
 @dataclass(frozen=True, slots=True)
 class Rows(Rule):
@@ -51,6 +75,68 @@ class Rows(Rule):
     def check(self, rule: Ruled) -> None:
         """Raises `SignatureError` unless there is one batch axis."""
         rule.check_batch_axis()
+
+
+_EXTENT = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?:\s*(?P<operator>\*|//?)\s*(?P<number>[1-9][0-9]{0,5}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Crop(Rule):
+    """Rows whose other axes are cropped to the request's own size, at a fixed ratio to dimensions of the inputs.
+
+    `to` has an entry per axis: `batch, 8, height/4, width/4`. `NAME/4` rounds up, `NAME//4` rounds down, `NAME*2` is a
+    multiple, `?` is any size and stays. A call whose output has another size than its own sizes give is an error.
+    Whether what is left is what the request would have got alone, only the probe's check of padding shows.
+    """
+
+    NAME: ClassVar[str] = "crop"
+    to: str
+
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` for entries that are none, and unless each follows a dimension that it can follow."""
+        rule.check_batch_axis()
+        where, output, table = rule.where, rule.output, rule.table
+        texts = self.to.split(",")
+        if len(texts) != output.shape.rank:
+            raise SignatureError(f"{where} has {len(texts)} entries for the axes of [{output.shape}]")
+        for axis, (text, extent) in enumerate(zip(texts, self.extents(output), strict=True)):
+            shown, admitted = output.shape.names[axis], output.shape.dimensions[axis]
+            if extent is None:
+                if text.strip() != "?" and int(text) not in admitted:
+                    raise SignatureError(f"{where}: axis {axis} is {admitted}, not {text.strip()}")
+            elif extent.dimension not in table.names:
+                known = ", ".join(table.names)
+                raise SignatureError(
+                    f"{where}: the inputs have no dimension {extent.dimension!r}; they have {known}"
+                )
+            elif (axis == output.batch_axis) != (extent == Extent(dimension=BATCH)):
+                raise SignatureError(f"{where}: {text.strip()!r} stands for axis {axis} of [{output.shape}]")
+            elif admitted.is_static:
+                raise SignatureError(f"{where}: axis {axis} is always {admitted}, and cannot follow {extent}")
+            elif shown in table.names and extent != Extent(dimension=shown):
+                raise SignatureError(f"{where}: axis {axis} is as large as {shown!r}, not {extent}")
+
+    def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
+        """The entries of `to`; raises `SignatureError` for what is none."""
+        return tuple(map(_extent, self.to.split(",")))
+
+
+def _extent(text: str) -> Extent | None:
+    text = text.strip()
+    if text == "?" or re.fullmatch("[0-9]{1,18}", text):
+        return None
+    match = _EXTENT.fullmatch(text)
+    if match is None:
+        raise SignatureError(
+            f"the rule crop: {text!r} is no size of an axis; write NAME, NAME/4 (rounded up), NAME//4 (rounded down), "
+            f"NAME*2, a number or ?"
+        )
+    number = int(match["number"] or 1)
+    if match["operator"] == "*":
+        return Extent(dimension=match["name"], times=number)
+    return Extent(dimension=match["name"], divisor=number, rounds_up=number > 1 and match["operator"] == "/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +284,10 @@ class Whole(Rule):
 
 
 RULES: dict[str, type[Rule]] = {
-    rule.NAME: rule for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole)
+    rule.NAME: rule for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole, Crop)
 }
 """The table of rules, by their names in a configuration."""
-_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str}
+_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str, "to": str}
 
 
 def parse_rule(value: Mapping[str, Any]) -> Rule:
@@ -370,8 +456,8 @@ class InputPort:
 class OutputPort:
     """One output of a model, and the rule by which it is divided among the requests of a batch.
 
-    Axes named like a dimension of the inputs have the size that it has there; other dynamic axes depend on
-    the data.
+    Axes named like a dimension of the inputs have the size that it has there, unless the rule says otherwise; other
+    dynamic axes depend on the data.
     """
 
     name: str
@@ -404,6 +490,18 @@ class OutputPort:
     def data_axis(self) -> int | None:
         """The axis of which a result has as much as the data gave: rows found, or entries counted; None without one."""
         return self.rule.data_axis(self)
+
+    @property
+    def extents(self) -> tuple[Extent | None, ...]:
+        """What each axis follows, by the names of the shape or by the rule; None: nothing."""
+        return self.rule.extents(self)
+
+    def own_sizes(self, own: Mapping[str, int]) -> tuple[int | None, ...]:
+        """The size of each axis in the result of a request whose dimensions have these sizes; None: not told by them."""
+        return tuple(
+            None if extent is None or extent.dimension not in own else extent.of(own[extent.dimension])
+            for extent in self.extents
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` turns into an equal port."""

@@ -257,6 +257,14 @@ def test_aliases_that_multiply_are_cut_short(tmp_path: Path) -> None:
             'y.output: "z" has the rule "rows" ("recount" follows one with the rule "index_column" or "with"',
         ),
         (
+            "outputs: {y: {rule: crop}}",
+            'outputs.y: the rule "crop" needs the size of each axis (add to: "batch, 8, height/4, width/4")',
+        ),
+        (
+            "outputs: {y: {rule: rows, to: batch}}",
+            'outputs.y.to: only the rule "crop" has a "to" (remove it)',
+        ),
+        (
             "outputs: {y: {rule: column}}",
             'outputs.y.rule: expected "rows", "index_column", "with", "counts", "padded_counts", "recount",',
         ),
@@ -523,7 +531,8 @@ def test_the_rules_of_the_schema_are_those_of_the_engine() -> None:
     assert set(RULES) == set(names)
     for name in names:
         output = "peaks" if name in ("with", "counts", "padded_counts", "recount") else None
-        arguments = OutputSettings(rule=name, output=output).rule_arguments()
+        to = "batch" if name == "crop" else None
+        arguments = OutputSettings(rule=name, output=output, to=to).rule_arguments()
         assert arguments is not None
         assert name == parse_rule(arguments).NAME
 

@@ -25,6 +25,7 @@ from shapestream_engine.layout import Tensors
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import (
     Counts,
+    Crop,
     IndexColumn,
     OutputPort,
     PaddedCounts,
@@ -154,7 +155,7 @@ def _splitters_of(signature: ModelSignature) -> tuple[OutputSplitter, ...]:
 def _splitter(number: int, port: OutputPort, signature: ModelSignature) -> OutputSplitter:
     table = signature.table
     match port.rule:
-        case Rows() | Shared() | Whole():
+        case Rows() | Crop() | Shared() | Whole():
             return RowSplitter(number, port, table)
         case IndexColumn(column=column):
             return IndexSplitter(number, port, table, column)
