@@ -30,6 +30,7 @@ from shapestream_engine.model import (
 )
 from shapestream_engine.ports import (
     Counts,
+    Crop,
     IndexColumn,
     InputPort,
     OutputPort,
@@ -58,6 +59,7 @@ __all__ = [
     "Buffer",
     "CompiledModel",
     "Counts",
+    "Crop",
     "Dimension",
     "ElementTypeError",
     "EngineError",

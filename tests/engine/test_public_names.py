@@ -13,6 +13,7 @@ def test_the_public_names_of_the_engine() -> None:
         "Buffer",
         "CompiledModel",
         "Counts",
+        "Crop",
         "Dimension",
         "ElementTypeError",
         "EngineError",
