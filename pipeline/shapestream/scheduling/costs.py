@@ -93,6 +93,8 @@ class Kind:
         """Sum of `Surface.speed_log` over the workers present; their mean is what the grid itself is off."""
         self._ran_s = 0.0
         """Seconds of the longest call that ran."""
+        self.longest_s = 0.0
+        """Seconds of the longest call that was measured, or ran: see `Surface.most_s`."""
         self.call_costs: CallCosts | None = None
         """Those that its surfaces share as long as nothing costs extra because it is new to one of them."""
         self.version = next(versions)
@@ -113,6 +115,7 @@ class Kind:
             if self._grid is not None:
                 self._grid.recall(corrections)
             self.new.recall(learned.preparation)
+        self._find_longest()
 
     # ------------------------------------------------------------ workers
 
@@ -160,14 +163,6 @@ class Kind:
         """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
         return self._grid is not None or self._line.measured
 
-    @property
-    def longest_s(self) -> float:
-        """Seconds of the longest call that was measured, or ran: see `Surface.most_s`."""
-        if self._grid is not None and not self._static:
-            return max(self._ran_s, self._grid.longest_s)
-        grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]
-        return max([self._ran_s, *[grid.longest_s for grid in grids]])
-
     def seconds(self, columns: Seconds) -> Seconds:
         """Return the seconds of many calls: (dimensions, n), rows first.
 
@@ -213,6 +208,7 @@ class Kind:
         number = sum([count for count, _ in calls])
         elements = sum([count * elements_of(sizes) for count, sizes in calls])
         self._ran_s = max(self._ran_s, busy_s / number)
+        self.longest_s = max(self.longest_s, self._ran_s)
         self.new_share += WEIGHT * (min(1.0, preparations / number) - self.new_share)
         if not preparations:
             self._learn(surface, calls, busy_s, number, elements, requests)
@@ -282,7 +278,12 @@ class Kind:
             if grid is not None:
                 # The only node of a static shape has followed what its calls took, on whichever worker.
                 grid.publish(shift if grid is self._grid else 0.0)
+        self._find_longest()
         self.version = next(self._versions)
+
+    def _find_longest(self) -> None:
+        grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]
+        self.longest_s = max([self._ran_s, *[grid.longest_s for grid in grids]])
 
     def learned(self, saved_at: float) -> LearnedCosts | None:
         """Return what traffic made of the table; None where there is none, or nothing ran yet."""
