@@ -87,6 +87,13 @@ class Worker:
         """Finish what runs, take nothing new, leave; `run` returns then."""
         self._drain.set()
 
+    def not_ready(self) -> list[str]:
+        """The reasons why no batch comes here now; none while a server has welcomed this worker."""
+        if self._drain.is_set():
+            return ["this worker drains"]
+        welcomed = self._connection is not None and self._session.welcome is not None
+        return [] if welcomed and self._session.ended is None else ["no server has welcomed this worker"]
+
     async def run(self) -> None:
         """Serves until drained, refused or cancelled, or a slot hangs. The server may come, go and come back at any time."""
         self._session = WorkerSession(self.name, os.getpid(), self._slots)

@@ -227,6 +227,8 @@ def json_schema() -> dict[str, Any]:
     schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
     security = schema["$defs"]["ServerSettings"]["properties"]["security"]
     security["anyOf"].insert(0, {"const": "network"})
+    admin = schema["$defs"]["ServerSettings"]["properties"]["admin"]
+    admin["anyOf"].insert(0, {"type": "string", "examples": ["127.0.0.1:9090"]})
     probe = schema["$defs"]["ModelSettings"]["properties"]["probe"]
     probe["anyOf"] = [{"type": "string"}, {key: probe.pop(key) for key in ("additionalProperties", "type")}]
     schema["title"] = "shapestream configuration"
