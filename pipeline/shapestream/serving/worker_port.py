@@ -165,10 +165,19 @@ class WorkerPort:
     # ---------------------------------------------------------------- turns
 
     async def run(self) -> None:
-        """Serve the port until cancelled."""
+        """Serve the port until cancelled: here what its socket's watcher does not find."""
+        self._socket.on_messages = self._watched
         while True:
             self._heard(*await self._inbox.read())
             self._serve(self._inbox.turn())
+
+    def _watched(self) -> bool:
+        """Serve a turn in the watcher of the socket, with no hand-over to another task. True: there is more to serve."""
+        heard, beyond = self._inbox.read_nowait()
+        if heard or not self._inbox.is_empty:
+            self._heard(heard, beyond)
+            self._serve(self._inbox.turn())
+        return not self._inbox.is_empty
 
     def _heard(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
         now = trio.current_time()
