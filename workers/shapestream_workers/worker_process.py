@@ -35,8 +35,8 @@ from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.process import (
     EXIT_CONFIGURATION,
     EXIT_OK,
-    EXIT_OTHER_FILES,
     EXIT_RUNTIME,
+    EXIT_UNUSABLE,
     exit_after,
 )
 from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE, registered_name
@@ -184,8 +184,8 @@ async def _run(
         await worker.run()
         if worker.hangs:
             exit_after(LAST_WORDS_S)
-        elif worker.other_files:
-            status = EXIT_OTHER_FILES
+        elif worker.unusable:
+            status = EXIT_UNUSABLE
         elif worker.refused:
             status = EXIT_CONFIGURATION
         elif not worker.slot_ended:
