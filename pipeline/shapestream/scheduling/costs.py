@@ -739,6 +739,15 @@ class CostModel:
         known = self._models.get(model)
         return 1.0 if known is None or slot not in known.slots else known.slots[slot].speed
 
+    def pace(self, model: str, slot: int, sizes: Sizes) -> float | None:
+        """Return the seconds of a batch on this slot / on the most common kind; None while nothing is measured."""
+        known = self._models[model]
+        surface, usual = self._surface(known, slot), self._surface(known)
+        if surface.kind is usual.kind:
+            return surface.speed if surface.measured else None
+        here_s, usual_s = self.batch_s(model, sizes, slot), self.batch_s(model, sizes)
+        return here_s / usual_s if here_s and usual_s else None
+
     def expect(self, requests: Iterable[tuple[str, Sizes]]) -> None:
         """Price requests, by model and sizes, in one prediction per model; `company_s` and `batch_s` then look it up.
 

@@ -556,7 +556,7 @@ class Scheduler:
                     if slot is not alike:  # slots of one worker are equally fast
                         self._slots.set_pace(slot, queue, alike.paces.get(name, 1.0))
                     elif queue.seen:
-                        self._reports.measure_pace(slot, name, next(reversed(queue.seen)))
+                        self._reports.measure_pace(slot, queue, next(reversed(queue.seen)))
             except Exception as error:  # noqa: BLE001 - the slot serves without what it has measured
                 actions.append(ReportFault(error=error, about="costs of a slot"))
 
