@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.call_costs import CLOSE, CallCosts
+from shapestream.scheduling.call_costs import CLOSE, CallBytes, CallCosts
 from shapestream.scheduling.cost_grid import Grid, Line, Seconds, Sizes, elements_of, elements_of_many
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
@@ -265,7 +265,7 @@ class Kind:
             if grid is not None:
                 off = grid.correct(sizes, difference)
                 own = shift if grid is self._grid else 0.0
-                moved = moved or bool((np.abs(off + own) > MOVED).any())
+                moved = moved or any(abs(each + own) > MOVED for each in off)
         return moved
 
     def _publish(self) -> None:
@@ -576,6 +576,7 @@ class _Model:
     profile: ModelProfile
     rounding: ShapeRounding | None = None
     """The sizes that call shapes are rounded up to, where the model has a cap on them."""
+    bytes: CallBytes = field(init=False)
     kinds: dict[str, Kind] = field(default_factory=dict)
     """By the key of the table; "" where there is none."""
     slots: dict[int, Surface] = field(default_factory=dict)
@@ -584,6 +585,9 @@ class _Model:
     """Running mean of a batch's seconds."""
     request_s: float | None = None
     """Running mean of a request's share of them."""
+
+    def __post_init__(self) -> None:
+        self.bytes = CallBytes(self.profile, self.rounding)
 
     def parted(self, sizes: Sizes) -> tuple[int, Sizes]:
         """Part sizes into rows and shape."""
@@ -616,6 +620,7 @@ class CostModel:
             model.rounding = ShapeRounding(
                 profile, lambda rows, shapes: self._surface(model).seconds(rows, shapes)
             )
+            model.bytes = CallBytes(profile, model.rounding)
         for slot, joined in self._joined.items():
             if profile.name in joined.models:
                 self._connect(model, slot, joined)
@@ -724,6 +729,10 @@ class CostModel:
             owner.call_costs = CallCosts(surface, known.profile, known.rounding)
         owner.call_costs.renew()
         return owner.call_costs
+
+    def call_bytes(self, model: str) -> CallBytes:
+        """Return what calls of a model hold."""
+        return self._models[model].bytes
 
     def rounding(self, model: str) -> ShapeRounding | None:
         """Return the sizes that call shapes of a model are rounded up to; None where any may be run."""

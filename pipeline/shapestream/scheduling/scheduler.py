@@ -252,6 +252,12 @@ class Dispatching:
         if request.state is RERUN:
             group = queue.take_rerun()
             cut, predicted_s = self._cut(lambda: together(group, costs), group, costs, speed, actions)
+        elif queue.count == 1 or not queue.has_batch:
+            cut, predicted_s = self._cut(
+                lambda: together([request], costs, request.bucket), [request], costs, speed, actions
+            )
+            queue.shares.dispatched(request.tag, request.rank, request.share_s, clients)
+            queue.take(cut.members)
         else:
             anchor = request
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
