@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -24,11 +23,10 @@ import numpy as np
 from shapestream.scheduling.boundaries import grid_sizes
 from shapestream_engine import (
     Batch,
-    BatchReport,
     InputSpec,
     ModelSpec,
     RequestPool,
-    Slot,
+    Runner,
     Tensors,
     compile_model,
 )
@@ -48,13 +46,12 @@ CAP = 64
 """Shapes that rounding leaves."""
 
 
-class Runner:
+class Serving:
     """A model behind a slot, as a worker runs it: requests in, results out, one batch at a time."""
 
     def __init__(self, model: CompiledModel) -> None:
         self.model = model
-        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
-        self._slot = Slot("0", {"m": RequestPool(model, 1)}, self._reports.put)
+        self._runner = Runner("0", {"m": RequestPool(model, 1)})
         cap = model.signature.strategy.max_prepared
         # As a scheduler does that has learned nothing yet.
         ends = [(bound.minimum, bound.maximum or bound.minimum) for bound in model.signature.bounds]
@@ -67,16 +64,12 @@ class Runner:
         sizes = shape.sizes
         if self._grid is not None:
             sizes = tuple(axis[bisect_left(axis, own)] for axis, own in zip(self._grid, sizes, strict=True))
-        self._slot.start(Batch(batch=0, model="m", sizes=sizes, members=(member,), shapes=(shape,)))
-        report = self._reports.get()
+        report = self._runner.run(Batch(batch=0, model="m", sizes=sizes, members=(member,), shapes=(shape,)))
+        assert report is not None  # nothing withdraws it
         if report.outputs is None or report.outputs[0] is None:
             raise RuntimeError(report.message)
         (_, _, given), buffer = report.outputs[0].layout[0], report.outputs[0].buffers[0]
         return np.frombuffer(buffer, np.float32).reshape(given)
-
-    def close(self) -> None:
-        """End the slot's thread."""
-        self._slot.close()
 
 
 def _weights() -> list[_Array]:
@@ -101,7 +94,7 @@ def _xla(strategy: Strategy, iterations: int) -> Figures:
         inputs={"x": InputSpec(shape=f"batch:1..{MOST_ROWS}, {WIDTHS[0]}")},
         strategy=strategy,
     )
-    runner = Runner(compile_model(spec, slots=1))
+    runner = Serving(compile_model(spec, slots=1))
     chance = random.Random(7)
     rows = [chance.randint(1, MOST_ROWS) for _ in range(iterations)]
     inputs = np.random.default_rng(1).standard_normal((MOST_ROWS, WIDTHS[0])).astype(np.float32)
@@ -111,7 +104,6 @@ def _xla(strategy: Strategy, iterations: int) -> Figures:
     elapsed = perf_counter() - began
     for count, result in zip(rows, results, strict=True):
         np.testing.assert_allclose(expected[:count], result, rtol=1e-3, atol=1e-3)
-    runner.close()
     prepared = runner.model.preparations
     assert prepared is not None
     return {
@@ -145,7 +137,7 @@ def _export(weights: list[_Array]) -> Path:
     return path
 
 
-def _positionwise(strategy: Strategy) -> Runner:
+def _positionwise(strategy: Strategy) -> Serving:
     """OpenVINO on `[batch, seq, 64]`: a normalisation and two layers at each position, which padding leaves alone."""
     import shapestream_engine.backends.openvino  # noqa: F401 - imports openvino without its telemetry
 
@@ -170,7 +162,7 @@ def _positionwise(strategy: Strategy) -> Runner:
         inputs={"x": InputSpec(shape=shape, pad={"seq": 0})},
         strategy=strategy,
     )
-    return Runner(compile_model(spec, slots=1, threads=1))
+    return Serving(compile_model(spec, slots=1, threads=1))
 
 
 def _distinct_shapes(count: int) -> Iterator[tuple[int, int]]:
@@ -192,7 +184,6 @@ def _first_and_repeated(count: int) -> Figures:
             times.append(perf_counter() - began)
         first.append(times[0])
         repeated.append(statistics.median(times[1:]))
-    runner.close()
     return {
         "first_ms": statistics.median(first) * 1e3,
         "repeated_ms": statistics.median(repeated) * 1e3,
@@ -213,7 +204,6 @@ def _memory(strategy: Strategy, count: int) -> Figures:
         if (number + 1) % max(1, count // 100) == 0:
             resident.append(_resident_mb())
     elapsed = perf_counter() - began
-    runner.close()
     quarter = len(resident) // 4
     return {
         "start_mb": resident[0],

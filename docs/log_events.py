@@ -18,6 +18,8 @@ END = "<!-- end of what docs/log_events.py writes -->\n"
 HEAD = "| event | level | keys | meaning, and what to do |\n|---|---|---|---|\n"
 LEVELS = ("error", "warning", "info", "debug")
 """The order of the rows."""
+METHODS = dict(zip(LEVELS, LEVELS, strict=True), exception="error")
+"""Levels by the log's methods."""
 COMMON = {"like_it_before", "exc_info"}
 """Keys that the page explains once."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -86,8 +88,8 @@ def _levels(value: ast.expr) -> list[str]:
     """Levels of the log's methods that an expression may be: `log.info`, or a choice of two."""
     if isinstance(value, ast.IfExp):
         return _levels(value.body) + _levels(value.orelse)
-    if isinstance(value, ast.Attribute) and value.attr in LEVELS and ast.unparse(value.value) == "log":
-        return [value.attr]
+    if isinstance(value, ast.Attribute) and value.attr in METHODS and ast.unparse(value.value) == "log":
+        return [METHODS[value.attr]]
     return []
 
 

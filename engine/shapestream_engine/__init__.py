@@ -30,6 +30,7 @@ from shapestream_engine.model import (
 )
 from shapestream_engine.ports import (
     Counts,
+    Crop,
     IndexColumn,
     InputPort,
     OutputPort,
@@ -46,7 +47,7 @@ from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import ModelSignature, RequestShape
-from shapestream_engine.slot import Slot
+from shapestream_engine.slot import Runner
 from shapestream_engine.strategy import Strategy, parse_strategy
 from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike
 
@@ -58,6 +59,7 @@ __all__ = [
     "Buffer",
     "CompiledModel",
     "Counts",
+    "Crop",
     "Dimension",
     "ElementTypeError",
     "EngineError",
@@ -89,10 +91,10 @@ __all__ = [
     "Rule",
     "RuleError",
     "RuleMissing",
+    "Runner",
     "ShapeError",
     "Shared",
     "SignatureError",
-    "Slot",
     "Strategy",
     "Tensor",
     "TensorLike",

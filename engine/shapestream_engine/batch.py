@@ -68,5 +68,3 @@ class BatchReport:
     code: ErrorCode | None = None
     """None if the batch ran."""
     message: str = ""
-    slot_ended: bool = False
-    """The slot's thread has ended without being asked to: the slot runs nothing more."""

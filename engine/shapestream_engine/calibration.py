@@ -8,10 +8,11 @@ way when they serve, too. See docs/costs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from queue import Empty, SimpleQueue
 from statistics import median
+from threading import Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from shapestream_engine.machine import resident_bytes
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.slot import Slot
+from shapestream_engine.slot import Runner
 
 if TYPE_CHECKING:
     from shapestream_engine.calibration_cache import CostCache
@@ -135,12 +136,10 @@ class CalibrationBench:
         self._refused: set[tuple[int, ...]] = set()
         self._resident = resident_nbytes()
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
-        pool = RequestPool(model, slots)
+        pools = {model.signature.name: RequestPool(model, slots)}
         self._slots = [
-            Slot(f"calibration/{number}", {model.signature.name: pool}, self._reports.put)
-            for number in range(slots)
+            _start_slot(Runner(f"calibration/{number}", pools), self._reports) for number in range(slots)
         ]
-        self._batch = 0
         self._failures = 0
         self._hangs = False
         self._warm = False
@@ -149,10 +148,12 @@ class CalibrationBench:
         """Elements and seconds, of what was measured so far."""
 
     def close(self) -> None:
-        """Ends the slots; one that hangs is left behind."""
+        """End the slots. One that hangs is left behind, and so are the others then."""
+        for _, given in self._slots:
+            given.put(None)
         if not self._hangs:
-            for slot in self._slots:
-                slot.close()
+            for thread, _ in self._slots:
+                thread.join()
 
     def points(self) -> tuple[CostPoint, ...]:
         """Points measured so far. Of a shape's times the lower quartile counts: disturbances only make them longer."""
@@ -227,11 +228,8 @@ class CalibrationBench:
 
     def _round(self, work: Batch) -> list[BatchReport]:
         """Run the same batch on all slots at the same time."""
-        batches = set()
-        for slot in self._slots:
-            self._batch += 1
-            batches.add(self._batch)
-            slot.start(replace(work, batch=self._batch))
+        for _, given in self._slots:
+            given.put(work)
         reports = []
         for _ in self._slots:
             try:
@@ -261,6 +259,23 @@ class CalibrationBench:
         except EngineError as error:
             raise _CallFailed(str(error)) from error
         return Batch(batch=0, model=signature.name, sizes=sizes, members=tuple(members), shapes=shapes)
+
+
+def _start_slot(
+    runner: Runner, reports: SimpleQueue[BatchReport]
+) -> tuple[Thread, SimpleQueue[Batch | None]]:
+    """Start a thread that runs what is put into the queue beside it, until that is None."""
+    given: SimpleQueue[Batch | None] = SimpleQueue()
+
+    def run() -> None:
+        while (batch := given.get()) is not None:
+            report = runner.run(batch)
+            assert report is not None  # nothing withdraws it
+            reports.put(report)
+
+    thread = Thread(target=run, name=f"slot {runner.name}", daemon=True)
+    thread.start()
+    return thread, given
 
 
 def resident_nbytes() -> int:

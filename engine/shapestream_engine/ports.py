@@ -8,9 +8,10 @@ configuration a rule is a mapping: `{rule: index_column, column: 0}`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeAlias, assert_never
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -21,8 +22,49 @@ from shapestream_engine.shapes import Dimension, NamedShape, PartialShape, check
 # ---------------------------------------------------------------- rules of outputs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Size of an output's axis by that of an input's dimension: the same, a multiple, or a fraction in whole numbers."""
+
+    dimension: str
+    times: int = 1
+    divisor: int = 1
+    rounds_up: bool = False
+
+    def of(self, size: int) -> int:
+        """The size of the axis where the dimension has `size`."""
+        return (size * self.times + (self.divisor - 1 if self.rounds_up else 0)) // self.divisor
+
+    def __str__(self) -> str:
+        if self.divisor > 1:
+            return f"{self.dimension}{'/' if self.rounds_up else '//'}{self.divisor}"
+        return self.dimension if self.times == 1 else f"{self.dimension}*{self.times}"
+
+
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Rule:
+    """How an output is divided among the requests of a batch: base of the rules, one class each.
+
+    A rule's fields are its arguments in a configuration. A new rule is a class here, with its line in `RULES`, and the
+    splitter that carries it out, with its line in `batching/assembly.py`.
+    """
+
+    NAME: ClassVar[str]
+
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` that says what the rule would need of its output, of the others or of the inputs."""
+
+    def data_axis(self, port: OutputPort) -> int | None:
+        """The axis of which a result has as much as the data gave: rows found, or entries counted; None without one."""
+        return None
+
+    def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
+        """What each axis follows; None: nothing. A name that no dimension of the inputs has is followed by nothing."""
+        return tuple(None if name is None else Extent(dimension=name) for name in port.shape.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Rule):
     """The output's `batch` axis follows that of the inputs: each request takes its own rows.
 
     Axes named like a dimension along which requests were padded are trimmed back to the request's own size.
@@ -30,9 +72,75 @@ class Rows:
 
     NAME: ClassVar[str] = "rows"
 
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` unless there is one batch axis."""
+        rule.check_batch_axis()
+
+
+_EXTENT = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?:\s*(?P<operator>\*|//?)\s*(?P<number>[1-9][0-9]{0,5}))?"
+)
+
 
 @dataclass(frozen=True, slots=True)
-class IndexColumn:
+class Crop(Rule):
+    """Rows whose other axes are cropped to the request's own size, at a fixed ratio to dimensions of the inputs.
+
+    `to` has an entry per axis: `batch, 8, height/4, width/4`. `NAME/4` rounds up, `NAME//4` rounds down, `NAME*2` is a
+    multiple, `?` is any size and stays. A call whose output has another size than its own sizes give is an error.
+    Whether what is left is what the request would have got alone, only the probe's check of padding shows.
+    """
+
+    NAME: ClassVar[str] = "crop"
+    to: str
+
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` for entries that are none, and unless each follows a dimension that it can follow."""
+        rule.check_batch_axis()
+        where, output, table = rule.where, rule.output, rule.table
+        texts = self.to.split(",")
+        if len(texts) != output.shape.rank:
+            raise SignatureError(f"{where} has {len(texts)} entries for the axes of [{output.shape}]")
+        for axis, (text, extent) in enumerate(zip(texts, self.extents(output), strict=True)):
+            shown, admitted = output.shape.names[axis], output.shape.dimensions[axis]
+            if extent is None:
+                if text.strip() != "?" and int(text) not in admitted:
+                    raise SignatureError(f"{where}: axis {axis} is {admitted}, not {text.strip()}")
+            elif extent.dimension not in table.names:
+                known = ", ".join(table.names)
+                raise SignatureError(
+                    f"{where}: the inputs have no dimension {extent.dimension!r}; they have {known}"
+                )
+            elif (axis == output.batch_axis) != (extent == Extent(dimension=BATCH)):
+                raise SignatureError(f"{where}: {text.strip()!r} stands for axis {axis} of [{output.shape}]")
+            elif admitted.is_static:
+                raise SignatureError(f"{where}: axis {axis} is always {admitted}, and cannot follow {extent}")
+            elif shown in table.names and extent != Extent(dimension=shown):
+                raise SignatureError(f"{where}: axis {axis} is as large as {shown!r}, not {extent}")
+
+    def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
+        """The entries of `to`; raises `SignatureError` for what is none."""
+        return tuple(map(_extent, self.to.split(",")))
+
+
+def _extent(text: str) -> Extent | None:
+    text = text.strip()
+    if text == "?" or re.fullmatch("[0-9]{1,18}", text):
+        return None
+    match = _EXTENT.fullmatch(text)
+    if match is None:
+        raise SignatureError(
+            f"the rule crop: {text!r} is no size of an axis; write NAME, NAME/4 (rounded up), NAME//4 (rounded down), "
+            f"NAME*2, a number or ?"
+        )
+    number = int(match["number"] or 1)
+    if match["operator"] == "*":
+        return Extent(dimension=match["name"], times=number)
+    return Extent(dimension=match["name"], divisor=number, rounds_up=number > 1 and match["operator"] == "/")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexColumn(Rule):
     """Data-dependent rows, `[n, columns]`, with the batch index in one column (NonZero, NonMaxSuppression).
 
     Each request takes the rows with its indices, in the order in which they came; the index is rewritten to
@@ -43,17 +151,42 @@ class IndexColumn:
     NAME: ClassVar[str] = "index_column"
     column: int = 0
 
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` unless the column is there, and can hold an index."""
+        output, where = rule.output, rule.where
+        if output.shape.rank not in (1, 2):
+            raise SignatureError(f"{where} needs the shape [rows, columns] or [rows], not [{output.shape}]")
+        columns = Dimension(1, 1) if output.shape.rank == 1 else output.shape.dimensions[1]
+        if self.column < 0 or (columns.maximum is not None and self.column >= columns.maximum):
+            raise SignatureError(f"{where}: there is no column {self.column} in [{output.shape}]")
+        if output.element_type == "boolean":
+            raise SignatureError(f"{where}: a boolean is no index")
+
+    def data_axis(self, port: OutputPort) -> int | None:
+        """The first: rows found."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
-class With:
+class With(Rule):
     """Rows that run parallel to those of another output, which has the rule `index_column` or `counts`."""
 
     NAME: ClassVar[str] = "with"
     output: str
 
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` unless the other output has rows that this one can follow."""
+        rule.check_leader(self.output, (IndexColumn, Counts))
+        if rule.output.shape.rank == 0:
+            raise SignatureError(f"{rule.where} needs rows; the output is a scalar")
+
+    def data_axis(self, port: OutputPort) -> int | None:
+        """The first: rows beside those found."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Rule):
     """Concatenated rows, `[n, ...]`: first those of the first row of the batch, then those of the second, and so on.
 
     How many each has stands in `output`, which has the rule `rows` and one number per row. Rows that are sorted
@@ -63,9 +196,25 @@ class Counts:
     NAME: ClassVar[str] = "counts"
     output: str
 
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` unless the other output counts, and the data decides how many rows this one has."""
+        rule.check_counter(self.output)
+        shape = rule.output.shape
+        if shape.rank == 0:
+            raise SignatureError(f"{rule.where} needs rows; the output is a scalar")
+        if shape.names[0] in rule.table.names:
+            raise SignatureError(
+                f"{rule.where} needs rows in a number that depends on the data; "
+                f"in [{shape}] it is that of {shape.names[0]!r}"
+            )
+
+    def data_axis(self, port: OutputPort) -> int | None:
+        """The first: rows counted."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
-class PaddedCounts:
+class PaddedCounts(Rule):
     """A table per row of the batch, `[batch, max, ...]`, of which only the first so many entries mean anything.
 
     How many stands in `output`, which has the rule `rows` and one number per row. The data axis, which is the first
@@ -76,17 +225,41 @@ class PaddedCounts:
     NAME: ClassVar[str] = "padded_counts"
     output: str
 
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` unless the other output counts, and this one has a table per row."""
+        rule.check_counter(self.output)
+        rule.check_batch_axis()
+        if rule.output.shape.rank < 2:
+            raise SignatureError(f"{rule.where} needs the shape [batch, max, ...], not [{rule.output.shape}]")
+
+    def data_axis(self, port: OutputPort) -> int | None:
+        """The first beside `batch`: entries counted."""
+        return 1 if port.batch_axis == 0 else 0
+
 
 @dataclass(frozen=True, slots=True)
-class Recount:
+class Recount(Rule):
     """The number of rows of `output` in the whole batch, recomputed from each request's part of it."""
 
     NAME: ClassVar[str] = "recount"
     output: str
 
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` unless the other output has rows to count, and this one is a number."""
+        rule.check_leader(self.output, (IndexColumn, With, Counts, PaddedCounts))
+        output, where = rule.output, rule.where
+        if any(1 not in size for size in output.shape.dimensions):
+            raise SignatureError(f"{where} needs one number, [] or [1], not [{output.shape}]")
+        if BATCH in output.shape.names:
+            raise SignatureError(
+                f"{where} needs a total over the batch; [{output.shape}] has a number per row"
+            )
+        if output.element_type == "boolean":
+            raise SignatureError(f"{where}: a boolean is no count")
+
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Rule):
     """An output that is the same for every request of the batch, such as anchors: each gets a copy of all.
 
     It may follow padded dimensions, and is trimmed along them; it follows neither the batch axis nor any data. Nothing
@@ -95,20 +268,26 @@ class Shared:
 
     NAME: ClassVar[str] = "shared"
 
+    def check(self, rule: Ruled) -> None:
+        """Raises `SignatureError` where the output follows the batch."""
+        if BATCH in rule.output.shape.names:
+            raise SignatureError(
+                f"{rule.where} cannot hold: [{rule.output.shape}] follows the batch; that is the rule rows"
+            )
+
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Rule):
     """The model has no batch axis, so every call serves one request, which takes the output as it is."""
 
     NAME: ClassVar[str] = "whole"
 
 
-Rule: TypeAlias = Rows | IndexColumn | With | Counts | PaddedCounts | Recount | Shared | Whole
-
-_RULES: dict[str, type[Rule]] = {
-    rule.NAME: rule for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole)
+RULES: dict[str, type[Rule]] = {
+    rule.NAME: rule for rule in (Rows, IndexColumn, With, Counts, PaddedCounts, Recount, Shared, Whole, Crop)
 }
-_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str}
+"""The table of rules, by their names in a configuration."""
+_ARGUMENT_TYPES: dict[str, type] = {"column": int, "output": str, "to": str}
 
 
 def parse_rule(value: Mapping[str, Any]) -> Rule:
@@ -121,9 +300,9 @@ def parse_rule(value: Mapping[str, Any]) -> Rule:
         raise SignatureError(f"a rule is a mapping such as {{rule: rows}}, not {value!r}")
     arguments = dict(value)
     name = arguments.pop("rule", None)
-    kind = _RULES.get(name) if isinstance(name, str) else None
+    kind = RULES.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise SignatureError(f"unknown rule {name!r}; known are {', '.join(_RULES)}")
+        raise SignatureError(f"unknown rule {name!r}; known are {', '.join(RULES)}")
     known = {field.name for field in fields(kind)}
     if unknown := sorted(map(str, arguments.keys() - known)):
         takes = f"takes {', '.join(sorted(known))}" if known else "takes no argument"
@@ -277,8 +456,8 @@ class InputPort:
 class OutputPort:
     """One output of a model, and the rule by which it is divided among the requests of a batch.
 
-    Axes named like a dimension of the inputs have the size that it has there; other dynamic axes depend on
-    the data.
+    Axes named like a dimension of the inputs have the size that it has there, unless the rule says otherwise; other
+    dynamic axes depend on the data.
     """
 
     name: str
@@ -310,13 +489,19 @@ class OutputPort:
     @property
     def data_axis(self) -> int | None:
         """The axis of which a result has as much as the data gave: rows found, or entries counted; None without one."""
-        match self.rule:
-            case IndexColumn() | With() | Counts():
-                return 0
-            case PaddedCounts():
-                return 1 if self.batch_axis == 0 else 0
-            case _:
-                return None
+        return self.rule.data_axis(self)
+
+    @property
+    def extents(self) -> tuple[Extent | None, ...]:
+        """What each axis follows, by the names of the shape or by the rule; None: nothing."""
+        return self.rule.extents(self)
+
+    def own_sizes(self, own: Mapping[str, int]) -> tuple[int | None, ...]:
+        """The size of each axis in the result of a request whose dimensions have these sizes; None: not told by them."""
+        return tuple(
+            None if extent is None or extent.dimension not in own else extent.of(own[extent.dimension])
+            for extent in self.extents
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` turns into an equal port."""
@@ -471,101 +656,58 @@ def _check_static_names(inputs: Sequence[InputPort]) -> None:
 # ---------------------------------------------------------------- rules checked
 
 
-def check_rule(output: OutputPort, outputs: Sequence[OutputPort], table: DimensionTable) -> None:
-    """Raises `SignatureError` that names the output, its rule, and what the rule would need."""
-    where = f"output {output.name!r}: the rule {output.rule.NAME}"
-    if isinstance(output.rule, Whole) == table.has_batch:
-        remedy = (
-            "the model has a batch axis; say by rule whose rows are whose"
-            if table.has_batch
-            else "the model has no batch axis, so its outputs are taken whole"
-        )
-        raise SignatureError(f"{where} cannot hold: {remedy}")
-    match output.rule:
-        case Rows():
-            _check_batch_axis(where, output)
-        case IndexColumn(column=column):
-            _check_index_column(where, output, column)
-        case With(output=name):
-            _check_leader(where, name, outputs, (IndexColumn, Counts))
-            if output.shape.rank == 0:
-                raise SignatureError(f"{where} needs rows; the output is a scalar")
-        case Counts(output=name):
-            _check_counter(where, output, name, outputs)
-            _check_concatenated(where, output, table)
-        case PaddedCounts(output=name):
-            _check_counter(where, output, name, outputs)
-            _check_batch_axis(where, output)
-            if output.shape.rank < 2:
-                raise SignatureError(f"{where} needs the shape [batch, max, ...], not [{output.shape}]")
-        case Recount(output=name):
-            _check_leader(where, name, outputs, (IndexColumn, With, Counts, PaddedCounts))
-            _check_total(where, output)
-        case Shared():
-            if BATCH in output.shape.names:
-                raise SignatureError(
-                    f"{where} cannot hold: [{output.shape}] follows the batch; that is the rule rows"
-                )
-        case Whole():
-            pass
-        case _:
-            assert_never(output.rule)
+@dataclass(frozen=True, slots=True)
+class Ruled:
+    """An output whose rule is checked, with what a rule may look at."""
 
+    output: OutputPort
+    outputs: Sequence[OutputPort]
+    """All of the model's."""
+    table: DimensionTable
 
-def _check_batch_axis(where: str, output: OutputPort) -> None:
-    if output.shape.names.count(BATCH) != 1 or output.batch_axis is None:
-        raise SignatureError(f"{where} needs one dynamic axis named batch; there is none in [{output.shape}]")
+    @property
+    def where(self) -> str:
+        """The output and its rule: how the message of an error begins."""
+        return f"output {self.output.name!r}: the rule {self.output.rule.NAME}"
 
+    def check(self) -> None:
+        """Raises `SignatureError` that names the output, its rule, and what the rule would need."""
+        if isinstance(self.output.rule, Whole) == self.table.has_batch:
+            remedy = (
+                "the model has a batch axis; say by rule whose rows are whose"
+                if self.table.has_batch
+                else "the model has no batch axis, so its outputs are taken whole"
+            )
+            raise SignatureError(f"{self.where} cannot hold: {remedy}")
+        self.output.rule.check(self)
 
-def _check_index_column(where: str, output: OutputPort, column: int) -> None:
-    if output.shape.rank not in (1, 2):
-        raise SignatureError(f"{where} needs the shape [rows, columns] or [rows], not [{output.shape}]")
-    columns = Dimension(1, 1) if output.shape.rank == 1 else output.shape.dimensions[1]
-    if column < 0 or (columns.maximum is not None and column >= columns.maximum):
-        raise SignatureError(f"{where}: there is no column {column} in [{output.shape}]")
-    if output.element_type == "boolean":
-        raise SignatureError(f"{where}: a boolean is no index")
+    def check_batch_axis(self) -> None:
+        """Raises `SignatureError` unless the output has one batch axis."""
+        output = self.output
+        if output.shape.names.count(BATCH) != 1 or output.batch_axis is None:
+            raise SignatureError(
+                f"{self.where} needs one dynamic axis named batch; there is none in [{output.shape}]"
+            )
 
+    def check_leader(self, name: str, kinds: tuple[type[Rule], ...]) -> None:
+        """Raises `SignatureError` unless there is an output of that name with one of these rules."""
+        leader = next((other for other in self.outputs if other.name == name), None)
+        if leader is None or not isinstance(leader.rule, kinds):
+            *first, last = [kind.NAME for kind in kinds]
+            raise SignatureError(
+                f"{self.where} follows {name!r}, which is no output with the rule {', '.join(first)} or {last}"
+            )
 
-def _check_leader(
-    where: str, name: str, outputs: Sequence[OutputPort], kinds: tuple[type[Rule], ...]
-) -> None:
-    leader = next((other for other in outputs if other.name == name), None)
-    if leader is None or not isinstance(leader.rule, kinds):
-        *first, last = [kind.NAME for kind in kinds]
-        raise SignatureError(
-            f"{where} follows {name!r}, which is no output with the rule {', '.join(first)} or {last}"
-        )
-
-
-def _check_counter(where: str, output: OutputPort, name: str, outputs: Sequence[OutputPort]) -> None:
-    """Counts are an output of their own: one number per row of the batch."""
-    counter = next((other for other in outputs if other.name == name), None)
-    if counter is None or not isinstance(counter.rule, Rows):
-        raise SignatureError(f"{where} is counted by {name!r}, which is no output with the rule rows")
-    others = [size for axis, size in enumerate(counter.shape.dimensions) if axis != counter.batch_axis]
-    if any(1 not in size for size in others):
-        raise SignatureError(
-            f"{where} is counted by {name!r}, which has more than one number per row: [{counter.shape}]"
-        )
-    if counter.element_type == "boolean":
-        raise SignatureError(f"{where} is counted by {name!r}: a boolean is no count")
-
-
-def _check_concatenated(where: str, output: OutputPort, table: DimensionTable) -> None:
-    if output.shape.rank == 0:
-        raise SignatureError(f"{where} needs rows; the output is a scalar")
-    if output.shape.names[0] in table.names:
-        raise SignatureError(
-            f"{where} needs rows in a number that depends on the data; "
-            f"in [{output.shape}] it is that of {output.shape.names[0]!r}"
-        )
-
-
-def _check_total(where: str, output: OutputPort) -> None:
-    if any(1 not in size for size in output.shape.dimensions):
-        raise SignatureError(f"{where} needs one number, [] or [1], not [{output.shape}]")
-    if BATCH in output.shape.names:
-        raise SignatureError(f"{where} needs a total over the batch; [{output.shape}] has a number per row")
-    if output.element_type == "boolean":
-        raise SignatureError(f"{where}: a boolean is no count")
+    def check_counter(self, name: str) -> None:
+        """Raises `SignatureError` unless the output of that name gives one number per row of the batch."""
+        where = self.where
+        counter = next((other for other in self.outputs if other.name == name), None)
+        if counter is None or not isinstance(counter.rule, Rows):
+            raise SignatureError(f"{where} is counted by {name!r}, which is no output with the rule rows")
+        others = [size for axis, size in enumerate(counter.shape.dimensions) if axis != counter.batch_axis]
+        if any(1 not in size for size in others):
+            raise SignatureError(
+                f"{where} is counted by {name!r}, which has more than one number per row: [{counter.shape}]"
+            )
+        if counter.element_type == "boolean":
+            raise SignatureError(f"{where} is counted by {name!r}: a boolean is no count")

@@ -20,15 +20,11 @@ from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError,
 from shapestream_engine.layout import Layout, Tensors
 from shapestream_engine.ports import (
     BATCH,
-    Counts,
     DimensionTable,
-    IndexColumn,
     InputPort,
     OutputPort,
-    PaddedCounts,
     Recount,
-    With,
-    check_rule,
+    Ruled,
 )
 from shapestream_engine.shapes import MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
@@ -236,14 +232,14 @@ def _shape(port: OutputPort, own: Mapping[str, int], *, has_rows: bool) -> tuple
     if isinstance(rule, Recount):
         return None if has_rows else (1,) * port.shape.rank
     # Where there are no rows, none was found. How many things are in rows without elements only the model knows.
-    if isinstance(rule, IndexColumn | With | Counts | PaddedCounts) and has_rows:
+    if data_axis is not None and has_rows:
         return None
     sizes = []
-    for axis, (name, dimension) in enumerate(zip(port.shape.names, port.shape.dimensions, strict=True)):
-        if axis == data_axis and isinstance(rule, IndexColumn | With | Counts | PaddedCounts):
+    for axis, (size, dimension) in enumerate(zip(port.own_sizes(own), port.shape.dimensions, strict=True)):
+        if axis == data_axis:
             sizes.append(0)
-        elif name is not None and name in own:
-            sizes.append(own[name])
+        elif size is not None:
+            sizes.append(size)
         elif dimension.is_dynamic:
             return None
         else:
@@ -299,7 +295,7 @@ class ModelSignature:
                 _check_mask(port, self.inputs)
             for output in self.outputs:
                 with EngineError.about("outputs", output.name):
-                    check_rule(output, self.outputs, table)
+                    Ruled(output, self.outputs, table).check()
             allowed, static = self.strategy.allowed(table), self.strategy.static_sizes(table)
         except SignatureError as error:
             raise SignatureError(f"model {self.name!r}: {error}", key=error.key) from error

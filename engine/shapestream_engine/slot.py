@@ -1,8 +1,8 @@
-"""A slot: one thread that runs one batch after the other, from the received buffers to results that are its own.
+"""A slot's work: one batch after the other, from the received buffers to results that are its own.
 
-`Runner` is what a slot does with a batch. It belongs to the thread that calls `run`, which gathers the requests, runs
-the call, copies the results out and gives the inference request back. A server's slots and a worker's (`slot_threads.py`
-of the pipeline) take their batches from a socket. `Slot` takes them from a queue: for calibration, `check` and probes.
+A `Runner` belongs to the thread that calls `run`. That thread gathers the requests, runs the call, copies the results
+out and gives the inference request back. The threads of a server's and a worker's slots (`slot_threads.py` of the
+pipeline) take their batches from a socket; calibration, `check` and the proof make their own.
 
 Until a batch has begun it can be withdrawn, also before it has arrived: its number is skipped. One that runs can be
 interrupted. Whatever a model's call raises fails its batch, also an error that is no `Exception`.
@@ -11,8 +11,7 @@ interrupted. Whatever a model's call raises fails its batch, also an error that 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from queue import SimpleQueue
+from collections.abc import Mapping
 from time import perf_counter
 
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
@@ -21,8 +20,6 @@ from shapestream_engine.errors import EngineError, InferenceError
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.request_pool import RequestPool
 
-MAX_WAITING = 1
-"""Batches that may be queued behind the one that runs. One hides the way to the slot; more would be decided too early."""
 _REMEMBERED_SHAPES = 4096
 """Call shapes remembered per model, to tell new ones; when so many are known, all are forgotten."""
 
@@ -187,97 +184,3 @@ def _words(error: BaseException) -> str:
         return str(error)
     except BaseException:  # noqa: BLE001 - the same edge: it is the model's code that runs here
         return "(its message cannot be read)"
-
-
-class Slot:
-    """A thread that runs batches in the order in which they were started.
-
-    `report` is called once per batch: on the slot's thread, or on the one that withdrew the batch. `start`, `cancel` and
-    `recall` return at once and may be called from any thread. A thread that ends reports every batch that it was given.
-    """
-
-    def __init__(
-        self, name: str, pools: Mapping[str, RequestPool], report: Callable[[BatchReport], None]
-    ) -> None:
-        self.name = name
-        self._runner = Runner(name, pools)
-        self._report = report
-        self._lock = threading.Lock()
-        self._given: set[int] = set()
-        """Batches that were started and not reported. Bounded by `start`."""
-        self._queue: SimpleQueue[Batch | None] = SimpleQueue()
-        self._closing = False
-        self._ended = False
-        self._thread = threading.Thread(target=self._live, name=f"slot {name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def has_ended(self) -> bool:
-        """True once the thread runs no further batch, although nothing has closed the slot."""
-        return self._ended
-
-    def start(self, batch: Batch) -> None:
-        """Hand over a batch, to run when those before it are done.
-
-        Raises `RuntimeError` while another is queued behind the running one, after `close`, and once the slot `has_ended`.
-        """
-        with self._lock:
-            if self._closing or self._ended:
-                raise RuntimeError(f"slot {self.name!r} has ended")
-            if len(self._given) > MAX_WAITING:
-                raise RuntimeError(f"slot {self.name!r} runs a batch, and another one waits for it")
-            self._given.add(batch.batch)
-            self._queue.put(batch)
-
-    def recall(self, batch: int) -> bool:
-        """Take a batch back that has not begun: it is reported as `recalled`. False: it is too late, or unknown."""
-        return batch in self._given and self._take_back(
-            batch, self._runner.withdraw, ErrorCode.RECALLED, "taken back before it began"
-        )
-
-    def cancel(self, batch: int) -> None:
-        """Ask for the end of a batch. It is reported all the same: as done if it came too late.
-
-        Unknown batches, and those that were reported, are ignored.
-        """
-        if batch in self._given:
-            self._take_back(batch, self._runner.cancel, ErrorCode.CANCELLED, "cancelled before it began")
-
-    def close(self) -> None:
-        """End the thread, after the batches that it was given; blocks until then. The pools' requests are free then."""
-        with self._lock:
-            self._closing = True
-            self._queue.put(None)
-        self._thread.join()
-
-    def _take_back(self, batch: int, ask: Callable[[int], bool], code: ErrorCode, why: str) -> bool:
-        if not ask(batch):
-            return False
-        self._answer(BatchReport(batch=batch, outputs=None, code=code, message=why))
-        return True
-
-    def _answer(self, report: BatchReport) -> None:
-        with self._lock:
-            self._given.discard(report.batch)
-        self._report(report)
-
-    def _live(self) -> None:
-        try:
-            while (batch := self._queue.get()) is not None:
-                report = self._runner.run(batch)
-                del batch  # the buffers of this batch need not live until the next
-                if report is not None:
-                    self._answer(report)
-                del report
-        finally:
-            with self._lock:
-                self._ended = not self._closing or bool(self._given)
-                left = sorted(self._given)
-                self._given.clear()
-            why = f"the thread of slot {self.name!r} has ended"
-            for number in left:
-                self._report(
-                    BatchReport(
-                        batch=number, outputs=None, code=ErrorCode.UNAVAILABLE, message=why, slot_ended=True
-                    )
-                )

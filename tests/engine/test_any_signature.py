@@ -6,7 +6,6 @@ The model is a function that finds things in each row, and tells of them by ever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +14,12 @@ from hypothesis import strategies as st
 
 from shapestream_engine import (
     Batch,
-    BatchReport,
     InputSpec,
     ModelSpec,
     OutputSpec,
     RequestPool,
+    Runner,
     ShapeError,
-    Slot,
     Strategy,
     Tensors,
     compile_model,
@@ -31,7 +29,6 @@ from shapestream_engine import (
 from shapestream_engine.batching.calls import merge_sizes
 
 Array = np.ndarray[Any, Any]
-PATIENCE_S = 60
 MOST_ROWS, MOST_SEQ, WIDTH = 12, 8, 2
 
 
@@ -237,36 +234,32 @@ def test_every_request_gets_what_the_model_gives_it_alone(scenario: Scenario) ->
     """To the bit, in shape and type, whoever shares the call, however it is padded, filled up and divided."""
     event(scenario.strategy.name)
     model = compile_model(spec_of(scenario))
-    reports: SimpleQueue[BatchReport] = SimpleQueue()
-    slot = Slot("s", {"m": RequestPool(model, 1)}, reports.put)
-    try:
-        for number, batch in enumerate(scenario.batches):
-            taken, members, shapes = [], [], []
-            for x in batch:
-                tensors = tensors_of(as_input(scenario, x), scenario.input_type)
-                try:
-                    shapes.append(model.signature.resolve(tensors.layout))
-                except ShapeError:
-                    # Only what has no elements, and would be a call of nothing but padding.
-                    assert 0 == x.size
-                    assert scenario.strategy.sizes or getattr(scenario.strategy, "max_prepared", None)
-                    continue
-                taken.append(x)
-                members.append(tensors)
-            if not members:
+    runner = Runner("s", {"m": RequestPool(model, 1)})
+    for number, batch in enumerate(scenario.batches):
+        taken, members, shapes = [], [], []
+        for x in batch:
+            tensors = tensors_of(as_input(scenario, x), scenario.input_type)
+            try:
+                shapes.append(model.signature.resolve(tensors.layout))
+            except ShapeError:
+                # Only what has no elements, and would be a call of nothing but padding.
+                assert 0 == x.size
+                assert scenario.strategy.sizes or getattr(scenario.strategy, "max_prepared", None)
                 continue
-            sizes = merge_sizes(model.signature, [shape.rounded for shape in shapes])
-            slot.start(
-                Batch(batch=number, model="m", sizes=sizes, members=tuple(members), shapes=tuple(shapes))
-            )
-            report = reports.get(timeout=PATIENCE_S)
-            assert (None, "") == (report.code, report.message)
-            assert report.outputs is not None
-            for x, result in zip(taken, report.outputs, strict=True):
-                assert result is not None
-                for place, (name, array) in enumerate(expected_of(scenario, x).items()):
-                    kind = scenario.outputs[name][1]
-                    assert (place, kind, array.shape) == result.layout[place], name
-                    assert array.tobytes() == bytes(result.buffers[place]), name
-    finally:
-        slot.close()
+            taken.append(x)
+            members.append(tensors)
+        if not members:
+            continue
+        sizes = merge_sizes(model.signature, [shape.rounded for shape in shapes])
+        report = runner.run(
+            Batch(batch=number, model="m", sizes=sizes, members=tuple(members), shapes=tuple(shapes))
+        )
+        assert report is not None  # nothing withdraws it
+        assert (None, "") == (report.code, report.message)
+        assert report.outputs is not None
+        for x, result in zip(taken, report.outputs, strict=True):
+            assert result is not None
+            for place, (name, array) in enumerate(expected_of(scenario, x).items()):
+                kind = scenario.outputs[name][1]
+                assert (place, kind, array.shape) == result.layout[place], name
+                assert array.tobytes() == bytes(result.buffers[place]), name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -18,14 +17,13 @@ from shapestream_engine import (
     ModelSpec,
     OutputSpec,
     RequestPool,
-    Slot,
+    Runner,
     Strategy,
     Tensors,
     compile_model,
 )
 from shapestream_engine.batching.calls import merge_sizes
 
-TIMEOUT_S = 30
 Array = np.ndarray[Any, Any]
 
 
@@ -51,8 +49,7 @@ class Bench:
                 outputs={"y": OutputSpec(shape="batch, seq", element_type="f32")},
             )
         )
-        self.reports: SimpleQueue[BatchReport] = SimpleQueue()
-        self.slot = Slot("s", {"m": RequestPool(self.model, 1)}, self.reports.put)
+        self.runner = Runner("s", {"m": RequestPool(self.model, 1)})
 
     def run(self, *arrays: Array, **more: Any) -> BatchReport:
         """One batch of a request per array."""
@@ -62,22 +59,19 @@ class Bench:
         signature = self.model.signature
         shapes = tuple(signature.resolve(member.layout) for member in members)
         sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
-        self.slot.start(
+        report = self.runner.run(
             Batch(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, "shapes": shapes, **more})
         )
-        return self.reports.get(timeout=TIMEOUT_S)
+        assert report is not None  # nothing withdraws it
+        return report
 
 
 @contextmanager
 def bench(
     strategy: Strategy, function: Callable[[Array, Array], Array] = lambda x, mask: x + mask
 ) -> Iterator[Bench]:
-    """A bench whose thread ends with the test."""
-    made = Bench(strategy, function)
-    try:
-        yield made
-    finally:
-        made.slot.close()
+    """A bench for one test."""
+    yield Bench(strategy, function)
 
 
 def results(report: BatchReport) -> list[Array | None]:
@@ -268,7 +262,7 @@ def test_a_cancelled_batch_starts_no_further_call() -> None:
     made: list[Bench] = []
 
     def cancels(x: Array, mask: Array) -> Array:
-        made[0].slot.cancel(1)
+        made[0].runner.cancel(1)
         return x + mask
 
     with bench(Strategy({"batch": (1, 2)}, partitioned=True), cancels) as own:

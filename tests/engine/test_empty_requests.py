@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from shapestream_engine import (
     ModelSpec,
     OutputSpec,
     RequestPool,
+    Runner,
     ShapeError,
-    Slot,
     Strategy,
     Tensors,
     compile_model,
@@ -29,7 +28,6 @@ from shapestream_engine.batching.calls import merge_sizes
 
 Array = np.ndarray[Any, Any]
 HUGE = 1 << 40
-PATIENCE_S = 60
 
 
 def find(x: Array) -> dict[str, Array]:
@@ -84,8 +82,7 @@ class Bench:
                 outputs=outputs,
             )
         )
-        self.reports: SimpleQueue[BatchReport] = SimpleQueue()
-        self.slot = Slot("s", {"m": RequestPool(self.model, 1)}, self.reports.put)
+        self.runner = Runner("s", {"m": RequestPool(self.model, 1)})
 
     def run(self, *arrays: Array, **more: Any) -> BatchReport:
         """One batch of a request per array."""
@@ -95,10 +92,11 @@ class Bench:
         signature = self.model.signature
         shapes = tuple(signature.resolve(member.layout) for member in members)
         sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
-        self.slot.start(
+        report = self.runner.run(
             Batch(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, "shapes": shapes, **more})
         )
-        return self.reports.get(timeout=PATIENCE_S)
+        assert report is not None  # nothing withdraws it
+        return report
 
     def results(self, *arrays: Array, **more: Any) -> list[dict[str, Array]]:
         """The outputs of each member, by name."""
@@ -123,7 +121,7 @@ def bench(
     function: Any = find,
     ports: Mapping[str, tuple[str, str, Any]] = PORTS,
 ) -> Iterator[Bench]:
-    """A bench whose thread ends with the test; the process gets 2 GiB of memory beside what it has."""
+    """A bench; the process gets 2 GiB of memory beside what it has."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
@@ -133,7 +131,6 @@ def bench(
         yield made
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-        made.slot.close()
 
 
 STRATEGIES = [

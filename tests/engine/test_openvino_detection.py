@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ from shapestream_engine import (
     ModelSpec,
     OutputSpec,
     RequestPool,
+    Runner,
     SignatureError,
-    Slot,
     Tensors,
     compile_model,
     dtype_of,
@@ -48,8 +47,8 @@ PADDED: Rules = {
 class Detector:
     """A model in a slot, and a way to run pictures."""
 
-    def __init__(self, pool: RequestPool, slot: Slot, reports: SimpleQueue[BatchReport]) -> None:
-        self._pool, self._slot, self._reports = pool, slot, reports
+    def __init__(self, pool: RequestPool) -> None:
+        self._pool, self._runner = pool, Runner("s", {"m": pool})
 
     def report(self, images: Sequence[Array]) -> BatchReport:
         """One call for all of these requests."""
@@ -59,8 +58,9 @@ class Detector:
         )
         shapes = tuple(signature.resolve(member.layout) for member in members)
         sizes = merge_sizes(signature, [shape.sizes for shape in shapes])
-        self._slot.start(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
-        return self._reports.get(timeout=60)
+        report = self._runner.run(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
+        assert report is not None  # nothing withdraws it
+        return report
 
     def together(self, images: Sequence[Array]) -> list[dict[str, Array]]:
         """Each request's outputs by name, from one call."""
@@ -96,13 +96,9 @@ def running(model: ov.Model, rules: Rules) -> Iterator[Detector]:
         outputs={name: OutputSpec(rule=rule) for name, rule in rules.items()},
     )
     compiled = compile_model(spec, threads=1)
-    pool = RequestPool(compiled, 1)
-    reports: SimpleQueue[BatchReport] = SimpleQueue()
-    slot = Slot("s", {"m": pool}, reports.put)
     try:
-        yield Detector(pool, slot, reports)
+        yield Detector(RequestPool(compiled, 1))
     finally:
-        slot.close()
         compiled.close()
 
 

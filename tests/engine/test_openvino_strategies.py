@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from shapestream_engine import (
     OutputSpec,
     PreparedLimits,
     RequestPool,
-    Slot,
+    Runner,
     Strategy,
     Tensors,
     compile_model,
@@ -31,7 +30,6 @@ from shapestream_engine import (
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.errors import ShapeError, SignatureError
 
-TIMEOUT_S = 60
 Array = np.ndarray[Any, Any]
 
 
@@ -57,8 +55,7 @@ class Bench:
     def __init__(self, spec: ModelSpec) -> None:
         self.model: CompiledModel = compile_model(spec, threads=1)
         self._pool = RequestPool(self.model, 1)
-        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
-        self._slot = Slot("s", {"m": self._pool}, self._reports.put)
+        self._runner = Runner("s", {"m": self._pool})
 
     def report(self, requests: Sequence[Array]) -> BatchReport:
         """One batch of requests with only their first input; a mask is made."""
@@ -69,8 +66,9 @@ class Bench:
         )
         shapes = tuple(signature.resolve(member.layout) for member in members)
         sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
-        self._slot.start(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
-        return self._reports.get(timeout=TIMEOUT_S)
+        report = self._runner.run(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
+        assert report is not None  # nothing withdraws it
+        return report
 
     def results(self, requests: Sequence[Array]) -> list[dict[str, Array]]:
         """Each request's outputs by name."""
@@ -87,8 +85,7 @@ class Bench:
         ]
 
     def close(self) -> None:
-        """Ends the slot, and lets go of the models."""
-        self._slot.close()
+        """Lets go of the models."""
         self.model.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.ports import (
     Counts,
+    Crop,
     IndexColumn,
     PaddedCounts,
     Recount,
@@ -35,6 +36,7 @@ from shapestream_engine.ports import (
         ({"rule": "padded_counts", "output": "found"}, PaddedCounts("found")),
         ({"rule": "recount", "output": "peaks"}, Recount("peaks")),
         ({"rule": "shared"}, Shared()),
+        ({"rule": "crop", "to": "batch, height/4"}, Crop("batch, height/4")),
     ],
 )
 def test_a_mapping_states_a_rule_and_back(plain: dict[str, Any], expected: Rule) -> None:
@@ -62,6 +64,8 @@ def test_a_mapping_states_a_rule_and_back(plain: dict[str, Any], expected: Rule)
         ({"rule": "counts"}, r"counts needs: output"),
         ({"rule": "padded_counts", "column": 1}, r"padded_counts does not know column; it takes output"),
         ({"rule": "recount", "output": None}, r"output is of type str, not None"),
+        ({"rule": "crop"}, r"crop needs: to"),
+        ({"rule": "crop", "to": 4}, r"to is of type str, not 4"),
         ({"rule": "shared", "output": "y"}, r"shared does not know output; it takes no argument"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The slot's thread, with models that are scripted: reports, failures, deadlines, cancellation."""
+"""Running batches, with models that are scripted: reports, failures, deadlines, cancellation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shapestream_engine import (
     ModelSpec,
     OutputSpec,
     RequestPool,
-    Slot,
+    Runner,
     Tensors,
     compile_model,
 )
@@ -48,23 +48,45 @@ def function_model(
 
 
 class Bench:
-    """A slot and the reports that it made."""
+    """A runner, and a thread of its own for batches that run beside the test."""
 
     def __init__(self, model: CompiledModel, requests: int = 1) -> None:
-        self.reports: SimpleQueue[BatchReport] = SimpleQueue()
         self.pool = RequestPool(model, requests)
-        self.slot = Slot("test", {"m": self.pool}, self.reports.put)
+        self.runner = Runner("test", {"m": self.pool})
+        self._given: SimpleQueue[Batch | None] = SimpleQueue()
+        self._came_of: SimpleQueue[tuple[int, BatchReport | None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
 
     def run(self, *arrays: np.ndarray[Any, Any], **more: Any) -> BatchReport:
-        """One batch of a request per array, and its report."""
-        self.slot.start(self.work(*arrays, **more))
-        return self.report()
+        """One batch of a request per array, on the test's thread, and its report."""
+        report = self.runner.run(self.work(*arrays, **more))
+        assert report is not None, "it was withdrawn"
+        return report
+
+    def start(self, *arrays: np.ndarray[Any, Any], **more: Any) -> None:
+        """Run a batch on the other thread, behind those that were started before."""
+        self._given.put(self.work(*arrays, **more))
+
+    def ended(self) -> tuple[int, BatchReport | None]:
+        """The number of the next batch that the other thread is done with, and its report; None: it was withdrawn."""
+        return self._came_of.get(timeout=TIMEOUT_S)
 
     def report(self) -> BatchReport:
-        """The next report, which is the only one so far."""
-        report = self.reports.get(timeout=TIMEOUT_S)
-        assert self.reports.empty(), "reported twice"
+        """The next report of the other thread."""
+        _, report = self.ended()
+        assert report is not None, "it was withdrawn"
         return report
+
+    def close(self) -> None:
+        """End the other thread, behind what was started."""
+        self._given.put(None)
+        self._thread.join(TIMEOUT_S)
+        assert self._came_of.empty()
+
+    def _live(self) -> None:
+        while (batch := self._given.get()) is not None:
+            self._came_of.put((batch.batch, self.runner.run(batch)))
 
     def work(self, *arrays: np.ndarray[Any, Any], batch: int = 1, **more: Any) -> Batch:
         """A batch of a request per array."""
@@ -85,7 +107,7 @@ def bench(model: CompiledModel, requests: int = 1) -> Iterator[Bench]:
     try:
         yield made
     finally:
-        made.slot.close()
+        made.close()
 
 
 def results(report: BatchReport) -> list[list[Any] | None]:
@@ -250,100 +272,47 @@ def test_a_deadline_that_passes_while_gathering_counts() -> None:
         assert [None, [[2, 2]]] == results(report)
 
 
-def test_a_third_batch_is_refused() -> None:
-    """One runs and one waits; what the caller starts beyond that is a mistake, and harms neither."""
-    request = ScriptedRequest([None, None], waits=True)
-    with bench(ScriptedModel(request)) as made:
-        made.slot.start(made.work(full(1, 1, 2)))
-        made.slot.start(made.work(full(2, 1, 2), batch=2))
-        with pytest.raises(RuntimeError, match="slot 'test' runs a batch, and another one waits for it"):
-            made.slot.start(made.work(full(3, 1, 2), batch=3))
-        request.go.set()
-        assert [[[1, 1]]] == results(made.reports.get(timeout=TIMEOUT_S))
-        assert [[[2, 2]]] == results(made.report())
-
-
 def test_a_running_batch_is_cancelled() -> None:
     """The engine is asked to stop, and what it raises is reported as a cancellation."""
     request = ScriptedRequest([None, None], waits=True)
     with bench(ScriptedModel(request)) as made:
-        made.slot.start(made.work(full(1, 1, 2), batch=5))
+        made.start(full(1, 1, 2), batch=5)
         assert request.started.wait(TIMEOUT_S)
-        made.slot.cancel(4)
+        made.runner.cancel(4)
         assert 0 == request.cancels, "another batch was cancelled"
-        made.slot.cancel(5)
+        made.runner.cancel(5)
         report = made.report()
         assert ("cancelled", "the call was cancelled") == (report.code, report.message)
         assert [[[2, 2]]] == results(made.run(full(2, 1, 2), batch=6))
 
 
-@pytest.mark.parametrize("taken_back", ["cancelled", "recalled"])
-def test_a_batch_that_waits_can_be_taken_back(taken_back: str) -> None:
-    """It is reported at once, never runs, and the one before it notices nothing; its place is free again."""
+@pytest.mark.parametrize("how", ["cancel", "withdraw"])
+def test_a_batch_that_waits_can_be_withdrawn(how: str) -> None:
+    """It never runs, and the one before it notices nothing."""
     request = ScriptedRequest([None, None], waits=True)
     with bench(ScriptedModel(request)) as made:
-        take_back = made.slot.cancel if taken_back == "cancelled" else made.slot.recall
-        made.slot.start(made.work(full(1, 1, 2), batch=1))
+        made.start(full(1, 1, 2), batch=1)
         assert request.started.wait(TIMEOUT_S)
-        made.slot.start(made.work(full(2, 1, 2), batch=2))
-        take_back(2)
-        report = made.report()
-        assert (2, taken_back, None) == (report.batch, report.code, report.outputs)
-        made.slot.start(made.work(full(3, 1, 2), batch=3))
+        made.start(full(2, 1, 2), batch=2)
+        assert getattr(made.runner, how)(2)
+        made.start(full(3, 1, 2), batch=3)
         request.go.set()
-        assert [[[1, 1]]] == results(made.reports.get(timeout=TIMEOUT_S))
+        assert [[[1, 1]]] == results(made.report())
+        assert (2, None) == made.ended()
         assert [[[3, 3]]] == results(made.report())
         assert (2, 0) == (request.calls, request.cancels)
 
 
-def test_a_batch_that_has_begun_is_not_taken_back() -> None:
-    """Neither while it runs nor afterwards; unknown ones are ignored."""
+def test_a_batch_that_has_begun_is_not_withdrawn() -> None:
+    """Neither while it runs nor afterwards."""
     request = ScriptedRequest([None], waits=True)
     with bench(ScriptedModel(request)) as made:
-        made.slot.start(made.work(full(1, 1, 2), batch=1))
+        made.start(full(1, 1, 2), batch=1)
         assert request.started.wait(TIMEOUT_S)
-        assert not made.slot.recall(1)
-        assert not made.slot.recall(7)
+        assert not made.runner.withdraw(1)
         request.go.set()
         assert [[[1, 1]]] == results(made.report())
-        assert not made.slot.recall(1)
-
-
-def test_a_batch_that_waited_is_not_started_after_its_deadline() -> None:
-    """Its time runs while the one before it does; members that have time left are run."""
-    request = ScriptedRequest([None, None], waits=True)
-    with bench(ScriptedModel(request)) as made:
-        made.slot.start(made.work(full(1, 1, 2), batch=1))
-        assert request.started.wait(TIMEOUT_S)
-        soon = monotonic() + 0.01
-        made.slot.start(
-            made.work(full(2, 1, 2), full(3, 1, 2), batch=2, start_before=(soon, monotonic() + 3600))
-        )
-        while monotonic() <= soon:
-            pass
-        request.go.set()
-        assert [[[1, 1]]] == results(made.reports.get(timeout=TIMEOUT_S))
-        assert [None, [[3, 3]]] == results(made.report())
-
-
-def test_the_thread_goes_from_one_batch_to_the_next_by_itself() -> None:
-    """A caller that does nothing at all between them gets both, in order, and both leased the only request."""
-    order: list[int] = []
-
-    def model(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        order.append(int(x[0, 0]))
-        return x
-
-    with bench(function_model(model)) as made:
-        for batch in range(200):
-            works = [made.work(full(2 * batch + number, 1, 2), batch=2 * batch + number) for number in (0, 1)]
-            for work in works:
-                made.slot.start(work)
-            first, second = (made.reports.get(timeout=TIMEOUT_S) for _ in works)
-            assert (2 * batch, 2 * batch + 1) == (first.batch, second.batch)
-            assert [[[2 * batch + 1] * 2]] == results(second)
-        assert list(range(400)) == order
-        assert made.reports.empty()
+        assert not made.runner.withdraw(1)
 
 
 @contextmanager
@@ -357,57 +326,56 @@ def threads_take_turns_often() -> Iterator[None]:
         sys.setswitchinterval(usual_s)
 
 
-def meet_the_thread(made: Bench, number: int) -> list[BatchReport]:
-    """Lets the slot's thread get so far, another time farther: up to its report, which is then returned."""
+def meet_the_thread(made: Bench, number: int) -> list[tuple[int, BatchReport | None]]:
+    """Lets the other thread get so far, another time farther: up to the end of its batch, which is then returned."""
     if number % 3 == 0:
-        return [made.reports.get(timeout=TIMEOUT_S)]
+        return [made.ended()]
     for _ in range(number % 307):
         pass
     return []
 
 
-def test_recalls_race_with_starts_and_each_batch_is_reported_once() -> None:
-    """Thousands of times: whoever wins, the recall's answer and the only report agree with what ran."""
+def test_withdrawals_race_with_starts_and_agree_with_what_ran() -> None:
+    """Thousands of times: whichever wins, the answer of `withdraw` and that of `run` agree with what ran."""
     ran: set[int] = set()
 
     def model(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ran.add(int(x[0, 0]))
         return x
 
-    taken: set[int] = set()
+    withdrawn: set[int] = set()
     with bench(function_model(model)) as made, threads_take_turns_often():
         for batch in range(0, 6000, 2):
-            made.slot.start(made.work(full(batch, 1, 1), batch=batch))
-            made.slot.start(made.work(full(batch + 1, 1, 1), batch=batch + 1))
-            first = meet_the_thread(made, batch // 2)
-            if made.slot.recall(batch + 1):
-                taken.add(batch + 1)
-            codes = {report.batch: report.code for report in first}
-            while len(codes) < 2:
-                report = made.reports.get(timeout=TIMEOUT_S)
-                codes[report.batch] = report.code
-            assert {batch: None, batch + 1: "recalled" if batch + 1 in taken else None} == codes
-        assert made.reports.empty()
-    assert set(range(6000)) - taken == ran
-    assert 0 < len(taken) < 3000, "one side always won: nothing was raced"
+            made.start(full(batch, 1, 1), batch=batch)
+            made.start(full(batch + 1, 1, 1), batch=batch + 1)
+            found = meet_the_thread(made, batch // 2)
+            if made.runner.withdraw(batch + 1):
+                withdrawn.add(batch + 1)
+            found += [made.ended() for _ in range(2 - len(found))]
+            assert [(batch, True), (batch + 1, batch + 1 not in withdrawn)] == [
+                (number, report is not None and report.code is None) for number, report in found
+            ]
+    assert set(range(6000)) - withdrawn == ran
+    assert 0 < len(withdrawn) < 3000, "one side always won: nothing was raced"
 
 
 def test_cancels_race_with_starts_and_hit_no_other_batch() -> None:
-    """The batch before, which nobody cancels, always runs; the cancelled one is reported once, either way."""
+    """The batch before, which nobody cancels, always runs; the cancelled one ends, either way."""
     with bench(function_model(double)) as made, threads_take_turns_often():
-        codes = set()
+        ran = set()
         for batch in range(0, 4000, 2):
-            made.slot.start(made.work(full(1, 1, 1), batch=batch))
-            made.slot.start(made.work(full(1, 1, 1), batch=batch + 1))
-            found = {report.batch: report.code for report in meet_the_thread(made, batch // 2)}
-            made.slot.cancel(batch + 1)
-            while len(found) < 2:
-                report = made.reports.get(timeout=TIMEOUT_S)
-                found[report.batch] = report.code
-            assert found[batch] is None
-            codes.add(found[batch + 1])
-        assert made.reports.empty()
-    assert {None, "cancelled"} == codes, "one side always won: nothing was raced"
+            made.start(full(1, 1, 1), batch=batch)
+            made.start(full(1, 1, 1), batch=batch + 1)
+            found = meet_the_thread(made, batch // 2)
+            made.runner.cancel(batch + 1)
+            found += [made.ended() for _ in range(2 - len(found))]
+            (first, before), (second, after) = found
+            assert (batch, batch + 1) == (first, second)
+            assert before is not None
+            assert before.code is None
+            assert after is None or after.code in (None, "cancelled")
+            ran.add(after is not None and after.code is None)
+    assert {False, True} == ran, "one side always won: nothing was raced"
 
 
 def test_the_slots_time_contains_all_that_it_did() -> None:
@@ -456,26 +424,9 @@ def test_a_cancellation_that_comes_too_late_changes_nothing() -> None:
     request = ScriptedRequest([None, None])
     with bench(ScriptedModel(request)) as made:
         assert [[[1, 1]]] == results(made.run(full(1, 1, 2), batch=1))
-        made.slot.cancel(1)
+        made.runner.cancel(1)
         assert [[[1, 1]]] == results(made.run(full(1, 1, 2), batch=2))
         assert 0 == request.cancels
-
-
-def test_closing_waits_for_the_batches_that_were_started() -> None:
-    """Both are reported; afterwards the slot takes nothing."""
-    request = ScriptedRequest([None, None], waits=True)
-    made = Bench(ScriptedModel(request))
-    made.slot.start(made.work(full(1, 1, 2)))
-    made.slot.start(made.work(full(2, 1, 2), batch=2))
-    assert request.started.wait(TIMEOUT_S)
-    closing = threading.Thread(target=made.slot.close)
-    closing.start()
-    request.go.set()
-    closing.join(TIMEOUT_S)
-    assert [[[1, 1]]] == results(made.reports.get(timeout=TIMEOUT_S))
-    assert [[[2, 2]]] == results(made.report())
-    with pytest.raises(RuntimeError, match="slot 'test' has ended"):
-        made.slot.start(made.work(full(1, 1, 2)))
 
 
 class LingeringTensor(Tensor):
@@ -581,32 +532,6 @@ def test_what_is_no_exception_is_the_models_error_and_the_slot_goes_on(
     request = ScriptedRequest([error, None])
     with bench(ScriptedModel(request)) as made:
         report = made.run(full(1, 1, 2))
-        assert ("model_error", message, False) == (report.code, report.message, report.slot_ended)
+        assert ("model_error", message) == (report.code, report.message)
         assert "0 leased, 1 free" == repr(made.pool)
         assert [[[1, 1]]] == results(made.run(full(1, 1, 2)))
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ends_reports_what_it_was_given() -> None:
-    """The report of what was queued says that the slot has ended; nothing can be started from then on."""
-    request = ScriptedRequest([None, None], waits=True)
-    with bench(ScriptedModel(request)) as made:
-        reports: SimpleQueue[BatchReport] = SimpleQueue()
-
-        def leave_after_the_first(report: BatchReport) -> None:
-            reports.put(report)
-            if report.batch == 1:
-                raise SystemExit
-
-        slot = Slot("leaving", {"m": made.pool}, leave_after_the_first)
-        slot.start(made.work(full(1, 1, 2), batch=1))
-        assert request.started.wait(TIMEOUT_S)
-        slot.start(made.work(full(1, 1, 2), batch=2))
-        request.go.set()
-        first, second = reports.get(timeout=TIMEOUT_S), reports.get(timeout=TIMEOUT_S)
-        assert (1, None, False) == (first.batch, first.code, first.slot_ended)
-        assert (2, "unavailable", True) == (second.batch, second.code, second.slot_ended)
-        assert slot.has_ended
-        with pytest.raises(RuntimeError, match="has ended"):
-            slot.start(made.work(full(1, 1, 2), batch=3))
-        slot.close()

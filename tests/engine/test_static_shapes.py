@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from shapestream_engine import (
     OutputSpec,
     RequestPool,
     Rows,
-    Slot,
+    Runner,
     Strategy,
     Tensors,
     compile_model,
@@ -38,7 +37,6 @@ from shapestream_engine.probe import Finding
 from shapestream_engine.probing.examination import ProbeOptions, examine
 from shapestream_engine.strategy import MAX_STATIC, parse_strategy
 
-TIMEOUT_S = 60
 Array = np.ndarray[Any, Any]
 
 
@@ -124,8 +122,7 @@ class Bench:
         )
         self.model: CompiledModel = compile_model(spec, threads=1)
         self.pool = RequestPool(self.model, 1)
-        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
-        self._slot = Slot("s", {"m": self.pool}, self._reports.put)
+        self._runner = Runner("s", {"m": self.pool})
 
     def run(self, requests: Sequence[Array], sizes: tuple[int, ...] | None = None) -> BatchReport:
         """One batch; `sizes` as the scheduler chose them."""
@@ -134,8 +131,10 @@ class Bench:
         )
         shapes = tuple(self.model.signature.resolve(member.layout) for member in members)
         merged = merge_sizes(self.model.signature, [shape.sizes for shape in shapes])
-        self._slot.start(Batch(batch=1, model="m", sizes=sizes or merged, members=members, shapes=shapes))
-        report = self._reports.get(timeout=TIMEOUT_S)
+        report = self._runner.run(
+            Batch(batch=1, model="m", sizes=sizes or merged, members=members, shapes=shapes)
+        )
+        assert report is not None  # nothing withdraws it
         assert report.outputs is not None, report.message
         for request, result in zip(requests, report.outputs, strict=True):
             assert result is not None
@@ -145,8 +144,7 @@ class Bench:
         return report
 
     def close(self) -> None:
-        """The thread ends first: it uses the model."""
-        self._slot.close()
+        """Lets go of the models."""
         self.model.close()
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import textwrap
 from math import inf
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, OutputSettings, json_schema, load_settings
-from shapestream_engine.ports import Rule, parse_rule
+from shapestream_engine.ports import RULES, parse_rule
 
 
 def write(folder: Path, text: str) -> Path:
@@ -136,6 +135,14 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Pa
     ]
 
 
+def test_more_slots_than_a_server_takes_are_refused(tmp_path: Path) -> None:
+    """The limit is the server's own, so `check` passes no worker that would be refused later."""
+    model = "models: [{name: m, path: m.xml}]\n"
+    for text in ("workers: [{slots: 257}]\n", "in_process: {slots: 257}\n"):
+        (line,) = problems_of(tmp_path, model + text)
+        assert line.endswith("slots: expected auto or a count, got 257 (write auto, or 1 to 256)")
+
+
 def test_all_contradictions_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     """Settings that are right one by one are compared, of all sections in one run, beside problems of the text."""
     text = """\
@@ -256,6 +263,14 @@ def test_aliases_that_multiply_are_cut_short(tmp_path: Path) -> None:
         (
             "outputs: {y: {rule: recount, output: z}, z: {shape: batch}}",
             'y.output: "z" has the rule "rows" ("recount" follows one with the rule "index_column" or "with"',
+        ),
+        (
+            "outputs: {y: {rule: crop}}",
+            'outputs.y: the rule "crop" needs the size of each axis (add to: "batch, 8, height/4, width/4")',
+        ),
+        (
+            "outputs: {y: {rule: rows, to: batch}}",
+            'outputs.y.to: only the rule "crop" has a "to" (remove it)',
         ),
         (
             "outputs: {y: {rule: column}}",
@@ -521,10 +536,11 @@ def test_a_files_rule_may_follow_an_output_that_the_yaml_does_not_name(tmp_path:
 def test_the_rules_of_the_schema_are_those_of_the_engine() -> None:
     """A rule that the schema lets through is one that the engine can read, and none is missing."""
     names = json_schema()["$defs"]["OutputSettings"]["properties"]["rule"]["anyOf"][0]["enum"]
-    assert {rule.NAME for rule in get_args(Rule)} == set(names)
+    assert set(RULES) == set(names)
     for name in names:
         output = "peaks" if name in ("with", "counts", "padded_counts", "recount") else None
-        arguments = OutputSettings(rule=name, output=output).rule_arguments()
+        to = "batch" if name == "crop" else None
+        arguments = OutputSettings(rule=name, output=output, to=to).rule_arguments()
         assert arguments is not None
         assert name == parse_rule(arguments).NAME
 

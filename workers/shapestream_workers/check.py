@@ -11,8 +11,8 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from shapestream.errors import ConfigurationError
@@ -30,7 +30,7 @@ from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Slot
+from shapestream_engine.slot import Runner
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, problem_of
 from shapestream_workers.proof import probe_options, try_model
@@ -183,8 +183,6 @@ def _try_model(settings: ModelSettings, compiled: CompiledModel) -> _Tried:
         _try_sizes(runner, tried)
     except _Hangs as error:
         tried.problems.append(str(error))
-    else:
-        runner.close()  # one that hangs would never end; its thread ends with the process
     return tried
 
 
@@ -267,39 +265,34 @@ class _Runner:
         self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
         given = values_of(compiled.signature, probe_options(settings))
         self._values = complete_values(compiled.signature, given)
-        self._reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-        self._slot = Slot("check", {settings.name: RequestPool(compiled, 1)}, self._reports.put)
+        self._slot = Runner("check", {settings.name: RequestPool(compiled, 1)})
         self._model = settings.name
-        self._numbers = count()
 
     def run(self, rows: list[tuple[int, ...]], calls: list[str]) -> str | None:
         """Run one call of requests of these sizes: note it in `calls`, or return why it failed. Raises `_Hangs`."""
         members = [make_request(self.signature, self._values, sizes) for sizes in rows]
         shapes = [self.signature.resolve(member.layout) for member in members]
         call = f"{_spell(self.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
-        self._slot.start(
-            Batch(
-                batch=next(self._numbers),
-                model=self._model,
-                sizes=merge_sizes(self.signature, [shape.sizes for shape in shapes]),
-                members=tuple(members),
-                shapes=tuple(shapes),
-                start_before=(None,) * len(members),
-            )
+        batch = Batch(
+            batch=0,
+            model=self._model,
+            sizes=merge_sizes(self.signature, [shape.sizes for shape in shapes]),
+            members=tuple(members),
+            shapes=tuple(shapes),
         )
+        reports: queue.SimpleQueue[BatchReport | None] = queue.SimpleQueue()
+        # A call that hangs never ends; its thread ends with the process.
+        Thread(target=lambda: reports.put(self._slot.run(batch)), name="slot check", daemon=True).start()
         try:
-            report = self._reports.get(timeout=RUN_TIMEOUT_S)
+            report = reports.get(timeout=RUN_TIMEOUT_S)
         except queue.Empty:
             raise _Hangs(f"no answer within {RUN_TIMEOUT_S:g} s for {call}") from None
+        assert report is not None  # nothing withdraws it
         if report.code is not None:
             return report.message
         assert report.outputs is not None  # it ran
         calls.append(f"{call}: {_spell_outputs(self.signature, report.outputs[0])}")
         return None
-
-    def close(self) -> None:
-        """End the slot's thread."""
-        self._slot.close()
 
 
 def _spell(signature: ModelSignature, sizes: tuple[int, ...]) -> str:

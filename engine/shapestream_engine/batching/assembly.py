@@ -6,7 +6,7 @@ Stands between the received buffers and the InferRequest, on the slot's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from shapestream_engine.layout import Tensors
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import (
     Counts,
+    Crop,
     IndexColumn,
     OutputPort,
     PaddedCounts,
@@ -154,7 +155,7 @@ def _splitters_of(signature: ModelSignature) -> tuple[OutputSplitter, ...]:
 def _splitter(number: int, port: OutputPort, signature: ModelSignature) -> OutputSplitter:
     table = signature.table
     match port.rule:
-        case Rows() | Shared() | Whole():
+        case Rows() | Crop() | Shared() | Whole():
             return RowSplitter(number, port, table)
         case IndexColumn(column=column):
             return IndexSplitter(number, port, table, column)
@@ -167,7 +168,7 @@ def _splitter(number: int, port: OutputPort, signature: ModelSignature) -> Outpu
         case Recount(output=leader):
             return TotalSplitter(number, port, table, leader)
         case _:
-            assert_never(port.rule)
+            raise AssertionError(f"no splitter for the rule {port.rule.NAME}")
 
 
 def _counter(name: str, signature: ModelSignature) -> Counter:

@@ -12,7 +12,7 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
-from shapestream_engine.ports import DimensionTable, OutputPort
+from shapestream_engine.ports import DimensionTable, Extent, OutputPort
 from shapestream_engine.signature import RequestShape
 
 _SLICE_BELOW_BYTES = 4096
@@ -26,7 +26,8 @@ LARGEST_EXACT = {"bf16": 2**8, "f16": 2**11, "f32": 2**24, "f64": 2**53}
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _Entry: TypeAlias = tuple[int, str, tuple[int, ...]]
-_Trims: TypeAlias = "list[tuple[int, int]]"
+_Follow: TypeAlias = tuple[int, int, Extent]
+"""An axis, the number of the input dimension that it follows, and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Division:
 class OutputSplitter(ABC):
     """Base of the splitters, one per rule: the output's number and type, and cutting it into runs of rows.
 
-    `own_axes` are those that the rule itself cuts. Other axes named like a dimension of the inputs are trimmed.
+    `own_axes` are those that the rule itself cuts. Other axes that follow a dimension of the inputs are trimmed.
     """
 
     STAGE = 0
@@ -101,11 +102,10 @@ class OutputSplitter(ABC):
         self._number = number
         self._port = port
         self._dtype = dtype_of(port.element_type)
-        # (axis, number of the input dimension that it follows).
-        self._follows = tuple(
-            (axis, table.names.index(name))
-            for axis, name in enumerate(port.shape.names)
-            if axis not in own_axes and name in table.names
+        self._follows: tuple[_Follow, ...] = tuple(
+            (axis, table.names.index(extent.dimension), extent)
+            for axis, extent in enumerate(port.extents)
+            if axis not in own_axes and extent is not None and extent.dimension in table.names
         )
 
     @property
@@ -150,21 +150,26 @@ class OutputSplitter(ABC):
             )
         return output
 
-    def _check_size(self, output: Array, axis: int | None, size: int) -> None:
-        if axis is not None and output.shape[axis] != size:
+    def _check_size(self, output: Array, axis: int | None, size: int, extent: Extent | None = None) -> None:
+        """Raises `RuleError` unless the axis has `size`: that of a call, or what `extent` makes of it."""
+        wanted = size if extent is None else extent.of(size)
+        if axis is not None and output.shape[axis] != wanted:
+            name = self._port.shape.names[axis]
+            along = f"axis {axis}" if name is None else f"{name!r} (axis {axis})"
+            rule = "" if wanted == size else f", whose {extent} is {wanted}"
             raise RuleError(
-                f"output {self._port.name!r} has {output.shape[axis]} along {self._port.shape.names[axis]!r} "
-                f"(axis {axis}) in a call of {size}; its shape is {list(output.shape)}"
+                f"output {self._port.name!r} has {output.shape[axis]} along {along} in a call of {size}{rule}; "
+                f"its shape is {list(output.shape)}"
             )
 
-    def _trims(self, output: Array, division: Division) -> _Trims:
+    def _trims(self, output: Array, division: Division) -> list[_Follow]:
         """Find the axes that follow a dimension along which some request was padded."""
         trims = []
-        for axis, dimension in self._follows:
+        for axis, dimension, extent in self._follows:
             size = division.sizes[dimension]
-            self._check_size(output, axis, size)
+            self._check_size(output, axis, size, extent)
             if any(shape.sizes[dimension] != size for shape in division.shapes):
-                trims.append((axis, dimension))
+                trims.append((axis, dimension, extent))
         return trims
 
     def _cut(
@@ -182,7 +187,12 @@ class OutputSplitter(ABC):
         return Column([entries[count] for count in counts], _cut_bytes(rows_first, counts))
 
     def _cut_regions(
-        self, output: Array, counts: Sequence[int], division: Division, axis: int | None, trims: _Trims
+        self,
+        output: Array,
+        counts: Sequence[int],
+        division: Division,
+        axis: int | None,
+        trims: Sequence[_Follow],
     ) -> Column:
         column = Column([], [])
         region = [slice(None)] * output.ndim
@@ -191,8 +201,8 @@ class OutputSplitter(ABC):
             if axis is not None:
                 region[axis] = slice(start, start + count)
                 start += count
-            for trimmed, dimension in trims:
-                region[trimmed] = slice(shape.sizes[dimension])
+            for trimmed, dimension, extent in trims:
+                region[trimmed] = slice(extent.of(shape.sizes[dimension]))
             self._append(column, output[tuple(region)])
         return column
 
@@ -202,7 +212,7 @@ class OutputSplitter(ABC):
 
 
 class RowSplitter(OutputSplitter):
-    """The rules `rows`, `shared` and `whole`: consecutive rows, or everything, with padded axes trimmed back."""
+    """The rules `rows`, `crop`, `shared` and `whole`: consecutive rows, or everything, with padded axes trimmed back."""
 
     def __init__(self, number: int, port: OutputPort, table: DimensionTable) -> None:
         self._axis = self._join_axis = port.batch_axis if table.has_batch else None

@@ -121,8 +121,8 @@ class PaddedSplitter(OutputSplitter):
             most = max(own_counts, default=0)
             region[self._batch_axis] = slice(start, start + shape.rows)
             region[self._data_axis] = slice(most)
-            for axis, dimension in trims:
-                region[axis] = slice(shape.sizes[dimension])
+            for axis, dimension, extent in trims:
+                region[axis] = slice(extent.of(shape.sizes[dimension]))
             own = output[tuple(region)]
             if own_counts and min(own_counts) < most:
                 own = self._blanked(own, counts[start : start + shape.rows], most)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import TypeAlias
 
 import numpy as np
 
-from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.batch import Batch
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.element_types import dtype_of
@@ -19,7 +18,7 @@ from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.inputs import Array, Sample
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Slot
+from shapestream_engine.slot import Runner
 
 Announce: TypeAlias = Callable[[str, str], None]
 """Called before each call with the phase and the case in words, so that a crash can be blamed on a case."""
@@ -88,13 +87,12 @@ class Service:
         self.signature = model.signature
         self.phase = ""
         self._announce = announce
-        self._reports: SimpleQueue[BatchReport] = SimpleQueue()
-        self._slot = Slot("probe", {self.signature.name: RequestPool(model, 1)}, self._reports.put)
+        self._runner = Runner("probe", {self.signature.name: RequestPool(model, 1)})
 
     def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
         """The results of each member, per output; raises `InferenceError` for the errors that a slot reports."""
         self._announce(self.phase, words)
-        self._slot.start(
+        report = self._runner.run(
             Batch(
                 batch=0,
                 model=self.signature.name,
@@ -103,11 +101,7 @@ class Service:
                 shapes=tuple(member.shape for member in members),
             )
         )
-        report = self._reports.get()
+        assert report is not None  # nothing withdraws it
         if report.outputs is None:
             raise InferenceError(report.message)
         return [arrays_of(result) for result in report.outputs if result is not None]
-
-    def close(self) -> None:
-        """End the slot's thread."""
-        self._slot.close()

@@ -153,6 +153,8 @@ def padding_cases(
     rows: int,
 ) -> Iterator[Case]:
     """Small requests padded, along the dimensions numbered `padded`, to the size of others, and to set sizes."""
+    for base in baseline.sizes:
+        yield from _at_ratios(signature, baseline, padded, base)
     for number, base in enumerate(baseline.sizes):
         ladder = sorted(set(_ladder(signature, baseline, padded, base)), key=sum)
         small = [sizes for sizes in ladder if baseline.pool.typical(sizes, 0) is not None]
@@ -215,6 +217,25 @@ def _alone(
     if sample is not None and own != target:
         words = f"alone, {spell_sizes(signature.dimensions, own)}, padded to {spell_sizes(signature.dimensions, target)}"
         yield Case(target, (sample,), words)
+
+
+def _at_ratios(
+    signature: ModelSignature, baseline: Baseline, padded: Sequence[int], base: tuple[int, ...]
+) -> Iterator[Case]:
+    """Requests whose last cell is whole, and whose last cell has one element of theirs, where outputs have fewer cells.
+
+    A border that reaches into a picture shows at the first, padding in a cell at the second; other sizes may hide either.
+    """
+    names = [signature.dimensions[number] for number in padded]
+    extents = [extent for port in signature.outputs for extent in port.extents if extent is not None]
+    for divisor in sorted({each.divisor for each in extents if each.dimension in names and each.divisor > 1}):
+        for more in (0, 1):
+            own, target = list(base), list(base)
+            for number in padded:
+                own[number] = -(-base[number] // divisor) * divisor + more
+                target[number] = own[number] + 2 * divisor
+            if all(size in bounds for size, bounds in zip(target, signature.bounds, strict=True)):
+                yield from _alone(signature, baseline, tuple(own), tuple(target))
 
 
 def _ladder(

@@ -166,6 +166,9 @@ class _Trial:
             self._try(evidence, islice(cases := self._cases(treatment, baseline), _FIRST), treatment, until)
             self._try_largest(evidence, treatment, baseline)
             self._try(evidence, cases, treatment, until)
+            if treatment.kind == "padding":
+                # Padded to a size at which the rule happens to hold, such a request would lose a part of its own.
+                evidence.misfit = baseline.pool.misfit
             emit(list(evidence.findings()))
 
     def _try_largest(self, evidence: Evidence, treatment: Treatment, baseline: Baseline) -> None:
@@ -287,6 +290,8 @@ class Evidence:
         self._failure: tuple[str, str] | None = None
         self._rows = 0
         self._stopped: tuple[int, str] | None = None
+        self.misfit = ""
+        """The error of a request whose outputs broke a rule although it was alone: the rule is wrong."""
 
     def add(self, case: Case, results: Sequence[Sequence[Array]]) -> None:
         """Compare the results of a call that ran with those that each member got alone."""
@@ -333,6 +338,14 @@ class Evidence:
 
     def findings(self) -> Iterator[Finding]:
         """A verdict per output; one for all where a call failed."""
+        if self.misfit:
+            yield Finding(
+                treatment=self._treatment,
+                output=None,
+                verdict="refuted",
+                why=f"a request alone breaks the rule of an output: {self.misfit}",
+            )
+            return
         if self._failure is not None:
             message, case = self._failure
             yield Finding(

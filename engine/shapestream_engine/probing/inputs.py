@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.errors import EngineError, RuleError, SignatureError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature, RequestShape
 
@@ -289,6 +289,8 @@ class Pool:
         self._made: dict[tuple[Any, ...], Sample | None] = {}
         self.complaint = ""
         """The error of the last sample that failed."""
+        self.misfit = ""
+        """The error of an ordinary request whose outputs broke a rule although it was alone."""
 
     def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
         """An ordinary request; each `number` is another one."""
@@ -297,7 +299,7 @@ class Pool:
             signature = self._bench.signature
             tensors = make_request(signature, self.values, sizes, number=number, seed=self._seed)
             words = f"{spell_sizes(signature.dimensions, sizes)}, inputs no. {number}"
-            self._made[key] = self._alone(tensors, words)
+            self._made[key] = self._alone(tensors, words, ordinary=True)
         return self._made[key]
 
     def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> Sample | None:
@@ -322,13 +324,15 @@ class Pool:
             if isinstance(number, int) and sample is not None and sample.results is not None
         ]
 
-    def _alone(self, tensors: Tensors, words: str) -> Sample | None:
+    def _alone(self, tensors: Tensors, words: str, *, ordinary: bool = False) -> Sample | None:
         try:
             # Larger than any size that the strategy runs it at, it is refused here.
             sample = Sample(tensors, self._bench.signature.resolve(tensors.layout), words)
             (sample.results,) = self._bench.run(sample.sizes, [sample], f"alone: {words}")
         except (EngineError, RuntimeError) as error:
             self.complaint = str(error)
+            if ordinary and isinstance(error, RuleError):
+                self.misfit = self.misfit or f"{words}: {error}"
             return None
         return sample
 

@@ -70,14 +70,19 @@ class Inbox:
     """
 
     def __init__(
-        self, deliver: Callable[[list[AnyTicket]], None], wake_core: Callable[[], None] | None = None
+        self,
+        deliver: Callable[[list[AnyTicket]], None],
+        wake_core: Callable[[], None] | None = None,
+        is_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """`deliver` gets the tickets that are refused.
 
-        `wake_core` is called in the core's thread after a post from another one, until the end; `wake` by default.
+        `wake_core` is called in the core's thread, until the end: after a post from another thread, and at once after the
+        post of a request that `is_alone`. By default it is `wake`.
         """
         self._deliver = deliver
         self._wake_core = wake_core or self.wake
+        self._is_alone = is_alone
         self._items: deque[Posted] = deque()
         self._awake = False
         """Whether a turn is due that has not begun: items posted until then need no further wake-up."""
@@ -101,7 +106,10 @@ class Inbox:
         self._items.append(item)
         if not self._awake:
             self._awake = True
-            self.wake()
+            if self._parked is not None and type(item) is RequestTicket and self._is_alone():
+                self._wake_core()
+            else:
+                self.wake()
         if self._closed:
             self._refuse_leftovers()
 
@@ -153,6 +161,9 @@ class Inbox:
 
         self._parked = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     def turn_begins(self) -> None:
         """A turn looks at all items now; items from here on wake the core again."""
@@ -219,10 +230,12 @@ class Core:
         self._session = Session(
             client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
         )
-        self._inbox = Inbox(deliver, self._turn_at_once)
+        self._inbox = Inbox(deliver, self._turn_at_once, self._is_alone)
         self.post = self._inbox.post
         self.post_from_thread = self._inbox.post_from_thread
         self.check_process = self._inbox.check_process
+        self._one_at_a_time = False
+        """Whether the last requests came one by one: no other was posted before the turn that took each."""
         self._streams: dict[int, Owner] = {}
         self._stopping = False
         self._timer = trio.CancelScope()
@@ -273,8 +286,13 @@ class Core:
         self._inbox.turn_begins()
         self._turn()
 
+    def _is_alone(self) -> bool:
+        """Whether the next request is likely to be the only one of its turn: sent at once, it is sooner at the server."""
+        return self._one_at_a_time and not self._session.awaits_replies
+
+    @trio.lowlevel.enable_ki_protection
     def _turn_at_once(self) -> None:
-        """Take a turn where another thread has posted: one turn of the event loop less than to wake `_take_turns`."""
+        """Take a turn in the task or callback that posts: one turn of the event loop less than to wake `_take_turns`."""
         if self._must_end():
             self._inbox.wake()
         else:
@@ -323,6 +341,7 @@ class Core:
             self._received(messages)
 
     def _received(self, messages: list[Message]) -> None:
+        """Take messages. Where they only end tickets, and nothing else is due, these are handed back without a turn."""
         now = self.clock()
         for frames in messages:
             try:
@@ -333,7 +352,10 @@ class Core:
             self._session.receive(envelope.entries, now)
             for bad in envelope.bad:
                 self._session.unreadable_entry(bad.id, bad.message)
-        self._turn()
+        if self._inbox or self._session.turn_is_due:
+            self._turn()
+        elif finished := self._session.take_finished():
+            self._deliver(finished)
 
     @trio.lowlevel.enable_ki_protection
     async def _send_blocked(self, connection: Connection) -> None:
@@ -350,7 +372,7 @@ class Core:
 
     def _turn(self) -> None:
         now = self.clock()
-        finished = self._take_inbox()
+        finished = self._take_inbox() if self._inbox else []
         turn = self._session.turn(now, may_send=not self._unsent)
         if turn.entries:
             self._send(turn.entries)
@@ -364,9 +386,11 @@ class Core:
     def _take_inbox(self) -> list[AnyTicket]:
         """Submit the posted tickets; returns those that need no server, since they were refused before."""
         answered: list[AnyTicket] = []
+        requests = 0
         for item in self._inbox.take():
             match item:
                 case RequestTicket() if item.outcome is None:
+                    requests += 1
                     if not item.owner.closed:
                         self._session.submit(item)
                 case RequestTicket() | EndTicket():
@@ -380,6 +404,8 @@ class Core:
                     self._session.cancel_owner(item.owner)
                 case _:
                     self._session.submit(item)
+        if requests:
+            self._one_at_a_time = requests == 1
         return answered
 
     def _send(self, entries: list[Entry]) -> None:

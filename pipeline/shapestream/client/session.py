@@ -93,6 +93,8 @@ class Session:
         self._control: list[Entry] = []
         self._credit: Credit | None = None
         """The server's last word on credit, to be repeated ahead of the requests that it admits."""
+        self._heard_news = False
+        """Whether anything but a result was received since the last turn."""
 
     # ------------------------------------------------------------ callers
 
@@ -125,6 +127,11 @@ class Session:
         for ticket in [ticket for ticket in self._ledger.tickets.values() if ticket.owner is owner]:
             self.cancel(ticket)
 
+    @property
+    def awaits_replies(self) -> bool:
+        """Whether a request is at the server."""
+        return self._ledger.outstanding_requests > 0
+
     # ------------------------------------------------------------ the connection
 
     def connected(self, now: float) -> None:
@@ -141,10 +148,12 @@ class Session:
                     self._link.answered(now - ticket.sent_at, entry.timings.total_us)
                     self._ledger.finish(ticket, entry)
             else:
+                self._heard_news = True
                 self._receive_other(entry, now)
 
     def unreadable(self, reason: str, now: float) -> None:
         """A whole message could not be read: give this connection up."""
+        self._heard_news = True
         self._trouble = f"; last problem: {reason}"
         self._link.broken(now)
 
@@ -164,8 +173,18 @@ class Session:
 
     # ------------------------------------------------------------ time
 
+    @property
+    def turn_is_due(self) -> bool:
+        """Whether `turn` has more to do than to hand back tickets; times apart, which `next_wakeup` tells."""
+        return self._heard_news or self._ledger.has_waiting
+
+    def take_finished(self) -> list[AnyTicket]:
+        """The tickets that have ended, where no turn is due."""
+        return self._ledger.take_finished()
+
     def turn(self, now: float, *, may_send: bool = True) -> Turn:
         """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
+        self._heard_news = False
         if self._ledger.next_deadline() <= now:
             self._end_expired(now)
         if self._link.lost_at is not None or self._ledger.held_at is not None:

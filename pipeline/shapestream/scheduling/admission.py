@@ -18,7 +18,7 @@ from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
 from shapestream.scheduling.queueing import LazyHeap, ModelQueue, Queues
-from shapestream.scheduling.state import RUNNING, Request, Slot
+from shapestream.scheduling.state import RUNNING, Request
 
 SAFETY: Final = 1.4
 """Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
@@ -30,54 +30,19 @@ client did raised it for all."""
 OPTIMISM: Final = 0.5
 """Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
 
-SAMPLE: Final = 64
-"""Slots, and waiting requests, that are looked at for an estimate, at most; of more, every so many stands for the others."""
+
+def again_s(queue: ModelQueue) -> float:
+    """Predicted seconds of what goes before every turn on a model's slots, for each of them: reruns and suspects."""
+    return sum([other.again_s / max(1, other.slot_count) for other in queue.shares.queues])
 
 
-def earliest_s(queue: ModelQueue, now: float) -> float:
-    """Seconds until the first slot of the model is predicted to be free; 0.0 if one is, or if none is known."""
-    if queue.free:
-        return 0.0
-    first = queue.ends.first()
-    return 0.0 if first is None else max(0.0, first[0] - now)
-
-
-def done_in_s(queue: ModelQueue, work_s: float, now: float) -> float:
-    """Predicted seconds until the slots of a model have done what they were given, and then `work_s` each, on average.
-
-    What waits at a slot behind what that runs, counts. The work is poured over the slots as in planner.py.
-    """
-    if queue.free:
-        return work_s
-    if queue.slot_count == 1:
-        return work_s + sum([_height_s(ends_at, slot, now) for ends_at, _, slot in queue.ends])
-    heights = []
-    for ends_at, slot, alike in queue.ends.sampled(SAMPLE):
-        heights.append((_height_s(ends_at, slot, now), alike))
-    heights.sort()
-    filled_s = work_s * queue.slot_count
-    level_s, below = inf, 0
-    for height_s, alike in heights:
-        if height_s >= level_s:
-            break
-        filled_s += alike * height_s
-        below += alike
-        level_s = filled_s / below
-    return level_s if below else work_s
-
-
-def _height_s(ends_at: float, slot: Slot, now: float) -> float:
-    behind = slot.behind
-    return max(0.0, ends_at - now) + (behind.predicted_s or 0.0 if behind is not None else 0.0)
-
-
-def waiting_s(queue: ModelQueue) -> float:
-    """Predicted seconds of all that waits for a model's slots, for each of them."""
+def in_lanes_s(queue: ModelQueue) -> float:
+    """Predicted seconds of what waits for its turn on a model's slots, for each of them."""
     return sum([other.cost_s / max(1, other.slot_count) for other in queue.shares.queues])
 
 
 def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowded: bool) -> float:
-    """What goes before a request of this rank, of `all_s` that waits.
+    """What goes before a request of this rank, of `all_s` that waits for its turn.
 
     Virtual time has to reach its rank, and passes at 1/clients of the slots' time. Where it is `crowded` it will: who is
     passed, is passed, whoever that will be. Otherwise what waits altogether is not more than what waits. A newcomer, on
@@ -89,7 +54,7 @@ def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowd
     if turn_s >= all_s:
         return turn_s if crowded else all_s
     before_s = [
-        min(other.cost_s, other.oldest.cost_until(rank, SAMPLE)) / max(1, other.slot_count)
+        min(other.cost_s, other.oldest.cost_until(rank)) / max(1, other.slot_count)
         for other in shares.queues
         if other.count
     ]
@@ -326,7 +291,7 @@ class Admission:
         alone_s *= queue.fastest
         left_s = deadline - now
         idle = bool(queue.free) and not queue.waiting
-        if OPTIMISM * (earliest_s(queue, now) + alone_s) >= left_s:
+        if OPTIMISM * (queue.free_in_s(0.0, now)[0] + alone_s) >= left_s:
             if idle:
                 # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
                 return terms
@@ -349,17 +314,22 @@ class Admission:
     ) -> Terms | Refusal:
         """Refuses what would probably wait, and then take, longer than what is left."""
         crowded = now - self.saturated_at(queue) < left_s
-        all_s = waiting_s(queue)
+        all_s = in_lanes_s(queue)
+        first_s = again_s(queue)
+
+        def done_in_s(work_s: float) -> float:
+            return queue.free_in_s((first_s + work_s) * queue.slot_count, now)[0]
+
         # In time means with the whole call that it will be part of, unless that alone would take most of what is left.
         most_s = terms.call_s - alone_s
         more_s = min(most_s, all_s if crowded else max(0.0, all_s - most_s))
         call_s = min(alone_s + more_s, max(alone_s, left_s / 2))
-        if not crowded and SAFETY * (done_in_s(queue, all_s, now) + call_s) <= left_s:
+        if not crowded and SAFETY * (done_in_s(all_s) + call_s) <= left_s:
             return terms
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
         here = len(clients)
         rank = queue.shares.rank(arrival.client, priority, clients, here + (arrival.client not in clients))
-        wait_s = done_in_s(queue, ahead_s(queue, rank, here, all_s, crowded=crowded), now)
+        wait_s = done_in_s(ahead_s(queue, rank, here, all_s, crowded=crowded))
         if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
             return terms
         self._saturated_at[arrival.model] = now
@@ -381,7 +351,7 @@ class Admission:
 
         Models are taken to share their slots, so their times add up: the estimate errs upwards.
         """
-        return sum([queue.cost_s / max(1, queue.slot_count) for queue in self.queues.waiting()])
+        return sum([queue.waiting_s / max(1, queue.slot_count) for queue in self.queues.waiting()])
 
     def drain_s(self) -> float | None:
         """Seconds until what waits will have been started, as estimated; None while nothing is measured."""
@@ -389,8 +359,8 @@ class Admission:
         for queue in self.queues.waiting():
             if not queue.waiting:
                 continue
-            cost_s = queue.cost_s
-            if not cost_s:  # it came before anything was measured, or waits to be run again
+            cost_s = queue.waiting_s
+            if not cost_s:  # it came before anything was measured
                 request_s = self.costs.request_s(queue.profile.name)
                 if request_s is None:
                     continue

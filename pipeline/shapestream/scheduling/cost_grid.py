@@ -545,7 +545,9 @@ class Line:
         if not ends:
             return
         few, most = min(ends), max(ends)
-        slope = (ends[most] - ends[few]) / (most - few) if most > few else ends[few] / 2 / max(1.0, few)
+        # Of two that differ by rounding alone, as of one, nothing is known between the fixed part and the rest.
+        apart = most - few > 1e-6 * most
+        slope = (ends[most] - ends[few]) / (most - few) if apart else ends[few] / 2 / max(1.0, few)
         self.element_s = max(0.0, slope)
         self.fixed_s = max(0.0, ends[few] - self.element_s * few)
         self.longest_s = max(self.LEAST_S, ends[few], ends[most])

@@ -75,7 +75,11 @@ class ModelProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGivenUp:
-    """No slot will come for this model: what waits for it is answered `unavailable`. The caller sends no more."""
+    """No slot will come for this model: what waits for it is answered `unavailable`. The caller sends no more.
+
+    What runs goes on, on slots that close. If it is lost, or comes back, it is answered in the same way, unless a slot has
+    joined all the same.
+    """
 
     model: str
     message: str

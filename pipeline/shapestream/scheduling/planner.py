@@ -20,16 +20,12 @@ from shapestream.scheduling.queueing import Bucket, Lane, ModelQueue
 from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.scheduling.state import Request, Slot
 
-SAMPLE = 32
-"""Busy slots that are looked at, at most; of more, every so many stands for its neighbours."""
-
 
 class Portion(NamedTuple):
     """What one batch should take at most, where other slots are free or will be soon; None where nothing limits it.
 
-    The work that waits is poured over the slots like water over steps. Free slots are lowest, the others as high as they
-    are predicted to be busy. Where the surface comes to rest all would end at the same time, and a slot's share reaches
-    from its start to there. It matters when the queue is short; a long one fills the batches of all slots.
+    All slots that take part should end at the same time (`ModelQueue.free_in_s`): a slot's share reaches from its start to
+    there. It matters when the queue is short; a long one fills the batches of all slots.
     """
 
     most_s: float | None = None
@@ -59,7 +55,7 @@ def portion(
     share_s = 0.0
     slots = len(queue.free)
     if costs.surface.measured:
-        level_s, slots = water_level(queue, sum([other.cost_s for other in slot.queues]), now)
+        level_s, slots = queue.free_in_s(sum([other.cost_s for other in slot.queues]), now)
         start_s = 0.0 if slot.batch is None else max(0.0, slot.batch.ends_at - now)
         share_s = level_s - start_s
     if slots < 2:
@@ -70,21 +66,6 @@ def portion(
     if not costs.surface.measured:
         return Portion(max_rows=even)
     return Portion(most_s=max(share_s, speed * costs.surface.second(even, anchor.shape)))
-
-
-def water_level(queue: ModelQueue, work_s: float, now: float) -> tuple[float, int]:
-    """In how many seconds all that waits would be done, and over how many slots it spreads until then."""
-    slots = len(queue.free)
-    filled_s = work_s
-    level_s = work_s / slots if slots else inf
-    for ends_at, _, alike in queue.ends.sampled(SAMPLE):
-        busy_s = max(0.0, ends_at - now)
-        if busy_s >= level_s:
-            break
-        filled_s += alike * busy_s
-        slots += alike
-        level_s = filled_s / slots
-    return level_s, slots
 
 
 WINDOW = 32

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
-from math import prod
+from math import inf, prod
 
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
@@ -76,6 +76,9 @@ class Agenda:
 # Below this many entries nothing is gained by throwing the dead ones out.
 _SMALL = 64
 
+SAMPLE = 64
+"""Slots, and waiting requests, that are looked at for an estimate, at most; of more, every so many stands for the others."""
+
 
 class LazyHeap:
     """Requests by (time, order of admission), for as long as their state is `last_live` or before.
@@ -123,12 +126,12 @@ class LazyHeap:
             self._entries = [entry for entry in self._entries if entry[2].state <= last_live]
             heapify(self._entries)
 
-    def cost_until(self, time: float, most: int) -> float:
+    def cost_until(self, time: float) -> float:
         """Predicted slot seconds of the living that are not later than `time`, as far as they are known.
 
-        Looks at `most` entries, evenly spaced, if there are more; each of them stands for as many as were left out.
+        Looks at `SAMPLE` entries, evenly spaced, if there are more; each of them stands for as many as were left out.
         """
-        every = -(-len(self._entries) // most) or 1
+        every = -(-len(self._entries) // SAMPLE) or 1
         last_live = self._last_live
         seen = [
             entry[2].cost_s
@@ -352,6 +355,7 @@ class ModelQueue:
     __slots__ = (
         "_fastest",
         "_paces",
+        "again_s",
         "buckets",
         "commits",
         "cost_s",
@@ -361,6 +365,7 @@ class ModelQueue:
         "ends",
         "free",
         "full",
+        "given_up",
         "has_batch",
         "lanes",
         "oldest",
@@ -402,6 +407,10 @@ class ModelQueue:
         """Predicted slot seconds of what waits in lanes."""
         self.rerun_count = 0
         self.suspect_count = 0
+        self.again_s = 0.0
+        """Predicted slot seconds of what waits to be run again, or to be run alone."""
+        self.given_up: str | None = None
+        """Why no slot will come for this model; None while one may."""
         self.free: dict[int, Slot] = {}
         """The free slots that serve this model, longest free first."""
         self.slot_count = 0
@@ -451,6 +460,49 @@ class ModelQueue:
     def startable(self) -> int:
         """Those of them that any slot may be given."""
         return self.count + self.rerun_count
+
+    @property
+    def waiting_s(self) -> float:
+        """Predicted slot seconds of all that waits."""
+        return self.cost_s + self.again_s
+
+    def free_in_s(self, work_s: float, now: float) -> tuple[float, int]:
+        """Seconds until its slots have done what they hold and `work_s` besides, and how many of them take part.
+
+        Work is poured over the slots like water over steps. Free slots are lowest, the others as high as they are
+        predicted to be busy, with what is queued there behind what they run. Those that rest, or idle beside a suspect, take
+        no part. Where the surface comes to rest all would end at the same time. So without work it is the time until the
+        first slot is free.
+        """
+        slots = len(self.free)
+        filled_s = work_s
+        level_s = work_s / slots if slots else inf
+        below: list[tuple[float, int]] = []
+        later: list[tuple[float, int]] = []
+        for ends_at, slot, alike in self.ends.sampled(SAMPLE):
+            height_s = max(0.0, ends_at - now)
+            if height_s >= level_s:
+                break
+            if slot.behind is not None:
+                later.append((height_s + (slot.behind.predicted_s or 0.0), alike))
+                continue
+            below.append((height_s, alike))
+            filled_s += alike * height_s
+            slots += alike
+            level_s = filled_s / slots
+        if later and min(later)[0] < level_s:
+            # Those with two batches are not in the order of their heights: once more, in that order.
+            slots = len(self.free)
+            filled_s = work_s
+            level_s = work_s / slots if slots else inf
+            for height_s, alike in sorted(below + later):
+                if height_s >= level_s:
+                    break
+                filled_s += alike * height_s
+                slots += alike
+                level_s = filled_s / slots
+        # Where all slots rest, nobody knows how long.
+        return (level_s, slots) if slots else (work_s / max(1, self.slot_count), 0)
 
     def add(self, request: Request) -> None:
         """Puts a new request into its bucket."""
@@ -533,10 +585,12 @@ class ModelQueue:
         seen[sizes] = None
         return True
 
-    def put_rerun(self, group: Sequence[Request]) -> None:
-        """Lets a group wait at the front, to be run again exactly as it is."""
+    def put_rerun(self, group: Sequence[Request], seconds: float) -> None:
+        """Lets a group wait at the front, to be run again exactly as it is, in a call of so many predicted seconds."""
         for request in group:
             request.run_again()
+            request.cost_s = seconds / len(group)
+        self.again_s += seconds
         self.rerun_count += len(group)
         heappush(self.reruns, (group[0].rank, group[0].order, group))
 
@@ -554,18 +608,29 @@ class ModelQueue:
         for request in living:
             request.start()
         self.rerun_count -= len(living)
+        self._again_less(sum([request.cost_s for request in living]))
         return living
 
     def drop_rerun(self, request: Request) -> None:
         """Takes one request that was to be run again out, for good."""
         request.end()
         self.rerun_count -= 1
+        self._again_less(request.cost_s)
         if not self.rerun_count:
             self.reruns.clear()
 
-    def put_suspect(self, request: Request, *, accused: bool) -> None:
-        """Lets a request wait at the front, to be run where nothing else runs; `accused` is remembered with it."""
+    def _again_less(self, seconds: float) -> None:
+        """Count these no longer. Sums of floats drift; nothing is exactly nothing."""
+        self.again_s = max(0.0, self.again_s - seconds) if self.rerun_count or self.suspect_count else 0.0
+
+    def put_suspect(self, request: Request, seconds: float, *, accused: bool) -> None:
+        """Let a request wait at the front, to run for so many predicted seconds where nothing else runs.
+
+        `accused` is remembered with it.
+        """
         request.suspect()
+        request.cost_s = seconds
+        self.again_s += seconds
         self.suspect_count += 1
         heappush(self.suspects, (request.rank, request.order, request, accused))
 
@@ -582,12 +647,14 @@ class ModelQueue:
         _, _, request, accused = heappop(self.suspects)
         request.start()
         self.suspect_count -= 1
+        self._again_less(request.cost_s)
         return request, accused
 
     def drop_suspect(self, request: Request) -> None:
         """Takes one of them out, for good."""
         request.end()
         self.suspect_count -= 1
+        self._again_less(request.cost_s)
         self.next_suspect()
 
 

@@ -41,6 +41,7 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.planner import unplanned
 from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.state import (
     RUNNING,
@@ -309,10 +310,10 @@ class Isolation:
         self.isolated: dict[str, Worker] = {}
         """The workers that are kept for suspects, whether they run one or are still being emptied."""
 
-    def suspect(self, request: Request, *, accused: bool) -> None:
-        """This request waits to be run alone. `accused`: a process died, or hung, that may have run it."""
+    def suspect(self, request: Request, call_s: float, *, accused: bool) -> None:
+        """Let a request wait to run alone, for so many seconds. `accused`: a process died, or hung, that may have run it."""
         queue = request.queue
-        queue.put_suspect(request, accused=accused)
+        queue.put_suspect(request, call_s, accused=accused)
         self.suspected[queue.profile.name] = queue
 
     def run(self, now: float, actions: list[Action]) -> None:
@@ -432,12 +433,13 @@ def _empty_in_s(worker: Worker, now: float) -> float:
 class Recovery:
     """Runs again what may be run again."""
 
-    __slots__ = ("apart", "isolation", "ledger", "max_attempts", "queues")
+    __slots__ = ("apart", "costs", "isolation", "ledger", "max_attempts", "queues")
 
     def __init__(
         self,
         ledger: Ledger,
         queues: Queues,
+        costs: CostModel,
         max_attempts: int,
         isolation: Isolation,
         apart: Apart,
@@ -446,6 +448,7 @@ class Recovery:
             raise ValueError("a request must be attempted at least once")
         self.ledger = ledger
         self.queues = queues
+        self.costs = costs
         self.max_attempts = max_attempts
         self.isolation = isolation
         self.apart = apart
@@ -453,7 +456,7 @@ class Recovery:
     def failed(self, batch: Batch, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """A batch is over and its slot reported an error."""
         if event.code == ErrorCode.RECALLED:
-            self.returned(batch, "it was taken back", now)
+            self.returned(batch, "it was taken back", now, actions)
             return
         if batch.hung:
             self.died(batch, f"it hung, and was stopped: {event.code}: {event.message}", now, actions)
@@ -474,16 +477,16 @@ class Recovery:
         middle = (len(living) + 1) // 2
         for half in (living[:middle], living[middle:]):
             if half:
-                self._run_again(half)
+                self._run_again(half, now, actions)
 
     def lost(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch is over because its slot, or the device, is gone."""
         self.ledger.story.note(now, batch.ids, "batch {} lost: {}", batch.id, reason)
         for request in self._may_run_again(batch, reason, now, actions):
             if batch.trial is not Trial.NONE or request.losses == self.max_attempts - 1:
-                self._suspect(request, accused=batch.trial is Trial.ACCUSED)
+                self._suspect(request, now, actions, accused=batch.trial is Trial.ACCUSED)
             else:
-                self._run_again([request])
+                self._run_again([request], now, actions)
 
     def died(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch is over because its process died while it ran, or because it hung: one of its members may be to blame."""
@@ -498,14 +501,14 @@ class Recovery:
             return
         _ran_in_vain(batch)
         for request in self._may_run_again(batch, reason, now, actions):
-            self._suspect(request, accused=True)
+            self._suspect(request, now, actions, accused=True)
 
-    def may_have_begun(self, batch: Batch, reason: str, now: float) -> None:
+    def may_have_begun(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch waited behind another in a process that died. It may have begun before that was heard of, and then be to
         blame; if it was not, its members lose no more than their company."""
         self.ledger.story.note(now, batch.ids, "batch {} may have begun: {}", batch.id, reason)
         for request in _living(batch):
-            self._suspect(request, accused=True)
+            self._suspect(request, now, actions, accused=True)
 
     def given_up(self, batch: Batch, now: float, actions: list[Action]) -> None:
         """A batch hangs, and its slot cannot be ended: its members are answered. The slot keeps what is left of it."""
@@ -540,22 +543,43 @@ class Recovery:
                 actions.append(self.ledger.fail(request, "worker_lost", message, now))
         return again
 
-    def returned(self, batch: Batch, reason: str, now: float) -> None:
+    def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch that waited behind another has not started, so nothing was lost: it goes again as it is."""
         self.ledger.story.note(now, batch.ids, "batch {} did not start: {}", batch.id, reason)
         if living := _living(batch):
-            self._run_again(living)
+            self._run_again(living, now, actions)
 
-    def _suspect(self, request: Request, *, accused: bool) -> None:
+    def _suspect(self, request: Request, now: float, actions: list[Action], *, accused: bool) -> None:
+        if self._has_nowhere_to_run([request], now, actions):
+            return
         self.ledger.put_back([request])
-        self.isolation.suspect(request, accused=accused)
+        self.isolation.suspect(request, self._call_s([request]), accused=accused)
         self.queues.wait(request.queue)
 
-    def _run_again(self, group: list[Request]) -> None:
+    def _run_again(self, group: list[Request], now: float, actions: list[Action]) -> None:
+        if self._has_nowhere_to_run(group, now, actions):
+            return
         self.ledger.put_back(group)
         queue = group[0].queue
-        queue.put_rerun(group)
+        queue.put_rerun(group, self._call_s(group))
         self.queues.wait(queue)
+
+    def _has_nowhere_to_run(self, group: Sequence[Request], now: float, actions: list[Action]) -> bool:
+        """Answers a group of a model that was given up, and whose last slot closes or is gone."""
+        queue = group[0].queue
+        if queue.given_up is None or queue.slot_count:
+            return False
+        actions.extend([self.ledger.fail(request, "unavailable", queue.given_up, now) for request in group])
+        return True
+
+    def _call_s(self, group: Sequence[Request]) -> float:
+        """Predicted seconds of a call of just these requests; 0.0 while nothing is measured."""
+        queue = group[0].queue
+        try:
+            sizes = unplanned(group).sizes(queue.has_batch)
+            return self.costs.batch_s(queue.profile.name, sizes) or 0.0
+        except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
+            return sum([request.cost_s for request in group])
 
 
 def _ran_in_vain(batch: Batch) -> None:
@@ -674,9 +698,9 @@ class Reports:
         batch, behind = self._slots.leave(id)
         if behind is not None:
             if died:
-                self._recovery.may_have_begun(behind, f"its worker {slot.worker.name} died", now)
+                self._recovery.may_have_begun(behind, f"its worker {slot.worker.name} died", now, actions)
             else:
-                self._recovery.returned(behind, f"slot {id} left before the batch started", now)
+                self._recovery.returned(behind, f"slot {id} left before the batch started", now, actions)
         if batch is None:
             return
         if batch.hung:

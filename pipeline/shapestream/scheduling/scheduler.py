@@ -427,7 +427,9 @@ class Scheduler:
         self._dispatching = Dispatching(
             self._ledger, self._slots, self._costs, self._queues, self._watch, apart
         )
-        recovery = Recovery(self._ledger, self._queues, max_attempts, self._dispatching.isolation, apart)
+        recovery = Recovery(
+            self._ledger, self._queues, self._costs, max_attempts, self._dispatching.isolation, apart
+        )
         self._reports = Reports(self._ledger, self._slots, self._costs, recovery, apart, self._watch)
         self._now = float("-inf")
 
@@ -484,6 +486,8 @@ class Scheduler:
             case ModelAdded():
                 self._add_model(event.model)
             case ModelGivenUp():
+                if event.model in self._queues:
+                    self._queues[event.model].given_up = event.message
                 for request in list(ledger.requests.values()):
                     if request.queue.profile.name == event.model and request.state is not RUNNING:
                         actions.append(ledger.fail(request, "unavailable", event.message, now))
@@ -647,6 +651,10 @@ def _take_stock(
         closing_slots=sum(slot.closing for slot in slots.slots.values()),
         slots_aside=len(slots.resting),
         slots_kept=sum(slot.idle and not slot.free for slot in slots.slots.values()),
+        slots_lost=sum(
+            slot.batch is not None and slot.batch.state is BatchState.ABANDONED
+            for slot in slots.slots.values()
+        ),
         suspects=sum(queue.suspect_count for queue in queues.values()),
         draining=admission.draining,
         admitted=counters.admitted,
@@ -663,7 +671,7 @@ def _take_stock(
             ModelStatistics(
                 name=name,
                 queued=queue.waiting,
-                queued_s=queue.cost_s,
+                queued_s=queue.waiting_s,
                 slots=queue.slot_count,
                 free_slots=len(queue.free),
                 call_s=costs.call_s(name),

@@ -235,7 +235,8 @@ class Request:
         self.tag = tag
         """Its start tag: the rank without the priority."""
         self.cost_s = cost_s
-        """Predicted seconds of one slot, in good company; 0.0 while nothing is measured."""
+        """Predicted seconds of one slot, in good company; of what runs again, its part of its group's call. 0.0 while
+        nothing is measured."""
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
         self.losses = 0
@@ -599,6 +600,7 @@ class SlotTable:
             slot.queues[0].shares.absorb(queue.shares)
         queue.add_pace(1.0)  # nothing is known of its speed yet
         queue.slot_count += 1
+        queue.given_up = None
         slot.connect(queue)
 
     def leave(self, id: int) -> tuple[Batch | None, Batch | None]:  # noqa: A002

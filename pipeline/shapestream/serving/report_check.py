@@ -108,21 +108,23 @@ class ReportCheck:
 
 
 def _check_shape(port: OutputPort, shape: tuple[int, ...], own: dict[str, int]) -> None:
-    """Dimensions named like the request's have its sizes; the others lie within the signature's bounds.
+    """Dimensions that follow the request's have its sizes; the others lie within the signature's bounds.
 
     Of the axis along which the data decides a request may have any part, nothing included.
     """
     if len(shape) != port.shape.rank:
         raise ReportRefused(f"output {port.name!r} has shape {list(shape)}, not [{port.shape}]")
-    for axis, (size, name, admitted) in enumerate(
-        zip(shape, port.shape.names, port.shape.dimensions, strict=True)
+    for axis, (size, wanted, admitted) in enumerate(
+        zip(shape, port.own_sizes(own), port.shape.dimensions, strict=True)
     ):
-        wanted = None if name is None else own.get(name)
         if axis == port.data_axis:
             most = admitted.maximum if wanted is None else wanted
             if most is not None and size > most:
                 raise ReportRefused(f"output {port.name!r} has {size} along axis {axis}, at most {most} fit")
         elif wanted is not None and size != wanted:
-            raise ReportRefused(f"output {port.name!r} has {size} along {name!r}; its request has {wanted}")
+            follows = port.shape.names[axis] or str(port.extents[axis])
+            raise ReportRefused(
+                f"output {port.name!r} has {size} along {follows!r}; its request has {wanted}"
+            )
         elif wanted is None and size not in admitted:
             raise ReportRefused(f"output {port.name!r} has shape {list(shape)}, not [{port.shape}]")

@@ -32,7 +32,7 @@ from shapestream.settings.yaml_source import Location
 from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError
-from shapestream_engine.ports import BATCH
+from shapestream_engine.ports import BATCH, RULES
 from shapestream_engine.shapes import Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
 
@@ -308,6 +308,14 @@ def check_function(value: Any, info: ValidationInfo) -> str:
     raise wrong(f"expected package.module:name, got {describe(value)} ({hint})")
 
 
+def check_rule_name(value: Any) -> str:
+    """Check the name of an output rule of the engine."""
+    if not isinstance(value, str) or value not in RULES:
+        *first, last = [f'"{name}"' for name in RULES]
+        raise wrong(f"expected {', '.join(first)} or {last}, got {describe(value)}")
+    return value
+
+
 def check_digest(value: Any) -> str:
     """Check a sha256 in hexadecimal."""
     if isinstance(value, str) and _DIGEST.fullmatch(value) is not None:
@@ -361,13 +369,15 @@ PropertyValue: TypeAlias = Annotated[
 ]
 
 
+RuleName: TypeAlias = Annotated[
+    str, BeforeValidator(check_rule_name), WithJsonSchema({"enum": list(RULES), "type": "string"})
+]
+
+
 class OutputSettings(Section):
     """An output, and the rule that divides its rows between requests."""
 
-    rule: (
-        Literal["rows", "index_column", "with", "counts", "padded_counts", "recount", "shared", "whole"]
-        | None
-    ) = None
+    rule: RuleName | None = None
     """The rule. Default: `rows` where the output has the batch axis, `whole` for a model without one."""
     column: Annotated[Any, BeforeValidator(read_rule_argument)] = Field(
         None, json_schema_extra={"type": ["integer", "null"], "minimum": 0}
@@ -376,6 +386,8 @@ class OutputSettings(Section):
     output: str | None = None
     """The output that the rule follows. `with`: the one with parallel rows; `counts`, `padded_counts`: the one that counts
     these rows; `recount`: the one whose rows are counted."""
+    to: str | None = None
+    """For `crop`: an entry per axis, such as `batch, 8, height/4, width/4`. `/` rounds up, `//` down; `?` stays."""
     shape: Shape | None = None
     """Needed for functions only."""
     element_type: ElementType | None = None
@@ -385,7 +397,7 @@ class OutputSettings(Section):
         """The rule as the engine reads it, or None where the default holds."""
         if self.rule is None:
             return None
-        given = {"rule": self.rule, "column": self.column, "output": self.output}
+        given = {"rule": self.rule, "column": self.column, "output": self.output, "to": self.to}
         return {key: value for key, value in given.items() if value is not None}
 
     def problems(
@@ -394,6 +406,10 @@ class OutputSettings(Section):
         """Yield the problems of the rule; `complete`: the model has no other outputs, and no other names for them."""
         if self.column is not None and self.rule != "index_column":
             yield ("column",), 'only the rule "index_column" has a "column" (remove it)'
+        if self.rule == "crop" and self.to is None:
+            yield (), 'the rule "crop" needs the size of each axis (add to: "batch, 8, height/4, width/4")'
+        if self.to is not None and self.rule != "crop":
+            yield ("to",), 'only the rule "crop" has a "to" (remove it)'
         follower = _FOLLOWERS.get(self.rule or "")
         if follower is None:
             if self.output is not None:

@@ -243,10 +243,12 @@ def _message(packed: list[bytes], raw: list[Buffer]) -> list[Buffer]:
     return [prefix + b"".join(packed), *raw]
 
 
-def _in_order(entries: Sequence[Entry]) -> list[Entry]:
+def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
+    if len(entries) == 1:
+        return entries
     kinds = {type(entry) for entry in entries}
-    if kinds <= _BULK or len(entries) == 1:
-        return list(entries)
+    if kinds <= _BULK:
+        return entries
     requests = {entry.sequence for entry in entries if isinstance(entry, Request)} if Cancel in kinds else ()
     control: list[Entry] = []
     bulk: list[Entry] = []

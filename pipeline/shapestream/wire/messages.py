@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import field
 from enum import Enum, auto
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from shapestream_engine.layout import Tensors, value
 
@@ -25,9 +25,8 @@ WORKER_PROTOCOL = 2
 """The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
 
-@value
-class Timings:
-    """Times of one request, measured by the server, in microseconds."""
+class Timings(NamedTuple):
+    """Times of one request, measured by the server, in microseconds. Users get it, hence a type that none can change."""
 
     queue_us: int
     """From arrival at the server to the start of its batch."""

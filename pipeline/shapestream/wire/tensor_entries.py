@@ -134,8 +134,7 @@ def _read_request(fields: Fields, frames: Sequence[Buffer], first: int, last: in
 def _timings(value: Any) -> Timings:
     if type(value) is not tuple or len(value) < 6:
         raise BadEntryError("Result.timings must be an array of at least 6 elements")
-    queue_us, run_us, total_us, batch_requests, batch_rows, worker = value[:6]
-    digest = value[6] if len(value) > 6 else None  # newer servers may send more
+    worker = value[5]
     for number in value[:5]:
         if type(number) is not int or not 0 <= number <= MAX_INTEGER:
             raise BadEntryError("Result.timings must hold integers from 0 to 2^63-1")
@@ -143,17 +142,9 @@ def _timings(value: Any) -> Timings:
         raise BadEntryError(
             f"Result.timings.worker must be a string of at most {MAX_NAME_CHARACTERS} characters"
         )
-    if digest is not None:
-        digest = checked("Result.timings.digest", name, digest)
-    return Timings(
-        queue_us=queue_us,
-        run_us=run_us,
-        total_us=total_us,
-        batch_requests=batch_requests,
-        batch_rows=batch_rows,
-        worker=worker,
-        digest=digest,
-    )
+    if len(value) > 6 and value[6] is not None:
+        checked("Result.timings.digest", name, value[6])
+    return Timings(*value[:7])  # newer servers may send more
 
 
 def _read_result(fields: Fields, frames: Sequence[Buffer], first: int, last: int, limits: Limits) -> Result:
@@ -299,21 +290,12 @@ def _write_result(entry: Result, frames: list[Buffer]) -> bytes:
     before = len(frames)
     packed, inline = _write_tensors(entry.tensors, frames)
     times = entry.timings
-    digest = () if times.digest is None else (times.digest,)
     return pack(
         (
             Result.KIND,
             len(frames) - before,
             entry.sequence,
-            (
-                times.queue_us,
-                times.run_us,
-                times.total_us,
-                times.batch_requests,
-                times.batch_rows,
-                times.worker,
-                *digest,
-            ),
+            times[:6] if times.digest is None else times,
             packed,
             inline,
         )

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,13 @@ from tests.engine.conformance.models import (
 from shapestream_engine import (
     ELEMENT_TYPES,
     Batch,
-    BatchReport,
     InferenceError,
     ModelLoadError,
     ModelSpec,
     RequestPool,
+    Runner,
     ShapeError,
     SignatureError,
-    Slot,
     Tensors,
     compile_model,
 )
@@ -317,18 +315,15 @@ def test_a_batch_runs_at_the_sizes_that_its_strategy_allows(engine: Engine, tmp_
     """Six rows in calls of four: filled up where too few are left, and divided among the requests as they came."""
     strategy = parse_strategy({"strategy": "bucketed", "batch": [4]})
     model = compile_model(replace(engine.spec(PAIR, tmp_path), strategy=strategy))
-    pool = RequestPool(model, 1)
-    reports: SimpleQueue[BatchReport] = SimpleQueue()
-    slot = Slot("s", {"pair": pool}, reports.put)
+    runner = Runner("s", {"pair": RequestPool(model, 1)})
     arrays = [counting(rows, 5) + rows for rows in (1, 3, 2)]
     members = tuple(
         Tensors(layout=((0, "f32", array.shape), (1, "f32", array.shape)), buffers=(array.tobytes(),) * 2)
         for array in arrays
     )
     shapes = tuple(model.signature.resolve(member.layout) for member in members)
-    slot.start(Batch(batch=1, model="pair", sizes=(6, 5), members=members, shapes=shapes))
-    report = reports.get(timeout=60)
-    slot.close()
+    report = runner.run(Batch(batch=1, model="pair", sizes=(6, 5), members=members, shapes=shapes))
+    assert report is not None  # nothing withdraws it
     assert (None, ((2, (4, 5)),)) == (report.code, report.calls)
     assert report.outputs is not None
     for array, result in zip(arrays, report.outputs, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from shapestream.client.link import LinkSettings
@@ -104,7 +103,7 @@ class Bench:
 
 def result(sequence: int, *, total_us: int = TIMINGS.total_us) -> Result:
     """The server's answer to a request."""
-    return Result(sequence=sequence, timings=replace(TIMINGS, total_us=total_us), tensors=TENSORS)
+    return Result(sequence=sequence, timings=TIMINGS._replace(total_us=total_us), tensors=TENSORS)
 
 
 def refusal(sequence: int, code: str) -> Failure:

@@ -52,6 +52,24 @@ def test_what_is_ready_together_travels_together() -> None:
     run(main)
 
 
+def test_calls_that_came_one_by_one_leave_at_once() -> None:
+    """Of calls in one turn the first leaves alone then, and the others travel together, as all do in the next turn."""
+
+    async def main() -> None:
+        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+            for _ in range(2):
+                await client.infer("identity", ROW)
+            before = server.messages
+            for messages in (2, 1):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(64):
+                        nursery.start_soon(client.infer, "identity", ROW)
+                assert messages == server.messages - before
+                before = server.messages
+
+    run(main)
+
+
 def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
     """Whether it waits for its result or for its model, nothing of it is left behind."""
 

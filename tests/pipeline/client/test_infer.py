@@ -33,6 +33,8 @@ def test_gives_named_arrays_that_cannot_be_written_to(face: Any) -> None:
             np.testing.assert_array_equal(np.full((2, 3), 6, np.float32), result["y"])
             assert not result["y"].flags.writeable
             assert 1 == result.timings.batch_requests
+            with pytest.raises(AttributeError):
+                result.timings.batch_requests = 2  # a user's mistake
             assert 1 == result.sequence
             assert result.ok
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.planner import water_level
 from shapestream.scheduling.queueing import ModelQueue
 from shapestream.scheduling.state import Slot
 
@@ -98,7 +97,7 @@ def test_the_level_is_where_the_work_comes_to_rest(busy, free, work_s):
         queue.free[number] = Slot(number, frozenset())
     for number, ends_at in enumerate(busy):
         queue.ends.add(100.0 + ends_at, Slot(free + number, frozenset()))
-    level_s, slots = water_level(queue, work_s, 100.0)
+    level_s, slots = queue.free_in_s(work_s, 100.0)
     heights = [0.0] * free + busy
     assert pytest.approx(work_s, abs=1e-6) == sum(max(0.0, level_s - height) for height in heights)
     # Slots that are free exactly at the level may count or not.
@@ -114,7 +113,7 @@ def test_the_level_of_a_thousand_slots_is_estimated_from_few():
     heights = [(number * 37 % 1000) / 1000 for number in range(1000)]
     for number, height in enumerate(heights):
         queue.ends.add(height, Slot(number, frozenset()))
-    level_s, _ = water_level(queue, 100.0, 0.0)
+    level_s, _ = queue.free_in_s(100.0, 0.0)
     assert pytest.approx(100.0, rel=0.1) == sum(max(0.0, level_s - height) for height in heights)
 
 

@@ -9,6 +9,7 @@ from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream_engine.layout import Layout, Tensors
 from shapestream_engine.ports import (
     Counts,
+    Crop,
     IndexColumn,
     InputPort,
     OutputPort,
@@ -33,6 +34,7 @@ SIGNATURE = ModelSignature(
         OutputPort("peaks", "f32", NamedShape.parse("10, 2"), IndexColumn()),
         OutputPort("total", "i32", NamedShape.parse("1"), Recount("peaks")),
         OutputPort("anchors", "f32", NamedShape.parse("seq, 4"), Shared()),
+        OutputPort("cells", "f32", NamedShape.parse("batch, ?"), Crop("batch, seq/4")),
     ),
 )
 GOOD = {
@@ -44,6 +46,7 @@ GOOD = {
     "peaks": (5, 2),
     "total": (1,),
     "anchors": (7, 4),
+    "cells": (2, 2),
 }
 """The shapes of a result of 2 rows and 7 along `seq`."""
 
@@ -88,6 +91,7 @@ def test_a_request_may_have_any_part_of_what_the_data_gave(change: dict[str, tup
         ({"peaks": (11, 2)}, r"'peaks' has 11 along axis 0, at most 10 fit"),
         ({"total": (2,)}, r"'total' has shape \[2\], not \[1\]"),
         ({"anchors": (9, 4)}, r"'anchors' has 9 along 'seq'; its request has 7"),
+        ({"cells": (2, 3)}, r"'cells' has 3 along 'seq/4'; its request has 2"),
     ],
 )
 def test_shapes_that_contradict_a_rule_are_refused(change: dict[str, tuple[int, ...]], message: str) -> None:

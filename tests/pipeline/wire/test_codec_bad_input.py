@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgpack
 import pytest
@@ -14,7 +14,7 @@ from tests.pipeline.wire.strategies import comparable, entries_for
 from shapestream.errors import ProtocolError
 from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Entry, Request, Role
+from shapestream.wire.messages import Entry, Request, Role, Timings
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Tensors
 
@@ -240,14 +240,15 @@ def assert_valid(value: Any) -> None:
             assert {int} >= {type(port), *map(type, shape)}
             assert min((port, *shape)) >= 0
             assert ELEMENT_TYPES[element_type].itemsize * prod(shape) == memoryview(buffer).nbytes
-    elif hasattr(value, "__dataclass_fields__"):
-        for name, field in value.__dataclass_fields__.items():
-            item = getattr(value, name)
-            if field.type in {"int", "int | None"}:
-                assert type(item) is int or (item is None and field.type == "int | None")
+    elif isinstance(value, Timings) or hasattr(value, "__dataclass_fields__"):
+        hints = get_type_hints(type(value))
+        for name in value._fields if isinstance(value, Timings) else value.__dataclass_fields__:
+            item, declared = getattr(value, name), hints[name]
+            if declared in {int, int | None}:
+                assert type(item) is int or (item is None and declared == int | None)
                 assert item is None or -(2**31) < item < 2**63
-            elif field.type in {"str", "bytes", "bool"}:
-                assert field.type == type(item).__name__
+            elif declared in {str, bytes, bool, str | None}:
+                assert isinstance(item, declared)
             else:
                 assert_valid(item)
     elif isinstance(value, tuple):
