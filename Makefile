@@ -12,6 +12,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Tests and benchmarks serve functions of their own, which no installed package registers.
 export SHAPESTREAM_ANY_FUNCTION := 1
+# The tests start a thousand processes. Compiling our modules anew is a third of a start, where the environment forbids to
+# keep the byte code.
+export PYTHONDONTWRITEBYTECODE :=
 
 QUICK ?=
 ENGINES ?=
