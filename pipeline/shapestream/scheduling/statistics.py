@@ -85,6 +85,8 @@ class Statistics:
     """Slots that rest, since they could not run what they got."""
     slots_kept: int
     """Idle slots that get nothing, since a suspect runs, or will run, in their worker, or it is to be killed."""
+    slots_lost: int
+    """Slots whose call hangs, and that nothing could end."""
     suspects: int
     """Of those that wait, requests that are to be run alone in a worker, since one died, or hung, that may have run them."""
     draining: bool

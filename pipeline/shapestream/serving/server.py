@@ -181,6 +181,11 @@ class Server:
             self._availability.give_up(name, why, trio.current_time())
             self._dispatcher.end_turn()
 
+    def model_withdrawn(self, name: str, why: str) -> None:
+        """Give up a model that the configuration has no more: the server is ready without it."""
+        self._models.withdraw(name)
+        self.model_given_up(name, why)
+
     def model_expected(self, name: str, settings: ModelSettings) -> None:
         """Let requests wait for a model whose worker will come. `settings` are for a model that is new here."""
         self._models.expect(name, settings)
@@ -207,6 +212,24 @@ class Server:
         for socket in self._sockets:
             if isinstance(socket, ProtectedRouter):
                 socket.let_in(ring)
+
+    def standstill(self) -> str | None:
+        """The reason why only a restart helps: the call of every slot hangs, and nothing could end it."""
+        scheduler = self._scheduler.statistics()
+        if scheduler.slots and scheduler.slots_lost == scheduler.slots:
+            return "the calls of all slots hang"
+        return None
+
+    def not_ready(self) -> list[str]:
+        """The reasons why this server should get no requests now; none where each model has a slot that takes batches.
+
+        A slot joins after its model was proved and its costs were measured.
+        """
+        workers = {slot.worker for slot in self._dispatcher.slots.values()}
+        offered = {name for worker in workers if worker.takes_batches for name in worker.models}
+        reasons = ["the server drains"] if self._drain_asked.is_set() else []
+        reasons += [f"no slot for model {name!r}" for name in self._models.promised if name not in offered]
+        return reasons or ([] if offered else ["no slot"])
 
     def statistics(self) -> dict[str, Any]:
         """The counters, as plain data: what `Statistics` carries."""

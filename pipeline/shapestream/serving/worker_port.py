@@ -61,13 +61,12 @@ from shapestream.wire.messages import (
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
+from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
 
 READ_BURSTS = 8
-# Slots of one worker, each a thread of it. So many join within 10 ms of the server's loop.
-MAX_SLOTS = 256
 # Clients are told the name with every result, and people read it in logs.
 MAX_NAME = 200
 # Slots that may join at once, and per second after that. A worker with 256 takes about 20 ms to come and go, so that endless
