@@ -33,7 +33,7 @@ PER_WORKER = 4
 # Descriptors per slot of a worker: its connection, and another while its process is replaced.
 PER_SLOT = 2
 # Pause between two looks: at least LOOK_S, and LOOK_REST times the duration of the last look. A look takes 20 us with
-# 50 open descriptors, and 3 ms with 10,000. With its timer it takes 250 us of CPU: 50 a second were most of an idle server's.
+# 50 open descriptors, and 3 ms with 10,000. With its timer it takes 250 us: 50 a second were most of an idle server's CPU.
 LOOK_S = 0.02
 LOOK_REST = 100
 # Far from the limit the pause is longer: in it, as many connections cannot arrive as are left beyond the reserve. libzmq
