@@ -676,6 +676,8 @@ def _take_stock(
                 free_slots=len(queue.free),
                 call_s=costs.call_s(name),
                 shapes_seen=costs.shapes(name),
+                predicted_s=queue.predicted_s,
+                measured_s=queue.measured_s,
             )
             for name, queue in queues.items()
         ),
