@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shapestream_engine.layout import Tensors, value
-from shapestream_engine.signature import RequestShape
+from shapestream_engine.layout import RequestShape, Tensors, value
 
 
 class ErrorCode(StrEnum):

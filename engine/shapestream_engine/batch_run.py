@@ -13,9 +13,8 @@ from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.calls import PlannedCall, merge_sizes
 from shapestream_engine.batching.pieces import Piece, divide
 from shapestream_engine.infer_request import InferRequest
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.signature import RequestShape
 
 
 class BatchRun:

@@ -18,8 +18,8 @@ from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
 from shapestream_engine.errors import EngineError, InferenceError
 from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.layout import RequestShape
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.signature import RequestShape
 
 _REMEMBERED_SHAPES = 4096
 """Call shapes remembered per model, to tell new ones; when so many are known, all are forgotten."""
