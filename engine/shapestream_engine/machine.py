@@ -80,6 +80,8 @@ def _installed(_path: tuple[str, ...]) -> dict[str, list[str]]:
 
 Count: TypeAlias = "int | Literal['auto']"
 
+MAX_SLOTS = 256
+"""Slots of one process, each a thread of it: they join within 10 ms of a server's event loop."""
 CPUS_PER_SLOT = 2
 """With `auto`, one slot for so many CPUs.
 
@@ -92,8 +94,8 @@ def divide_cpus(cpus: int, workers: int, slots: Count = "auto", threads: Count =
     """The slots of each worker, and the inference threads that its slots have together.
 
     Each of `workers` equal processes gets `cpus // workers` CPUs, at least one. `threads` auto is that share, and at
-    least one per slot; `slots` auto is one per `CPUS_PER_SLOT` threads, rounded up. Counts that are given are kept as
-    they are, even where they ask for more than there is. So 2 CPUs and 2 workers make (1, 1), 16 CPUs and one (8, 16).
+    least one per slot; `slots` auto is one per `CPUS_PER_SLOT` threads, rounded up, and `MAX_SLOTS` at most. Counts that
+    are given are kept, even where they ask for more than there is. So 2 CPUs and 2 workers make (1, 1), 16 and one (8, 16).
 
     Raises `ValueError` for counts below 1.
     """
@@ -104,5 +106,5 @@ def divide_cpus(cpus: int, workers: int, slots: Count = "auto", threads: Count =
         )
     share = max(1, cpus // workers)
     own_threads = share if threads == "auto" else threads
-    own_slots = -(-own_threads // CPUS_PER_SLOT) if slots == "auto" else slots
+    own_slots = min(MAX_SLOTS, -(-own_threads // CPUS_PER_SLOT)) if slots == "auto" else slots
     return own_slots, max(own_threads, own_slots) if threads == "auto" else own_threads

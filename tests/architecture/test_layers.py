@@ -18,12 +18,13 @@ PACKAGES = [
 ]
 MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 
-# What each optional engine is, and the one folder that may import it (STYLE: optional engines in exactly one place).
+# What each extra brings, and the one place that may import it (STYLE: optional engines in exactly one place).
 OPTIONAL = {
     "openvino": "engine/shapestream_engine/backends/openvino/",
     "onnxruntime": "engine/shapestream_engine/backends/onnxruntime/",
     "torch": "engine/shapestream_engine/backends/torch/",
     "torch_xla": "engine/shapestream_engine/backends/torch/devices.py",
+    **dict.fromkeys(("hypercorn", "starlette", "prometheus_client"), "pipeline/shapestream/serving/admin.py"),
 }
 
 
@@ -48,8 +49,8 @@ def test_modules_are_found() -> None:
 
 
 @pytest.mark.parametrize("engine", OPTIONAL)
-def test_optional_engines_are_imported_in_one_place(engine: str) -> None:
-    """Only the engine's own backend imports it, so that the bare install works without it."""
+def test_optional_libraries_are_imported_in_one_place(engine: str) -> None:
+    """Only the engine's own backend imports it, or the admin port, so that the bare install works without it."""
     importers = {str(path.relative_to(ROOT)) for path in MODULES if engine in imported_names(path)}
     assert importers, f"no module imports {engine}: the check has lost its object"
     assert [name for name in importers if not name.startswith(OPTIONAL[engine])] == []

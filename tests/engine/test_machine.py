@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shapestream_engine.machine import divide_cpus
+from shapestream_engine.machine import MAX_SLOTS, divide_cpus
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ from shapestream_engine.machine import divide_cpus
         (2, 1, 4, "auto", (4, 4)),
         (8, 1, "auto", 3, (2, 3)),
         (8, 2, 3, 1, (3, 1)),
+        (1024, 1, "auto", "auto", (MAX_SLOTS, 1024)),
     ],
 )
 def test_each_worker_gets_its_share(

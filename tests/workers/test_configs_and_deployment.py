@@ -116,6 +116,7 @@ def test_the_systemd_unit_runs_a_command_that_exists() -> None:
     assert ("shapestream", True, ".yaml") == (Path(program).name, command in COMMANDS, Path(config).suffix)
     assert "2 3" == settings_of_unit["RestartPreventExitStatus"]
     assert "mixed" == settings_of_unit["KillMode"], "workers are stopped by the server, in order"
+    assert ("notify", True) == (settings_of_unit["Type"], int(settings_of_unit["WatchdogSec"]) > 0)
     settings = load_settings(ROOT / "configs" / "function.yaml").settings
     assert int(settings_of_unit["TimeoutStopSec"]) > settings.server.grace_s + 5
 

@@ -135,6 +135,14 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file(tmp_path: Pa
     ]
 
 
+def test_more_slots_than_a_server_takes_are_refused(tmp_path: Path) -> None:
+    """The limit is the server's own, so `check` passes no worker that would be refused later."""
+    model = "models: [{name: m, path: m.xml}]\n"
+    for text in ("workers: [{slots: 257}]\n", "in_process: {slots: 257}\n"):
+        (line,) = problems_of(tmp_path, model + text)
+        assert line.endswith("slots: expected auto or a count, got 257 (write auto, or 1 to 256)")
+
+
 def test_all_contradictions_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     """Settings that are right one by one are compared, of all sections in one run, beside problems of the text."""
     text = """\

@@ -528,6 +528,6 @@ def test_a_server_that_refuses_this_version_is_not_asked_again() -> None:
         assert WORKER_PROTOCOL == (await server.next(WorkerHello)).protocol
         server.say(WorkerRefused(model="", message="it speaks version 2"))
         await server.left.wait()
-        assert worker.other_files
+        assert worker.unusable
 
     play(scene)

@@ -110,6 +110,10 @@ def worker(
     ] = None,
     group: Annotated[int, typer.Option(min=0, help="Which entry of `workers` to be, counted from 0.")] = 0,
     name: Annotated[str, typer.Option(help="How logs and timings call this worker.")] = "worker",
+    admin: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Answer health checks there; needs the extra [admin]."),
+    ] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
     key: Key = None,
     server_key: ServerKey = None,
@@ -126,6 +130,7 @@ def worker(
         channel = claim_stdout()
     with reported():
         loaded = _configured(config)
+        from shapestream_workers.admin import worker_admin
         from shapestream_workers.security import caller_keys
         from shapestream_workers.worker_process import run_worker, server_address
 
@@ -136,7 +141,8 @@ def worker(
         chosen = groups[group] if groups else _only_group(loaded)
         # Over ipc none is asked for; the environment's may be meant for something else.
         keys = caller_keys(key, server_key) if is_protectable(address) else None
-        status = run_worker(loaded, chosen, address, name=name, ready_channel=channel, keys=keys)
+        port = None if admin is None else worker_admin(loaded, admin)
+        status = run_worker(loaded, chosen, address, name=name, ready_channel=channel, keys=keys, admin=port)
     raise typer.Exit(status)
 
 

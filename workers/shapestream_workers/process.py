@@ -21,8 +21,9 @@ EXIT_RUNTIME = 1
 """An error while running. Wrong usage is 2, typer's own."""
 EXIT_CONFIGURATION = 3
 """The configuration cannot be used."""
-EXIT_OTHER_FILES = 4
-"""A worker has read other bytes of a model's files than those that its server serves."""
+EXIT_UNUSABLE = 4
+"""A worker's server has no use for this process: it has read other bytes of a model's files than those that are served,
+or it speaks another version. A process that is started anew may be right."""
 EXIT_ORPHANED = EXIT_RUNTIME
 
 _LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "torch", "torch_xla")

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -30,6 +31,7 @@ from shapestream.settings import LoadedSettings, Settings, load_settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.machine import divide_cpus
+from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import tables
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
@@ -39,6 +41,10 @@ from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIM
 from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
+from shapestream_workers.systemd import notify, tend_watchdog
+
+if TYPE_CHECKING:
+    from shapestream.serving.admin import AdminPort
 
 log = structlog.get_logger()
 
@@ -90,6 +96,7 @@ def run_server(loaded: LoadedSettings) -> int:
     keep_freed_memory()
     raise_descriptor_limit()
     keys = server_security(loaded)
+    admin = open_admin_port(loaded, loaded.settings.server.admin)
     local = None
     digests = digests_of(loaded.settings.models)
     in_process = loaded.settings.in_process
@@ -115,7 +122,7 @@ def run_server(loaded: LoadedSettings) -> int:
             local=local,
         )
         with handed_over() as taken_over:
-            return trio.run(_Serving(loaded, local, start).run, taken_over)
+            return trio.run(_Serving(loaded, local, start, admin).run, taken_over)
 
 
 def _digests_in_process(local: SlotThreads) -> dict[str, str]:
@@ -186,10 +193,15 @@ class _Serving:
     """One run of `serve`: the server, its workers, and the signals that end both."""
 
     def __init__(
-        self, loaded: LoadedSettings, local: SlotThreads | None, start: Callable[..., Awaitable[None]]
+        self,
+        loaded: LoadedSettings,
+        local: SlotThreads | None,
+        start: Callable[..., Awaitable[None]],
+        admin: AdminPort | None,
     ) -> None:
         """`start` is `serve`, with everything that it takes but `task_status`."""
         self._loaded = loaded
+        self._admin = admin
         self._local = local
         self._start = start
         self._drained = trio.Event()
@@ -210,6 +222,12 @@ class _Serving:
     async def _run(self, signals: AsyncIterator[int]) -> int:
         async with trio.open_nursery() as nursery:
             server = await nursery.start(self._serve)
+            if self._admin is not None:
+                from shapestream.serving.admin import server_pages
+
+                nursery.start_soon(self._admin.run, server_pages(server))
+            notify("READY=1")
+            nursery.start_soon(tend_watchdog, server.standstill)
             in_process = self._loaded.settings.in_process
             if in_process is not None and in_process.memory_limit is not None:
                 warn = functools.partial(_warn_of_memory, in_process.memory_limit)
@@ -322,7 +340,7 @@ class _Serving:
         for name in sorted(now):
             server.model_expected(name, models[name])
         for name in sorted(before - now):
-            server.model_given_up(name, "the configuration, as read on SIGHUP, gives it to no worker")
+            server.model_withdrawn(name, "the configuration, as read on SIGHUP, gives it to no worker")
 
     def _reread_keys(self, server: Server) -> None:
         """The keys that are let in, as their files are now; as they were, if these cannot be used."""
@@ -345,6 +363,7 @@ class _Serving:
             if not self._stop_asked:
                 self._stop_asked = True
                 log.info("stopping", signal=name, grace_s=self._loaded.settings.server.grace_s)
+                notify("STOPPING=1")
                 server.drain()
                 continue
             log.warning("stopping at once", signal=name)

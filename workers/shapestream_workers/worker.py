@@ -72,7 +72,7 @@ class Worker:
         """Whether `run` returned because a slot hangs: only the end of the process frees it."""
         self.slot_ended = False
         """Whether `run` returned because a slot's thread has ended: another process is to take this one's place."""
-        self.other_files = False
+        self.unusable = False
         """Whether `run` returned because this process is of no use to the server: it has read other bytes of a model than
         the server serves, or it speaks another version."""
         self._wake_writer = trio.Event()
@@ -87,6 +87,13 @@ class Worker:
         """Finish what runs, take nothing new, leave; `run` returns then."""
         self._drain.set()
 
+    def not_ready(self) -> list[str]:
+        """The reasons why no batch comes here now; none while a server has welcomed this worker."""
+        if self._drain.is_set():
+            return ["this worker drains"]
+        welcomed = self._connection is not None and self._session.welcome is not None
+        return [] if welcomed and self._session.ended is None else ["no server has welcomed this worker"]
+
     async def run(self) -> None:
         """Serves until drained, refused or cancelled, or a slot hangs. The server may come, go and come back at any time."""
         self._session = WorkerSession(self.name, os.getpid(), self._slots)
@@ -99,7 +106,7 @@ class Worker:
                 while not self._drain.is_set():
                     why = await self._serve_one_connection()
                     if (refused := self._session.refused) is not None:
-                        self.other_files = True
+                        self.unusable = True
                         log.error(
                             "worker refused", worker=self.name, model=refused.model, why=refused.message
                         )

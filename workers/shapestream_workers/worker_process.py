@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -19,13 +20,14 @@ from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.settings import LoadedSettings, WorkerGroupSettings
+from shapestream.settings import AdminSettings, LoadedSettings, WorkerGroupSettings
 from shapestream.transport.blocking_dealer import BlockingDealer, Wake
 from shapestream.transport.curve import CallerKeys, ProtectedDealer
 from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
 from shapestream_engine.machine import divide_cpus, resident_bytes
+from shapestream_workers.admin import open_admin_port
 from shapestream_workers.costs import tables
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
@@ -33,12 +35,15 @@ from shapestream_workers.models import available_cpus, compile_models
 from shapestream_workers.process import (
     EXIT_CONFIGURATION,
     EXIT_OK,
-    EXIT_OTHER_FILES,
     EXIT_RUNTIME,
+    EXIT_UNUSABLE,
     exit_after,
 )
 from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE, registered_name
 from shapestream_workers.worker import Worker
+
+if TYPE_CHECKING:
+    from shapestream.serving.admin import AdminPort
 
 log = structlog.get_logger()
 
@@ -70,9 +75,11 @@ def run_worker(
     name: str,
     ready_channel: int | None,
     keys: CallerKeys | None = None,
+    admin: AdminSettings | None = None,
 ) -> int:
     """Serves until told to stop; returns the exit status. Raises `ConfigurationError` for unusable models."""
     keep_freed_memory()
+    port = open_admin_port(loaded, admin)
     structlog.contextvars.bind_contextvars(process=name)
     processes = sum(other.count for other in loaded.settings.worker_groups)
     slots, threads = divide_cpus(available_cpus(), max(1, processes), group.slots, group.threads)
@@ -114,7 +121,7 @@ def run_worker(
     worker = Worker(unique, threads_of_slots, connect, ready=ready, asks_again=not supervised)
     with handed_over() as taken_over:
         grace_s = loaded.settings.server.grace_s
-        return trio.run(_run, worker, grace_s, group.memory_limit, ready_channel, taken_over)
+        return trio.run(_run, worker, grace_s, group.memory_limit, ready_channel, taken_over, port)
 
 
 def _check_memory_limit(loaded: LoadedSettings, group: WorkerGroupSettings) -> None:
@@ -157,6 +164,7 @@ async def _run(
     memory_limit: int | None,
     channel: int | None,
     obeys_signals: Callable[[], None],
+    port: AdminPort | None,
 ) -> int:
     status = EXIT_RUNTIME
     async with trio.open_nursery() as nursery:
@@ -165,11 +173,19 @@ async def _run(
         if memory_limit is not None:
             passed = partial(_leave, worker.name, memory_limit, channel)
             nursery.start_soon(watch_memory, memory_limit, passed)
+        if port is not None:
+            from shapestream.serving.admin import health_page
+
+            pages = {
+                "/health/live": health_page("live", list),  # an answer of the event loop is the sign of life
+                "/health/ready": health_page("ready", worker.not_ready),
+            }
+            nursery.start_soon(port.run, pages)
         await worker.run()
         if worker.hangs:
             exit_after(LAST_WORDS_S)
-        elif worker.other_files:
-            status = EXIT_OTHER_FILES
+        elif worker.unusable:
+            status = EXIT_UNUSABLE
         elif worker.refused:
             status = EXIT_CONFIGURATION
         elif not worker.slot_ended:

@@ -368,8 +368,10 @@ class ModelQueue:
         "given_up",
         "has_batch",
         "lanes",
+        "measured_s",
         "oldest",
         "padded",
+        "predicted_s",
         "profile",
         "rerun_count",
         "reruns",
@@ -424,6 +426,10 @@ class ModelQueue:
         """Those of them that take a batch ahead and have none, by when it should be sent."""
         self.seen: dict[tuple[int, ...], None] = {}
         """The sizes of recent batches."""
+        self.predicted_s = 0.0
+        """Predicted seconds of all batches that ran and had a prediction."""
+        self.measured_s = 0.0
+        """Seconds that these took."""
 
     def __repr__(self) -> str:
         return (

@@ -640,8 +640,11 @@ class Reports:
         batch.release_members()
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
-        slot = batch.slot
-        name = batch.queue.profile.name
+        slot, queue = batch.slot, batch.queue
+        name = queue.profile.name
+        if batch.predicted_s is not None:
+            queue.predicted_s += batch.predicted_s
+            queue.measured_s += event.busy_s
         self._costs.observe(slot.id, name, batch.sizes, event.busy_s, event.preparations, len(batch.ids))
         self.measure_pace(slot, name, batch.sizes)
 

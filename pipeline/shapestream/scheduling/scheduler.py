@@ -651,6 +651,10 @@ def _take_stock(
         closing_slots=sum(slot.closing for slot in slots.slots.values()),
         slots_aside=len(slots.resting),
         slots_kept=sum(slot.idle and not slot.free for slot in slots.slots.values()),
+        slots_lost=sum(
+            slot.batch is not None and slot.batch.state is BatchState.ABANDONED
+            for slot in slots.slots.values()
+        ),
         suspects=sum(queue.suspect_count for queue in queues.values()),
         draining=admission.draining,
         admitted=counters.admitted,
@@ -672,6 +676,8 @@ def _take_stock(
                 free_slots=len(queue.free),
                 call_s=costs.call_s(name),
                 shapes_seen=costs.shapes(name),
+                predicted_s=queue.predicted_s,
+                measured_s=queue.measured_s,
             )
             for name, queue in queues.items()
         ),

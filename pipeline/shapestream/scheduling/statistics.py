@@ -61,6 +61,10 @@ class ModelStatistics:
     """Running mean of the seconds of a call."""
     shapes_seen: int
     """Distinct call shapes that the cost model remembers."""
+    predicted_s: float
+    """Predicted seconds of the batches that ran and had a prediction."""
+    measured_s: float
+    """Seconds that these took."""
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.queued} queued, {self.free_slots} of {self.slots} slots free"
@@ -85,6 +89,8 @@ class Statistics:
     """Slots that rest, since they could not run what they got."""
     slots_kept: int
     """Idle slots that get nothing, since a suspect runs, or will run, in their worker, or it is to be killed."""
+    slots_lost: int
+    """Slots whose call hangs, and that nothing could end."""
     suspects: int
     """Of those that wait, requests that are to be run alone in a worker, since one died, or hung, that may have run them."""
     draining: bool

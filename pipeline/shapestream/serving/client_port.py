@@ -7,7 +7,7 @@ request is answered by its own id. Nothing here awaits but the socket.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -96,22 +96,27 @@ class ClientPort:
     # ---------------------------------------------------------------- turns
 
     async def run(self) -> None:
-        """Serve the port until cancelled."""
-        inbox, by_peer = self._inbox, self.sessions.by_peer
+        """Serve the port until cancelled: here what its socket's watcher does not find."""
+        self._socket.on_messages = self._watched
         while True:
-            heard, beyond = await inbox.read()
-            now = trio.current_time()
-            self._statistics.messages = inbox.messages
-            for peer in heard:
-                if (session := by_peer.get(peer)) is not None:
-                    session.heard_at = now
-            for peer, why in beyond.items():
-                self._turn_away(peer, why, now)
-            self._serve_turn(now)
+            self._serve_turn(*await self._inbox.read())
 
-    def _serve_turn(self, now: float) -> None:
+    def _watched(self) -> bool:
+        """Serve a turn in the watcher of the socket, with no hand-over to another task. True: there is more to serve."""
+        heard, beyond = self._inbox.read_nowait()
+        if heard or not self._inbox.is_empty:
+            self._serve_turn(heard, beyond)
+        return not self._inbox.is_empty
+
+    def _serve_turn(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
         """Serve one turn of the inbox; all its requests become one event of the scheduler."""
-        inbox, by_peer = self._inbox, self.sessions.by_peer
+        inbox, by_peer, now = self._inbox, self.sessions.by_peer, trio.current_time()
+        self._statistics.messages = inbox.messages
+        for peer in heard:
+            if (session := by_peer.get(peer)) is not None:
+                session.heard_at = now
+        for peer, why in beyond.items():
+            self._turn_away(peer, why, now)
         for peer, item in inbox.turn():
             session = by_peer.get(peer)
             price = DEAR

@@ -88,6 +88,11 @@ class Inbox:
         """Whether everything that had arrived was read: only then can silence be told from a long queue."""
         return self._socket.drained
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was read is served."""
+        return not self._lines
+
     async def read(self) -> tuple[set[bytes], dict[bytes, str]]:
         """Read what has arrived; wait only while nothing is left to serve.
 

@@ -212,6 +212,8 @@ class ServedModels:
     ) -> None:
         """`digests`: as for `serve_files`."""
         self._expected = dict(expected)
+        self._withdrawn: set[str] = set()
+        """Names that the configuration had once, and has no more."""
         self.digests = dict(digests or {})
         """The sha256 of the files that each model is served from, as far as that is known."""
         self._by_name: dict[str, ServedModel] = {}
@@ -252,9 +254,19 @@ class ServedModels:
         if name in self._by_name:
             self._by_name[name].refuse_all(None)
 
+    @property
+    def promised(self) -> list[str]:
+        """The names that the configuration has, sorted."""
+        return sorted(self._expected.keys() - self._withdrawn)
+
+    def withdraw(self, name: str) -> None:
+        """Take note that the configuration has this name no more."""
+        self._withdrawn.add(name)
+
     def expect(self, name: str, settings: ModelSettings) -> None:
         """Expect a model that the configuration promises. One that is here keeps its settings."""
-        if name not in self._by_name:
+        self._withdrawn.discard(name)
+        if name not in self._by_name or name not in self._expected:
             self._expected[name] = settings
 
     def is_expected(self, name: str) -> bool:

@@ -61,13 +61,12 @@ from shapestream.wire.messages import (
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
+from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
 
 READ_BURSTS = 8
-# Slots of one worker, each a thread of it. So many join within 10 ms of the server's loop.
-MAX_SLOTS = 256
 # Clients are told the name with every result, and people read it in logs.
 MAX_NAME = 200
 # Slots that may join at once, and per second after that. A worker with 256 takes about 20 ms to come and go, so that endless
@@ -166,10 +165,19 @@ class WorkerPort:
     # ---------------------------------------------------------------- turns
 
     async def run(self) -> None:
-        """Serve the port until cancelled."""
+        """Serve the port until cancelled: here what its socket's watcher does not find."""
+        self._socket.on_messages = self._watched
         while True:
             self._heard(*await self._inbox.read())
             self._serve(self._inbox.turn())
+
+    def _watched(self) -> bool:
+        """Serve a turn in the watcher of the socket, with no hand-over to another task. True: there is more to serve."""
+        heard, beyond = self._inbox.read_nowait()
+        if heard or not self._inbox.is_empty:
+            self._heard(heard, beyond)
+            self._serve(self._inbox.turn())
+        return not self._inbox.is_empty
 
     def _heard(self, heard: set[bytes], beyond: Mapping[bytes, str]) -> None:
         now = trio.current_time()

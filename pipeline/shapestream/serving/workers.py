@@ -116,6 +116,11 @@ class Worker(Link):
         return [batch for slot in self.slots for batch in slot.running]
 
     @property
+    def takes_batches(self) -> bool:
+        """Whether it is here to stay: it neither drains nor leaves nor is to be killed."""
+        return not self.draining and self.parting_since is None and self.killed_for is None
+
+    @property
     def has_greeted(self) -> bool:
         """Whether all its slots have greeted."""
         return all(slot.has_greeted for slot in self.slots)

@@ -17,10 +17,11 @@ from shapestream.settings.models import (
     ShapesSettings,
     registered_functions,
 )
-from shapestream.settings.server import SecuritySettings, ServerSettings, is_public_key
+from shapestream.settings.server import AdminSettings, SecuritySettings, ServerSettings, is_public_key
 from shapestream.settings.yaml_source import Location
 
 __all__ = [
+    "AdminSettings",
     "BatchingSettings",
     "EffectiveValue",
     "InProcessSettings",

@@ -6,6 +6,7 @@ The long sections are in server.py and models.py; docs/configuration.md is the p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
@@ -25,12 +26,15 @@ from shapestream.settings.values import (
     wrong,
 )
 from shapestream_engine.errors import ModelLoadError
+from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.model_files import files_of_model
 
 DISAGREEMENT = "disagreement"
 """Kind of the pydantic error for settings that are valid one by one and contradict each other."""
 
 
+# Threads of the engine in one process: no machine has more CPUs to give to one.
+MAX_THREADS = 1024
 # A Python process with NumPy and one small model takes more.
 MIN_MEMORY_LIMIT = 64 << 20
 
@@ -48,14 +52,20 @@ def read_memory_limit(value: Any) -> int:
     return limit
 
 
-def read_auto(value: Any) -> Any:
-    """Read a count, or `auto`."""
+def read_auto(value: Any, most: int) -> Any:
+    """Read a count up to `most`, or `auto`."""
     if value == "auto":
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
         return value
-    hint = "remove the quotes" if isinstance(value, str) and value.isdigit() else "write auto, or 1 to 1024"
+    hint = (
+        "remove the quotes" if isinstance(value, str) and value.isdigit() else f"write auto, or 1 to {most}"
+    )
     raise wrong(f"expected auto or a count, got {describe(value)} ({hint})")
+
+
+def _auto_schema(most: int) -> dict[str, Any]:
+    return {"anyOf": [{**COUNT, "maximum": most}, {"const": "auto"}]}
 
 
 MemoryLimit: TypeAlias = Annotated[
@@ -63,8 +73,11 @@ MemoryLimit: TypeAlias = Annotated[
     BeforeValidator(read_memory_limit),
     WithJsonSchema({"anyOf": [{**COUNT, "minimum": 64 << 20}, {**TEXT, "examples": ["2 GiB"]}]}),
 ]
-AutoCount: TypeAlias = Annotated[
-    Any, BeforeValidator(read_auto), WithJsonSchema({"anyOf": [COUNT, {"const": "auto"}]})
+SlotCount: TypeAlias = Annotated[
+    Any, BeforeValidator(partial(read_auto, most=MAX_SLOTS)), WithJsonSchema(_auto_schema(MAX_SLOTS))
+]
+ThreadCount: TypeAlias = Annotated[
+    Any, BeforeValidator(partial(read_auto, most=MAX_THREADS)), WithJsonSchema(_auto_schema(MAX_THREADS))
 ]
 
 
@@ -75,9 +88,9 @@ class WorkerGroupSettings(Section):
     """Number of processes."""
     models: tuple[str, ...] | None = Field(default=None, strict=False, min_length=1)
     """Names of the models that each process serves. Default: all."""
-    slots: AutoCount = "auto"
+    slots: SlotCount = "auto"
     """Inference calls at a time in one process."""
-    threads: AutoCount = "auto"
+    threads: ThreadCount = "auto"
     """Threads that the engine may use in one process."""
     memory_limit: MemoryLimit | None = None
     """Resident memory at which a process is replaced by a fresh one, with nothing lost. Default: none."""
@@ -86,9 +99,9 @@ class WorkerGroupSettings(Section):
 class InProcessSettings(Section):
     """Slots in the server process: for development and trusted models, since a crash ends the server."""
 
-    slots: AutoCount = "auto"
+    slots: SlotCount = "auto"
     """Inference calls at a time."""
-    threads: AutoCount = "auto"
+    threads: ThreadCount = "auto"
     """Threads that the engine may use."""
     memory_limit: MemoryLimit | None = None
     """Resident memory of the server at which it warns. Default: none."""
@@ -227,6 +240,8 @@ def json_schema() -> dict[str, Any]:
     schema["properties"]["in_process"]["anyOf"].insert(0, {"type": "boolean"})
     security = schema["$defs"]["ServerSettings"]["properties"]["security"]
     security["anyOf"].insert(0, {"const": "network"})
+    admin = schema["$defs"]["ServerSettings"]["properties"]["admin"]
+    admin["anyOf"].insert(0, {"type": "string", "examples": ["127.0.0.1:9090"]})
     probe = schema["$defs"]["ModelSettings"]["properties"]["probe"]
     probe["anyOf"] = [{"type": "string"}, {key: probe.pop(key) for key in ("additionalProperties", "type")}]
     schema["title"] = "shapestream configuration"

@@ -184,6 +184,45 @@ def _read_security(value: Any) -> Any:
     return read_security_mode(value) if isinstance(value, str) else value
 
 
+def check_admin_address(value: Any) -> str:
+    """Check the `HOST:PORT` of the admin port. Port 0 takes any free one, which the log names."""
+    if isinstance(value, str):
+        host, _, port = value.rpartition(":")
+        plain = host and "/" not in host and host != "*"
+        if plain and port.isascii() and port.isdigit() and int(port) <= 65535:
+            return value
+    raise wrong(f'expected HOST:PORT, got {describe(value)} (write "127.0.0.1:9090")')
+
+
+def read_token_path(value: Any, info: ValidationInfo) -> str:
+    """Read the path of a file that holds a token, made absolute."""
+    if not isinstance(value, str) or not value:
+        raise wrong(f"expected the path of a file, got {describe(value)}")
+    path = absolute_path(value, info)
+    must_be_there(path, Path.is_file, "file", info)
+    return str(path)
+
+
+class AdminSettings(Section):
+    """The admin port: health, metrics and statistics over HTTP (docs/metrics.md). HOST:PORT is short for {address}."""
+
+    address: Annotated[str, BeforeValidator(check_admin_address), WithJsonSchema(TEXT)]
+    """HOST:PORT; beyond loopback with `token_file`, or with `security: network`."""
+    token_file: Annotated[str, BeforeValidator(read_token_path)] | None = None
+    """File with the bearer token that callers must show, health checks apart."""
+
+    def is_open(self, *, network_is_safe: bool) -> str | None:
+        """The problem of an address that other machines reach and that asks for no token; None without one."""
+        if network_is_safe or self.token_file is not None or not is_beyond_loopback(f"tcp://{self.address}"):
+            return None
+        advice = "add token_file, or security: network, or use 127.0.0.1"
+        return f'"{self.address}" is open to other machines ({advice})'
+
+
+def _read_admin(value: Any) -> Any:
+    return value if value is None or isinstance(value, dict | AdminSettings) else {"address": value}
+
+
 class ServerSettings(Section):
     """Settings of the server."""
 
@@ -237,6 +276,8 @@ class ServerSettings(Section):
     """File for a trace of the times and shapes of requests, never of their data, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """Seconds that the first SIGTERM leaves accepted requests to end."""
+    admin: Annotated[AdminSettings | None, BeforeValidator(_read_admin)] = None
+    """Address of the admin port, HOST:PORT, with the extra `[admin]`. Default: none."""
 
     @property
     def network_is_safe(self) -> bool:
@@ -260,6 +301,10 @@ class ServerSettings(Section):
                 )
         if (words := self.too_short_for_hangs(self.hang_min_s)) is not None:
             yield ("hang_min_s",), words
+        if self.admin is not None:
+            words = self.admin.is_open(network_is_safe=self.network_is_safe)
+            if words is not None:
+                yield ("admin",), words
         if self.security is not None:
             for where, words in self.security.problems(self.listen, self.worker_listen):
                 yield ("security", *where), words

@@ -29,6 +29,12 @@ COPY_BELOW_BYTES = 64 * 1024
 class PeerSocket(Protocol):
     """The side that listens: many peers, each with an id that lasts as long as its connection."""
 
+    on_messages: Callable[[], bool | None] | None
+    """`run` may call this in place of waking a receiver; it calls `receive_nowait`. True asks for one more call.
+
+    A receiver is needed all the same: not every message comes this way.
+    """
+
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses that it listens at, ports filled in."""

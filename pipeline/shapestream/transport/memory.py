@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -53,6 +53,8 @@ class _MemorySocket(ABC, Generic[T]):
         self._drained = True
         self._closed = trio.Event()
         self._receivers = trio.lowlevel.ParkingLot()
+        self.on_messages: Callable[[], bool | None] | None = None
+        """Never called: a message is put here by a sender's turn, in which no other may begin."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wait until the socket is closed; in memory there is nothing to watch."""

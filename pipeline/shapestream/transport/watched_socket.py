@@ -51,10 +51,11 @@ class WatchedSocket:
         self._closed = False
         self._drained = True
         self._receivers = trio.lowlevel.ParkingLot()
-        self.on_messages: Callable[[], None] | None = None
+        self.on_messages: Callable[[], bool | None] | None = None
         """Called by `run` in place of `_look`, to call `receive_nowait`: one turn of the event loop less than a receiver.
 
-        A receiver is still needed, for messages that a send or the end of a burst finds.
+        True asks for another call in the event loop's next turn. A receiver is still needed, for messages that a send or
+        the end of a burst finds.
         """
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -63,8 +64,10 @@ class WatchedSocket:
         try:
             while True:
                 self._check_open()
-                (self.on_messages or self._look)()
-                await trio.lowlevel.wait_readable(self._fd)
+                if (self.on_messages or self._look)():
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(self._fd)
         except trio.ClosedResourceError:
             return
 

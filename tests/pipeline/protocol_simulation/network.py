@@ -180,6 +180,7 @@ class Port:
         self.lines: dict[bytes, Line] = {}
         self.ignored: set[bytes] = set()
         self.run = self._inbox.run
+        self.on_messages: Callable[[], bool | None] | None = None
         self.killed = False
 
     @property

@@ -94,12 +94,12 @@ def test_a_slot_that_is_busy_for_long_shortens_no_wait(stage):
     """One of two slots waits for company, the other is busy for 16 s: what waits is not done by both at once."""
     stage.model(max_batch=64, max_delay_s=5.0)
     stage.measured_slots(0, 1)
-    stage.arrive(*[(1, 256)] * 64)
+    stage.arrive((64, 256))
     stage.arrive(*[(1, 4)] * 60)
     assert 1 == stage.scheduler.statistics().free_slots
-    # What waits takes 0.33 s on the free slot, and then the call 0.35 s.
-    stage.arrive((1, 4), deadline=0.75)
-    assert [(125, "overloaded")] == _failures(stage)
+    # What waits takes 0.33 s on the free slot, and then the call 0.1 s.
+    stage.arrive((1, 4), deadline=0.55)
+    assert [(62, "overloaded")] == _failures(stage)
     stage.arrive((1, 4), deadline=1.0)
     assert [] == _failures(stage)
 

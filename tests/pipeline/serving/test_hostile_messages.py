@@ -43,6 +43,7 @@ def cases(table: dict[str, dict[str, Frames]]) -> pytest.MarkDecorator:
 BAD: dict[str, dict[str, Frames]] = {
     "Hello.client must be 16 bytes": {
         "a greeting with 15 bytes": message([10, 0, bytes(15), "software"]),
+        "a greeting with 17 bytes": message([10, 0, bytes(17), "software"]),
         "a greeting with a text as its id": message([10, 0, text(16), "software"]),
     },
     "Hello.software must be a string of at most 512": {
@@ -61,6 +62,8 @@ BAD: dict[str, dict[str, Frames]] = {
         "a cancellation of -1": message([13, 0, -1]),
         "a cancellation of 2^63": message([13, 0, 2**63]),
         "a cancellation of everything": message([13, 0, None]),
+        "a cancellation of true": message([13, 0, True]),
+        "a cancellation of 5.0": message([13, 0, 5.0]),
         "a cancellation of a list": message([13, 0, [1, 2, 3]]),
         "a cancellation of a text": message([13, 0, "5"]),
     },
@@ -210,6 +213,8 @@ UNREADABLE: dict[str, dict[str, Frames]] = {
         "only the header's first byte": [HEADER[:1]],
         "a second message behind the first": [HEADER + HEADER],
         "65,537 entries": [packed([1, [[0, 0]] * 65_537])],
+        "an array of 1,025 elements": [packed([1, [[14, 0, [None] * 1_025]]])],
+        "a map of 1,025 keys": [packed([1, [[14, 0, {str(n): None for n in range(1_025)}]]])],
         "500 levels of nesting": [nested(500) + b"\x00" * 3],
         "100,000 levels of nesting": [nested(100_000)],
         "a bomb of maps": [b"\x92\x01\xdf\xff\xff\xff\xff"],

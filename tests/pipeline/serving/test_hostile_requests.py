@@ -126,6 +126,7 @@ REFUSED = {
     "a deadline in a map": Refused(message(entry(remaining={"ms": 5})), "remaining_ms"),
     "no layout": Refused(message(entry(layout=None)), "the layout must be a bin"),
     "a layout in the header itself": Refused(message(entry(layout=list(LAYOUT))), "the layout must be a bin"),
+    "a layout in a map": Refused(message(entry(layout={})), "the layout must be a bin"),
     "a layout in text": Refused(message(entry(layout="x")), "the layout must be a bin"),
     "no inline": Refused(message(entry(inline=None)), "2 tensors are described"),
     "inline is a map": Refused(message(entry(inline={"x": b""})), "inline"),

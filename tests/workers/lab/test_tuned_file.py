@@ -130,6 +130,7 @@ def test_every_path_of_a_file_is_relocated_that_starts_at_its_folder(tmp_path: P
             "record_trace": "t.jsonl",
             "model_root": "~",
             "security": {"key": "keys/s.secret", "clients": "~/clients"},
+            "admin": {"address": "127.0.0.1:9090", "token_file": "token"},
         },
         "models": [{"path": "m.xml", "probe": "~/real.npz"}, {"path": "~/m.xml", "probe": "real.npz"}],
     }
@@ -145,6 +146,7 @@ def test_every_path_of_a_file_is_relocated_that_starts_at_its_folder(tmp_path: P
             "record_trace": "../old/t.jsonl",
             "model_root": "~",
             "security": {"key": "../old/keys/s.secret", "clients": "~/clients"},
+            "admin": {"address": "127.0.0.1:9090", "token_file": "../old/token"},
         },
         "models": [
             {"path": "../old/m.xml", "probe": "~/real.npz"},

@@ -88,6 +88,8 @@ def relocated(values: MutableMapping[str, Any], old: Path, new: Path | None) -> 
             server[key] = moved(server[key])
     if isinstance(security := server.get("security"), dict):
         _relocate_keys(security, moved)
+    if isinstance(admin := server.get("admin"), dict) and isinstance(admin.get("token_file"), str):
+        admin["token_file"] = moved(admin["token_file"])
 
 
 def _relocate_keys(security: MutableMapping[str, Any], moved: Callable[[str], str]) -> None:

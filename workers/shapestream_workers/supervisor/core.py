@@ -193,8 +193,9 @@ class WorkerRecord:
 
 EXIT_CONFIGURATION = 3
 """The exit status of a process that cannot use its configuration: trying again would change nothing."""
-EXIT_OTHER_FILES = 4
-"""The exit status of a process that has read other files of a model than those that are served."""
+EXIT_UNUSABLE = 4
+"""The exit status of a process that the server has no use for: it has read other files of a model than those that are
+served, or it speaks another version."""
 
 
 class Supervisor:
@@ -317,11 +318,14 @@ class Supervisor:
             return []
         if exit_.status == EXIT_CONFIGURATION:
             return self._give_up(worker, "its configuration cannot be used", configuration=True)
-        if exit_.status == EXIT_OTHER_FILES:
+        if exit_.status == EXIT_UNUSABLE:
             if worker.ready_at is None:
-                reason = "a model's files were replaced (SIGHUP serves the new ones)"
+                reason = (
+                    "the server has no use for it: a model's files were replaced (SIGHUP serves the new ones), "
+                    "or the program was (restart the server)"
+                )
                 return self._give_up(worker, reason, configuration=False)
-            # It has served, so the files were replaced since: its next process reads those that are served now.
+            # It has served, so files were replaced since: its next process reads those that are served now.
             self._wait(worker, 1, self._policy.backoff_max_s, now, jitter)
             return []
         if exit_.answered_at is not None:

@@ -1,0 +1,119 @@
+"""`python docs/log_events.py`: write the table of events in docs/logging.md anew, from the calls of the log in the code.
+
+Event, level and keys come from the code; the last column is the page's own and is kept by event.
+`tests/pipeline/telemetry/test_log_events.py` compares the page with the code.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = Path(__file__).parent / "logging.md"
+BEGIN = "<!-- written by docs/log_events.py; the last column by hand -->\n"
+END = "<!-- end of what docs/log_events.py writes -->\n"
+HEAD = "| event | level | keys | meaning, and what to do |\n|---|---|---|---|\n"
+LEVELS = ("error", "warning", "info", "debug")
+"""The order of the rows."""
+METHODS = dict(zip(LEVELS, LEVELS, strict=True), exception="error")
+"""Levels by the log's methods."""
+COMMON = {"like_it_before", "exc_info"}
+"""Keys that the page explains once."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(slots=True)
+class Event:
+    """All calls that write one event."""
+
+    levels: set[str] = field(default_factory=set)
+    keys: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def level(self) -> str:
+        """Its levels, the gravest first."""
+        return ", ".join(level for level in LEVELS if level in self.levels)
+
+
+def events() -> dict[str, Event]:
+    """Every event that engine, pipeline and workers write, the gravest first, then by name."""
+    found: dict[str, Event] = {}
+    for package in ("engine", "pipeline", "workers"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for name, level, keys in _calls(ast.parse(path.read_text(encoding="utf-8"))):
+                event = found.setdefault(name, Event())
+                event.levels.add(level)
+                event.keys.update(dict.fromkeys(key for key in keys if key not in COMMON))
+    return dict(sorted(found.items(), key=lambda item: (LEVELS.index(item[1].level.split(",")[0]), item[0])))
+
+
+def _calls(module: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
+    """Event, level and keys of every call of the log in one module.
+
+    Three forms: `log.LEVEL(event, …)`, also by a name for it; `LineBudget.write(log, level, event, now, …)`; and a call of a
+    function of the module that hands its own parameter `event` to the second.
+    """
+    hands_on: dict[str, tuple[int, str, list[str]]] = {}
+    for function in (node for node in ast.walk(module) if isinstance(node, FUNCTIONS)):
+        names = {
+            target.id: _levels(node.value)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            keys = [keyword.arg for keyword in call.keywords if keyword.arg is not None]
+            levels = names.get(call.func.id, []) if isinstance(call.func, ast.Name) else _levels(call.func)
+            if levels and call.args and (text := _text(call.args[0])) is not None:
+                yield from ((text, level, keys) for level in levels)
+            elif len(call.args) > 2 and ast.unparse(call.args[0]) == "log" and _text(call.args[1]):
+                level, event = str(_text(call.args[1])), call.args[2]
+                if (text := _text(event)) is not None:
+                    yield text, level, keys
+                elif isinstance(event, ast.Name):
+                    at = [argument.arg for argument in function.args.args].index(event.id)
+                    hands_on[function.name] = (at - 1, level, keys)  # less `self`
+    for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in hands_on:
+            at, level, keys = hands_on[call.func.attr]
+            if (text := _text(call.args[at])) is not None:
+                yield text, level, keys + [key.arg for key in call.keywords if key.arg is not None]
+
+
+def _levels(value: ast.expr) -> list[str]:
+    """Levels of the log's methods that an expression may be: `log.info`, or a choice of two."""
+    if isinstance(value, ast.IfExp):
+        return _levels(value.body) + _levels(value.orelse)
+    if isinstance(value, ast.Attribute) and value.attr in METHODS and ast.unparse(value.value) == "log":
+        return [METHODS[value.attr]]
+    return []
+
+
+def _text(value: ast.expr) -> str | None:
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def meanings(page: str) -> dict[str, str]:
+    """The last column of the page's table, by event."""
+    rows = page.partition(BEGIN)[2].partition(END)[0].removeprefix(HEAD).splitlines()
+    cells = [row.strip("|").split(" | ", 3) for row in rows]
+    return {cell[0].strip().strip("`"): cell[3].strip() for cell in cells}
+
+
+def updated(page: str) -> str:
+    """A page with the events of the present code."""
+    before, _, rest = page.partition(BEGIN)
+    kept = meanings(page)
+    rows = [
+        f"| `{name}` | {event.level} | {', '.join(f'`{key}`' for key in event.keys)} | {kept.get(name, '')} |\n"
+        for name, event in events().items()
+    ]
+    return before + BEGIN + HEAD + "".join(rows) + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

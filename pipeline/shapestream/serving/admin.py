@@ -1,0 +1,266 @@
+"""The admin port: health, metrics and statistics over HTTP, from a thread with an event loop of its own.
+
+A probe so gets an answer while the process's main loop stands still. A reader that is slow, or a defect of an HTTP
+library, holds up no request. What an answer tells is read on the main loop, and written out here.
+
+The one module that imports what the extra `[admin]` brings.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import outcome
+import structlog
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as MetricFamily
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from shapestream.errors import ConfigurationError
+from shapestream.serving.server import Server
+from shapestream.settings import AdminSettings
+from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
+
+log = structlog.get_logger()
+
+# Patience with the main loop, in seconds: less than the second that Kubernetes gives a probe.
+PATIENCE_S = 0.8
+# A connection is closed that asks nothing, or not all of it, for so long, in seconds.
+IDLE_S = 5
+# Milliseconds in which a reader takes nothing of an answer; then the kernel closes its connection.
+UNREAD_MS = 10_000
+# Bytes of a request's head, at most.
+MAX_HEAD_BYTES = 16 * 1024
+# Until the port is opened again after a defect.
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One path of the port."""
+
+    read: Callable[[], Any]
+    """Called on the main loop, so it is quick."""
+    write: Callable[[Any], Response]
+    """The answer, made of what `read` returned in the port's own thread."""
+    hidden: Callable[[Any], Response] | None = None
+    """The answer to a caller without the token; None: such a caller is turned away."""
+
+
+def health_page(word: str, reasons: Callable[[], list[str]]) -> Page:
+    """A check that fails while there are `reasons`; callers without the token are not told them."""
+
+    def answer(why: list[str], more: dict[str, Any]) -> Response:
+        return JSONResponse({word: not why, **more}, status_code=503 if why else 200)
+
+    return Page(
+        read=reasons,
+        write=lambda why: answer(why, {"why": why}),
+        hidden=lambda why: answer(why, {}),
+    )
+
+
+def json_page(read: Callable[[], dict[str, Any]]) -> Page:
+    """A page of plain data."""
+    return Page(read=read, write=JSONResponse)
+
+
+class AdminPort:
+    """A port that listens from its construction, and answers while `run` runs."""
+
+    def __init__(self, settings: AdminSettings) -> None:
+        """Raises `ConfigurationError` for an address that cannot be listened at, and a token that cannot be used."""
+        self._token = None if settings.token_file is None else _read_token(Path(settings.token_file))
+        self._socket = _listen(settings.address)
+        host, port = self._socket.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """Where it listens, with the port that was chosen for 0."""
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+
+    async def run(self, pages: Mapping[str, Page]) -> None:
+        """Answer until cancelled."""
+        port = _Thread(self._socket, self._token, pages, trio.lowlevel.current_trio_token())
+        log.info("admin port ready", address=f"http://{self.address}")
+        try:
+            while True:
+                try:
+                    await trio.to_thread.run_sync(port.run, abandon_on_cancel=True)
+                except Exception:  # of the HTTP libraries, which must not end what is served
+                    log.exception("admin port failed")
+                await trio.sleep(RETRY_S)
+        finally:
+            port.stop()
+            self.close()
+
+
+class _Thread:
+    """What the thread of the port does; it ends after `stop`."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str | None,
+        pages: Mapping[str, Page],
+        main_loop: trio.lowlevel.TrioToken,
+    ) -> None:
+        self._listener = listener
+        self._token = token
+        self._main_loop = main_loop
+        self._loop: trio.lowlevel.TrioToken | None = None
+        self._stopped = trio.Event()
+        self._application = Starlette(
+            routes=[Route(path, self._endpoint(page)) for path, page in pages.items()]
+        )
+
+    def run(self) -> None:
+        """Serve, in this thread."""
+        config = Config()
+        config.bind = [f"fd://{os.dup(self._listener.fileno())}"]
+        config.errorlog = config.accesslog = None
+        config.include_server_header = False
+        config.h11_max_incomplete_size = MAX_HEAD_BYTES
+        config.keep_alive_timeout = IDLE_S
+        config.graceful_timeout = 0.0
+        trio.run(self._serve, config)
+
+    async def _serve(self, config: Config) -> None:
+        self._loop = trio.lowlevel.current_trio_token()
+        await serve(self._application, config, shutdown_trigger=self._stopped.wait)  # type: ignore[arg-type] # Starlette is one
+
+    def stop(self) -> None:
+        """End `run` soon, from the main loop."""
+        with suppress(trio.RunFinishedError):
+            if self._loop is not None:
+                self._loop.run_sync_soon(self._stopped.set)
+
+    def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            write: Callable[[Any], Response] | None = page.write
+            if not self._may_see(request):
+                write = page.hidden
+            if write is None:
+                return JSONResponse(
+                    {"error": "the token is missing or wrong"},
+                    status_code=401,
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            try:
+                found = await self._on_main_loop(page.read)
+            except trio.TooSlowError:
+                why = f"the event loop has not answered for {PATIENCE_S} s"
+                return JSONResponse({"error": why}, status_code=503)
+            return write(found)
+
+        return endpoint
+
+    def _may_see(self, request: Request) -> bool:
+        if self._token is None:
+            return True
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+
+    async def _on_main_loop(self, read: Callable[[], Any]) -> Any:
+        """Call `read` on the main loop. Raises TooSlowError where that does not answer in time, or has ended."""
+        here, answered = trio.lowlevel.current_trio_token(), trio.Event()
+        results: list[outcome.Outcome[Any]] = []
+
+        def there() -> None:
+            results.append(outcome.capture(read))
+            with suppress(trio.RunFinishedError):
+                here.run_sync_soon(answered.set)
+
+        with trio.fail_after(PATIENCE_S):
+            try:
+                self._main_loop.run_sync_soon(there)
+            except trio.RunFinishedError:
+                raise trio.TooSlowError from None
+            await answered.wait()
+        return results[0].unwrap()
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.create_server(place[:2], family=family)
+    except OSError as error:
+        raise ConfigurationError([f'"{address}": {error.strerror or error}']) from error
+    # Connections inherit this.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+    return listener
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError([f"{path}: {error}"]) from error
+    if not token or any(character.isspace() for character in token):
+        raise ConfigurationError([f"{path}: expected a token of one word"])
+    return token
+
+
+class _Collected(Collector):
+    """Families of metrics that were read already, and those of the process."""
+
+    def __init__(self, found: list[tuple[Metric, list[Sample]]]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[MetricFamily]:
+        """Yield each family."""
+        for metric, samples in self._found:
+            family = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+            for labels, value in samples:
+                if isinstance(value, Buckets):
+                    family.add_metric(labels, value.counts, value.total)
+                else:
+                    family.add_metric(labels, value)
+            yield family
+        yield from _PROCESS.collect()
+
+
+_FAMILIES: dict[Kind, Callable[..., Any]] = {
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+}
+_PROCESS = ProcessCollector(registry=None)
+
+
+def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
+    return Response(generate_latest(_Collected(found)), media_type=CONTENT_TYPE_LATEST)
+
+
+def server_pages(server: Server) -> dict[str, Page]:
+    """The pages of a server."""
+
+    def standstill() -> list[str]:
+        why = server.standstill()
+        return [] if why is None else [why]
+
+    return {
+        "/health/live": health_page("live", standstill),
+        "/health/ready": health_page("ready", server.not_ready),
+        "/statistics": json_page(server.statistics),
+        "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
+    }

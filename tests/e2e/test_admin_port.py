@@ -1,0 +1,388 @@
+"""The admin port of real servers and workers, asked by a client that shares nothing with it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.e2e.conftest import PATIENCE_S, _workplace, until
+
+from shapestream.errors import ModelError, WorkerLost
+
+pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
+pytestmark = pytest.mark.e2e
+
+ADMIN = "{listen: [ipc://s.sock], admin: 127.0.0.1:0}"
+MODELS = """\
+    server: SERVER
+    models:
+      - name: gated
+        function: gated:double_when_open
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
+        trust: true
+        calibration_s: 0
+    in_process: true
+"""
+DIALS_IN = MODELS.replace("in_process: true", "workers: []")
+
+
+def port_of(command: Any) -> int:
+    """The port that the log names."""
+    (event,) = command.wait_for("admin port ready")
+    return int(event["address"].rpartition(":")[2])
+
+
+def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of one answer; no JSON is an empty one."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read()
+        is_json = answer.headers.get_content_type() == "application/json"
+        return answer.status, json.loads(body) if is_json and body else {}
+    finally:
+        connection.close()
+
+
+def connected(port: int) -> socket.socket:
+    """A bare connection."""
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the other end closes."""
+    received = b""
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def test_ready_means_that_every_model_has_a_slot_and_the_server_does_not_drain(workplace: Any) -> None:
+    """Not before the worker is there, not after it left, not from SIGTERM on; alive all the while."""
+    served = workplace.serve(DIALS_IN.replace("SERVER", ADMIN.replace("}", ", worker_listen: ipc://w.sock}")))
+    port = port_of(served)
+    nobody = (503, {"ready": False, "why": ["no slot for model 'gated'"]})
+    assert nobody == get(port, "/health/ready")
+    assert (200, {"live": True, "why": []}) == get(port, "/health/live")
+    worker = workplace.start("worker", str(served.config))
+    until("a slot", lambda: get(port, "/health/ready") == (200, {"ready": True, "why": []}))
+    worker.send(signal.SIGTERM)
+    assert 0 == worker.wait()
+    until("no slot", lambda: get(port, "/health/ready") == nobody)
+    assert 200 == get(port, "/health/live")[0]
+    workplace.start("worker", str(served.config))
+    until("a slot", lambda: get(port, "/health/ready")[0] == 200)
+    with served.client() as client, ThreadPoolExecutor() as beside:
+        answer = beside.submit(client.infer, "gated", {"x": np.ones((1, 2), np.float32)})
+        workplace.wait_entered()
+        served.send(signal.SIGTERM)
+        until("the drain", lambda: "the server drains" in get(port, "/health/ready")[1]["why"])
+        assert 200 == get(port, "/health/live")[0]
+        workplace.open_gate()
+        assert 2.0 == answer.result()["y"][0, 0]
+    assert 0 == served.wait()
+
+
+def test_live_fails_while_the_loop_stands_still_and_while_all_slots_hang(workplace: Any) -> None:
+    """A stopped process does not answer; one whose only slot is lost says that only a restart helps."""
+    config = MODELS.replace("SERVER", ADMIN.replace("}", ", hang_grace_s: 0.2}"))
+    served = workplace.serve(
+        config.replace("trust: true", "batching: {hang_after_s: 0.2}\n        trust: true")
+    )
+    port = port_of(served)
+    served.send(signal.SIGSTOP)
+    try:
+        with connected(port) as probe:
+            probe.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            probe.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                probe.recv(1)
+    finally:
+        served.send(signal.SIGCONT)
+    until("life", lambda: get(port, "/health/live")[0] == 200)
+    with served.client() as client, ThreadPoolExecutor() as beside:
+        answer = beside.submit(client.infer, "gated", {"x": np.ones((1, 2), np.float32)})
+        workplace.wait_entered()
+        lost = (503, {"live": False, "why": ["the calls of all slots hang"]})
+        until("a lost slot", lambda: get(port, "/health/live") == lost)
+        with pytest.raises(WorkerLost):
+            answer.result()
+    workplace.open_gate()
+
+
+def test_statistics_are_those_that_a_client_gets(workplace: Any) -> None:
+    """The same keys, and the same counts."""
+    served = workplace.serve(MODELS.replace("SERVER", ADMIN))
+    workplace.open_gate()
+    with served.client() as client:
+        client.infer("gated", {"x": np.ones((3, 2), np.float32)})
+        ours = client.statistics()
+    status, told = get(port_of(served), "/statistics")
+    assert (200, 1, 3, ["gated"]) == (status, told["results"], told["rows"], told["models"])
+    assert ours.keys() == told.keys()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"Authorization": "Bearer no"}, {"Authorization": "Basic secret-word"}]
+)
+def test_a_token_is_asked_for(module_workplace: Any, wrong: dict[str, str]) -> None:
+    """Beyond loopback; without it, health checks say yes or no, and nothing else is told."""
+    if not module_workplace.commands:
+        (module_workplace.folder / "token").write_text("secret-word\n")
+        server = "{listen: [ipc://s.sock], admin: {address: 0.0.0.0:0, token_file: token}}"
+        module_workplace.serve(MODELS.replace("SERVER", server))
+    port = port_of(module_workplace.commands[0])
+    right = {"Authorization": "Bearer secret-word"}
+    assert 401 == get(port, "/statistics", **wrong)[0]
+    assert (200, {"live": True}) == get(port, "/health/live", **wrong)
+    assert (200, {"ready": True}) == get(port, "/health/ready", **wrong)
+    assert 200 == get(port, "/statistics", **right)[0]
+    assert (200, {"live": True, "why": []}) == get(port, "/health/live", **right)
+
+
+def test_a_port_in_use_is_one_line_and_status_3(workplace: Any) -> None:
+    """Before any other port is open."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        config = workplace.write(MODELS.replace("SERVER", ADMIN.replace("127.0.0.1:0", taken)))
+        ran = workplace.run("serve", str(config))
+    assert 3 == ran.returncode
+    (line,) = ran.stderr.splitlines()
+    assert f"{config}:1:" in line
+    assert f'server.admin: "{taken}": Address already in use' in line
+
+
+def test_a_worker_has_its_own_port_where_asked(workplace: Any) -> None:
+    """Alive before there is a server, ready with its welcome."""
+    config = workplace.write(
+        DIALS_IN.replace("SERVER", "{listen: [ipc://s.sock], worker_listen: ipc://w.sock}")
+    )
+    worker = workplace.start("worker", str(config), "--admin", "127.0.0.1:0")
+    port = port_of(worker)
+    assert (200, {"live": True, "why": []}) == get(port, "/health/live")
+    unwelcome = (503, {"ready": False, "why": ["no server has welcomed this worker"]})
+    assert unwelcome == get(port, "/health/ready")
+    served = workplace.serve(config)
+    until("the welcome", lambda: get(port, "/health/ready")[0] == 200)
+    served.kill()
+    until("the end of the session", lambda: get(port, "/health/ready") == unwelcome)
+    assert 3 == workplace.run("worker", str(config), "--admin", "0.0.0.0:0").returncode
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a server that the misuse below is directed at; no misuse may be a surprise to it."""
+    for place in _workplace(tmp_path_factory):
+        place.open_gate()
+        served = place.serve(MODELS.replace("SERVER", ADMIN))
+        yield port_of(served)
+        assert [] == served.events("admin port failed")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "BREW"])
+def test_only_reading_is_allowed(port: int, method: str) -> None:
+    """Other methods are refused, unknown paths are not found, HEAD is the head of GET."""
+    assert 405 == get(port, "/statistics", method)[0]
+    assert 404 == get(port, "/nothing", "GET")[0]
+    assert (200, {}) == get(port, "/health/live", "HEAD")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pytest.param(b"GET /statistics HTTP/1.1\r\nX: " + b"x" * 1_000_000, id="an endless header"),
+        pytest.param(b"GET /statistics HTTP/1.1\r\n" + b"X: y\r\n" * 100_000, id="many headers"),
+        pytest.param(b"GET /" + b"x" * 1_000_000, id="an endless path"),
+        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000, id="HTTP/2 and then nonsense"),
+        pytest.param(
+            b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+            b"HTTP2-Settings: !!!\r\n\r\n" + b"\0" * 100,
+            id="a wrong upgrade",
+        ),
+        pytest.param(
+            b"POST /statistics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            id="a wrong chunk",
+        ),
+        pytest.param(
+            b"POST /statistics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 1_000_000,
+            id="an endless body",
+        ),
+        pytest.param(bytes(range(256)) * 100, id="all bytes"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, id="TLS"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_garbage_ends_its_connection_and_no_other(port: int, garbage: bytes) -> None:
+    """Whatever is sent, the connection is closed by us, and the next caller is served."""
+    with connected(port) as bad:
+        try:
+            bad.sendall(garbage)
+            if garbage:
+                bad.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it was closed already
+        answer = read_all(bad)
+    assert b'"results"' not in answer
+    assert 200 == get(port, "/health/live")[0]
+
+
+def test_callers_that_vanish_or_do_not_read_disturb_no_other(port: int) -> None:
+    """Resets in the middle of a request and of an answer, and hundreds of answers that are never read."""
+    ask = b"GET /statistics HTTP/1.1\r\nHost: x\r\n\r\n"
+    for sent in (b"GET /stat", ask, ask * 50):
+        for _ in range(20):
+            with connected(port) as gone:
+                gone.sendall(sent)
+                # A reset instead of an orderly end.
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    deaf = []
+    try:
+        for _ in range(10):
+            other = socket.socket()
+            deaf.append(other)
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            other.settimeout(PATIENCE_S)
+            other.connect(("127.0.0.1", port))
+            other.setblocking(False)
+            try:
+                for _ in range(1000):
+                    other.sendall(ask)
+            except BlockingIOError:
+                pass
+        silent = [connected(port) for _ in range(50)]
+        deaf += silent
+        assert 200 == get(port, "/health/live")[0]
+        assert 200 == get(port, "/statistics")[0]
+    finally:
+        for other in deaf:
+            other.close()
+
+
+def test_a_caller_that_does_not_read_does_not_hold_up_the_end(workplace: Any) -> None:
+    """A drained server ends beside answers that are stuck on their way."""
+    served = workplace.serve(MODELS.replace("SERVER", ADMIN))
+    with connected(port_of(served)) as deaf:
+        deaf.setblocking(False)
+        try:
+            for _ in range(100_000):
+                deaf.sendall(b"GET /statistics HTTP/1.1\r\nHost: x\r\n\r\n")
+        except BlockingIOError:
+            pass
+        served.send(signal.SIGTERM)
+        assert 0 == served.wait()
+
+
+def test_systemd_is_told(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """READY when the ports are open, WATCHDOG while the loop turns, STOPPING when it drains."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        path = Path(workplace.folder) / "notify"
+        systemd.bind(str(path))
+        systemd.settimeout(PATIENCE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        monkeypatch.setenv("WATCHDOG_USEC", "300000")
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        served = workplace.serve(MODELS.replace("SERVER", "{listen: [ipc://s.sock]}"))
+        assert b"READY=1" == systemd.recv(100)
+        assert [b"WATCHDOG=1"] * 3 == [systemd.recv(100) for _ in range(3)]
+        served.send(signal.SIGTERM)
+        while (told := systemd.recv(100)) == b"WATCHDOG=1":
+            pass
+        assert b"STOPPING=1" == told
+        assert 0 == served.wait()
+
+
+METERED = MODELS.replace(
+    "    in_process: true",
+    """\
+      - name: other
+        function: gated:double
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
+        trust: true
+        calibration_s: 0
+    in_process: true""",
+).replace("SERVER", ADMIN)
+
+
+def scrape(port: int) -> dict[str, float]:
+    """All series of one answer, by name and labels as they stand there."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        assert (200, "text/plain") == (answer.status, answer.headers.get_content_type())
+        lines = answer.read().decode().splitlines()
+    finally:
+        connection.close()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+    }
+
+
+def test_metrics_tell_what_happened(workplace: Any) -> None:
+    """By model and outcome; a model that nobody asked for begins with 0, and no label is of a client's making."""
+    served = workplace.serve(METERED)
+    port = port_of(served)
+    before = scrape(port)
+    assert (0.0, 1.0) == (
+        before['shapestream_requests_total{model="other",outcome="ok"}'],
+        before["shapestream_ready"],
+    )
+    with served.client() as client:
+        for rows in (1, 2, 3):
+            client.infer("other", {"x": np.ones((rows, 2), np.float32)})
+        with pytest.raises(ModelError):
+            client.infer("other", {"x": np.full((1, 2), 14, np.float32)})
+        seen = scrape(port)
+        told = client.statistics()
+    of_other = {
+        name.partition("{")[0].removeprefix("shapestream_"): value
+        for name, value in seen.items()
+        if name.endswith('{model="other"}')
+    }
+    assert 3 == told["results"] == seen['shapestream_requests_total{model="other",outcome="ok"}']
+    assert 1 == seen['shapestream_requests_total{model="other",outcome="model_error"}']
+    assert 3 == seen['shapestream_batches_total{model="other",result="ran"}']
+    assert 1 <= seen['shapestream_batches_total{model="other",result="failed"}']
+    assert (6, 12) == (of_other["rows_total"], of_other["elements_computed_total"])
+    assert 3 == of_other["request_seconds_count"] == of_other["batch_requests_count"]
+    assert 0 < of_other["batch_infer_seconds_sum"] <= of_other["batch_busy_seconds_sum"]
+    assert of_other["batch_busy_seconds_sum"] <= of_other["request_seconds_sum"]
+    assert 3 == seen['shapestream_batch_requests_bucket{le="+Inf",model="other"}']
+    assert 0 == seen['shapestream_requests_total{model="gated",outcome="ok"}']
+    assert (1, 0) == (seen["shapestream_clients"], seen["shapestream_requests_pending"])
+
+
+def test_a_scrape_is_answered_during_overload(workplace: Any) -> None:
+    """Each one, while clients send more than is served; counters never fall, and every request has ended once."""
+    served = workplace.serve(METERED)
+    port, total = port_of(served), 3000
+    with served.client() as client, ThreadPoolExecutor() as beside:
+        rows = [{"x": np.ones((1, 1 + number % 64), np.float32)} for number in range(total)]
+
+        def flood() -> int:
+            with client.stream("other", rows, max_in_flight=1000) as results:
+                return sum(1 for _ in results)
+
+        flooding, scrapes = beside.submit(flood), []
+        while not flooding.done() or not scrapes:
+            scrapes.append(scrape(port))
+        assert total == flooding.result()
+        scrapes.append(scrape(port))
+    counted = [seen['shapestream_requests_total{model="other",outcome="ok"}'] for seen in scrapes]
+    assert sorted(counted) == counted
+    assert total == counted[-1]
