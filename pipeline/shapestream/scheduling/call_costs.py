@@ -247,9 +247,12 @@ class CallCosts:
 
         Seconds never fall where rows are added or a shape grows; where calls are rounded, divided or static they may.
         """
-        if self.sizes is not None or self._statics or self.profile.row_calls is not None:
-            return 0.0
-        return self.surface.second(rows + 1, shape)
+        return self.surface.second(rows + 1, shape) if self.grows else 0.0
+
+    @property
+    def grows(self) -> bool:
+        """Whether a batch's call is the batch: no rounding, no parts, no static shape, so that more never takes less."""
+        return self.sizes is None and not self._statics and self.profile.row_calls is None
 
     def full_rows(self, shape: Shape) -> int:
         """The rows at one shape that cost the least per row, or nearly so: more company gains nothing."""

@@ -127,8 +127,30 @@ def _optimal_segments(
     """The optimal cuts of the window around a bucket."""
     parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, costs.close_rows(bucket.shape))))
     batch_s = BATCH_S if costs.surface.measured else 0.0
+    if bucket.count == 1 and costs.grows and _runs_alone(bucket, parts, costs, batch_s):
+        return [{bucket: 1}]
     ends = cut_window(_window(parts), costs, limits, delayed=delayed, batch_s=batch_s)
     return _segments(parts, ends)
+
+
+def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCosts, batch_s: float) -> bool:
+    """Whether the only request of a bucket would cost more with any one of the others than both do alone.
+
+    No programme is needed then: where seconds are linear in rows and size, larger company pays no more than a pair. With
+    several padded dimensions that is a good guess, not a proof: others together may be as large as it.
+    """
+    rows, shape = bucket.rows, bucket.shape
+    second = costs.surface.second
+    own_s = costs.call(rows, shape).seconds + batch_s
+    others = [other.shape for other, _ in parts if other is not bucket]
+    at = next(place for place, (other, _) in enumerate(parts) if other is bucket)
+    # Mostly a neighbour shows that company pays, and nothing more is looked at.
+    for near in others[max(0, at - 1) : at + 1]:
+        if second(rows + 1, tuple(map(max, near, shape))) <= own_s + second(1, near):
+            return False
+    larger = np.maximum(np.array(others, dtype=np.intp).reshape(len(others), -1), shape)
+    alone_s = own_s + np.array([second(1, other) for other in others])
+    return bool((costs.seconds(np.full(len(others), rows + 1), larger) > alone_s).all())
 
 
 def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[Segment]:
