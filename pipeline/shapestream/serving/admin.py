@@ -11,17 +11,20 @@ from __future__ import annotations
 import hmac
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import outcome
 import structlog
 import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as MetricFamily
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -30,6 +33,7 @@ from starlette.routing import Route
 from shapestream.errors import ConfigurationError
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
+from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
 
 log = structlog.get_logger()
 
@@ -138,12 +142,14 @@ class _Thread:
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
-        await serve(self._application, config, shutdown_trigger=self._stopped.wait)  # type: ignore[arg-type] # Starlette is one
+        await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
 
     def stop(self) -> None:
         """End `run` soon, from the main loop."""
         with suppress(trio.RunFinishedError):
-            if self._loop is not None:
+            if self._loop is None:
+                self._stopped.set()
+            else:
                 self._loop.run_sync_soon(self._stopped.set)
 
     def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -215,6 +221,37 @@ def _read_token(path: Path) -> str:
     return token
 
 
+class _Collected:
+    """Families of metrics that were read already, and those of the process."""
+
+    def __init__(self, found: list[tuple[Metric, list[Sample]]]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[MetricFamily]:
+        """Yield each family."""
+        for metric, samples in self._found:
+            family = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+            for labels, value in samples:
+                if isinstance(value, Buckets):
+                    family.add_metric(labels, value.counts, value.total)
+                else:
+                    family.add_metric(labels, value)
+            yield family
+        yield from _PROCESS.collect()
+
+
+_FAMILIES: dict[Kind, Callable[..., Any]] = {
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+}
+_PROCESS = ProcessCollector(registry=None)
+
+
+def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
+    return Response(generate_latest(cast(Any, _Collected(found))), media_type=CONTENT_TYPE_LATEST)
+
+
 def server_pages(server: Server) -> dict[str, Page]:
     """The pages of a server."""
 
@@ -226,4 +263,5 @@ def server_pages(server: Server) -> dict[str, Page]:
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),
+        "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
     }
