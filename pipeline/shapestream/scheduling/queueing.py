@@ -67,8 +67,12 @@ class Agenda:
         """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
         entries = self._entries
         size = len(entries)
+        if size <= count:
+            for time, _, slot in entries:
+                yield time, slot, 1
+            return
         step = -(-size // count)
-        for at in range(0, size, step or 1):
+        for at in range(0, size, step):
             time, _, slot = entries[at]
             yield time, slot, min(step, size - at)
 
@@ -486,7 +490,7 @@ class ModelQueue:
         below: list[tuple[float, int]] = []
         later: list[tuple[float, int]] = []
         for ends_at, slot, alike in self.ends.sampled(SAMPLE):
-            height_s = max(0.0, ends_at - now)
+            height_s = ends_at - now if ends_at > now else 0.0
             if height_s >= level_s:
                 break
             if slot.behind is not None:
