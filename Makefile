@@ -22,7 +22,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: chaos fuzz help demo embeddings test test-engines lint format bench plots soak wheel constraints clean
+.PHONY: chaos fuzz help demo embeddings test test-engines test-tools lint format bench plots soak wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ test: $(READY) ## Run all tests (TEST_PROCESSES=: by default two more than there
 
 test-engines: $(READY) ## Run the conformance suite on every engine that installs in reasonable size (ENGINES="torch torch-xla": on these too).
 	@ENGINES="$(ENGINES)" $(BIN)/python tests/engine/conformance/environments.py
+
+test-tools: $(READY) ## Run the tests that need a real Prometheus (Debian: apt-get install prometheus; it need not run).
+	@command -v prometheus promtool > /dev/null || { echo "test-tools needs prometheus and promtool"; exit 1; }
+	@$(BIN)/python -m pytest tests/tools/prometheus.py
 
 fuzz: $(READY) ## Fuzz everything that reads bytes from elsewhere (SECONDS=60 for all together; what it learns: build/fuzz).
 	@$(PIP) install -c constraints.txt --group fuzz

@@ -17,7 +17,7 @@ from shapestream_engine.errors import (
     SignatureError,
 )
 from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
-from shapestream_engine.layout import Buffer, Layout, Tensors
+from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.model import (
     CompiledModel,
     InputSpec,
@@ -46,7 +46,7 @@ from shapestream_engine.ports import (
 from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 from shapestream_engine.strategy import Strategy, parse_strategy
 from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike

@@ -1,7 +1,7 @@
 """One batch and its report: the only types in which requests reach a slot and their results come back.
 
-The dispatcher makes a `Batch` of a scheduler's decision, an executor or the wire carries it, a slot runs it. The
-`BatchReport` goes the same way back. Neither knows of sockets, events or an engine's tensors.
+The server makes a `Batch` of a scheduler's decision, the wire carries it, a slot runs it. The `BatchReport` goes the same
+way back. Neither knows of sockets, events or an engine's tensors.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shapestream_engine.layout import Tensors
-from shapestream_engine.signature import RequestShape
+from shapestream_engine.layout import RequestShape, Tensors, value
 
 
 class ErrorCode(StrEnum):
@@ -28,24 +27,24 @@ class ErrorCode(StrEnum):
     """The program itself is to blame."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Batch:
     """Requests that run together. `members`, `shapes` and `start_before` are parallel, in the order of their rows."""
 
     batch: int
-    """Number of the batch, unique to the executor that runs it."""
+    """Number of the batch, unique to the process that made it."""
     slot: int = 0
-    """The executor's own number of the slot: 0 .. slots - 1."""
+    """The worker's own number of the slot: 0 .. slots - 1."""
     model: str
     sizes: tuple[int, ...]
     """The call's size of each of the signature's `dimensions`, padding included: at least what the members need.
     Rows beyond theirs are filled up. If members are left out, the others get no more than they need."""
     members: tuple[Tensors, ...]
-    shapes: tuple[RequestShape, ...]
-    """The members' sizes, as the signature's `resolve` gives them."""
+    shapes: tuple[RequestShape, ...] = ()
+    """The members' sizes, as the signature's `resolve` gives them. Empty: the slot resolves the members' layouts."""
     start_before: tuple[float | None, ...] | None = None
-    """Time from which on a member may not start; None: at any time. Executors take `trio.current_time`, a slot
-    takes `time.monotonic`. Never the time that is left: a process may be stopped between two looks at a clock."""
+    """Time from which on a member may not start, in seconds of the maker's clock; None: at any time. Never the time that
+    is left: a process may be stopped between two looks at a clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batching.calls import PlannedCall, merge_sizes
 from shapestream_engine.batching.pieces import Piece, divide
 from shapestream_engine.infer_request import InferRequest
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.signature import RequestShape
 
 
 class BatchRun:
@@ -24,13 +23,20 @@ class BatchRun:
     def __init__(
         self,
         batch: Batch,
+        shapes: Sequence[RequestShape],
+        ahead_s: float,
         pool: RequestPool,
         request: InferRequest | None,
         infer: Callable[[InferRequest], tuple[float, float]],
         is_new: Callable[[str, tuple[int, ...]], bool],
     ) -> None:
-        """`request` runs the calls whose shapes have no model of their own; None where all have."""
+        """`shapes` are the members', `ahead_s` is this process's clock less that of `start_before`.
+
+        `request` runs the calls whose shapes have no model of their own; None where all have.
+        """
         self._batch = batch
+        self._shapes = shapes
+        self._ahead_s = ahead_s
         self._pool = pool
         self._request = request
         self._infer = infer
@@ -52,9 +58,9 @@ class BatchRun:
         batch = self._batch
         began = perf_counter()
         for place in self._in_time(
-            [place for place, shape in enumerate(batch.shapes) if shape.answer is not None]
+            [place for place, shape in enumerate(self._shapes) if shape.answer is not None]
         ):
-            self._outputs[place] = batch.shapes[place].answer
+            self._outputs[place] = self._shapes[place].answer
         while places := self._in_time(self._unfinished()):
             self._run_calls(places)
         calls = tuple((count, sizes) for sizes, count in self._calls.items())
@@ -76,13 +82,13 @@ class BatchRun:
         start_before = self._batch.start_before
         if start_before is None:
             return places
-        now = monotonic()
+        now = monotonic() - self._ahead_s
         left = [place for place in places if (time := start_before[place]) is None or time > now]
         return places if len(left) == len(places) else left
 
     def _run_calls(self, places: Sequence[int]) -> None:
         """The calls for what is left of these members; returns early when one of them must not start any more."""
-        members, shapes = self._batch.members, self._batch.shapes
+        members, shapes = self._batch.members, self._shapes
         left = [shapes[place].rows for place in places]
         done = [0] * len(left)
         if self._parts:
@@ -112,7 +118,7 @@ class BatchRun:
 
     def _run_whole(self, call: PlannedCall, places: Sequence[int]) -> None:
         """One call with all rows of these members."""
-        members, shapes = self._batch.members, self._batch.shapes
+        members, shapes = self._batch.members, self._shapes
         if len(places) == len(members):
             if (results := self._run_call(call, places, members, shapes)) is not None:
                 self._outputs = list(results)
@@ -133,7 +139,7 @@ class BatchRun:
         first = 1 if signature.has_batch else 0
         whole = len(places) == len(self._outputs) and not self._calls
         if not whole and signature.strategy.max_prepared is None:
-            own = [self._batch.shapes[place].sizes[first:] for place in places]
+            own = [self._shapes[place].sizes[first:] for place in places]
             sizes = merge_sizes(
                 signature, [(*(rows,) * first, *others) for rows, others in zip(left, own, strict=True)]
             )
@@ -199,7 +205,7 @@ class BatchRun:
     def _keep(self, piece: Piece, result: Tensors) -> None:
         """The results of a piece, which may be all of its member, or complete it."""
         rows = piece.stop - piece.start
-        whole = self._batch.shapes[piece.member].rows
+        whole = self._shapes[piece.member].rows
         if rows == whole:
             self._outputs[piece.member] = result
             return

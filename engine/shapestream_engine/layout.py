@@ -1,9 +1,13 @@
-"""Tensors as they travel: a description in plain tuples beside the bytes, so that nothing is parsed twice."""
+"""Tensors as they travel: a description in plain tuples beside the bytes, so that nothing is parsed twice.
+
+A `RequestShape` is what a signature makes of such a description.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 # One row per tensor: (port number in the signature, element type such as "f32", shape).
@@ -33,3 +37,28 @@ class Tensors:
 
     layout: Layout
     buffers: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestShape:
+    """A request's layout once it is known to fit its model's signature."""
+
+    sizes: tuple[int, ...]
+    """The request's size of each of the signature's `dimensions`."""
+    rows: int
+    """Its size along the batch axis; 1 for a model that has none."""
+    nbytes: tuple[int, ...]
+    """Bytes of each tensor, parallel to the layout."""
+    total_nbytes: int
+    positions: tuple[int | None, ...]
+    """Place in the layout of each input of the signature; None for a mask that the request leaves out."""
+    rounded: tuple[int, ...] = ()
+    """Sizes that the strategy pads it to, rows excepted: requests with equal ones share calls. Empty: its own sizes."""
+    answer: Tensors | None = None
+    """The results of a request without elements, where the ports tell them: it needs no call."""
+    elements: int = field(init=False)
+    """The product of its sizes: what it computes, before any padding."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounded", self.rounded or self.sizes)
+        object.__setattr__(self, "elements", prod(self.sizes))

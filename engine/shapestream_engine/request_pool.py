@@ -6,6 +6,7 @@ from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.batching.pieces import PieceCutter
 from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.memo import Memo
 from shapestream_engine.model import CompiledModel
 
 
@@ -20,6 +21,8 @@ class RequestPool:
         if size < 1:
             raise ValueError(f"a pool has at least one request, not {size}")
         self.signature = model.signature
+        self.resolve = Memo(model.signature.resolve)
+        """`ModelSignature.resolve`; one look-up for a layout that was seen before."""
         self.assembly = Assembly(model.signature)
         self.planner = CallPlanner(model.signature)
         self.cutter = PieceCutter(model.signature)

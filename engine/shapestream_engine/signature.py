@@ -6,7 +6,6 @@ clients and from workers as plain data.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError, SignatureError
-from shapestream_engine.layout import Layout, Tensors
+from shapestream_engine.layout import Layout, RequestShape, Tensors
 from shapestream_engine.ports import (
     BATCH,
     DimensionTable,
@@ -30,31 +29,6 @@ from shapestream_engine.shapes import MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
 
 # ---------------------------------------------------------------- requests
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestShape:
-    """A request's layout once it is known to fit its model's signature."""
-
-    sizes: tuple[int, ...]
-    """The request's size of each of the signature's `dimensions`."""
-    rows: int
-    """Its size along the batch axis; 1 for a model that has none."""
-    nbytes: tuple[int, ...]
-    """Bytes of each tensor, parallel to the layout."""
-    total_nbytes: int
-    positions: tuple[int | None, ...]
-    """Place in the layout of each input of the signature; None for a mask that the request leaves out."""
-    rounded: tuple[int, ...] = ()
-    """Sizes that the strategy pads it to, rows excepted: requests with equal ones share calls. Empty: its own sizes."""
-    answer: Tensors | None = None
-    """The results of a request without elements, where the ports tell them: it needs no call."""
-    elements: int = field(init=False)
-    """The product of its sizes: what it computes, before any padding."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rounded", self.rounded or self.sizes)
-        object.__setattr__(self, "elements", math.prod(self.sizes))
 
 
 def resolve_layout(

@@ -18,6 +18,7 @@ from shapestream_engine.batch import Batch, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
 from shapestream_engine.errors import EngineError, InferenceError
 from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.layout import RequestShape
 from shapestream_engine.request_pool import RequestPool
 
 _REMEMBERED_SHAPES = 4096
@@ -56,8 +57,11 @@ class Runner:
         """The number of the batch that runs; None between batches."""
         return self._begun
 
-    def run(self, batch: Batch) -> BatchReport | None:
-        """Run a batch to its report; None if it was withdrawn. Errors become reports, of whatever kind they are."""
+    def run(self, batch: Batch, ahead_s: float = 0.0) -> BatchReport | None:
+        """Run a batch to its report; None if it was withdrawn. Errors become reports, of whatever kind they are.
+
+        `ahead_s` is `time.monotonic` of this process less the clock of the batch's `start_before`.
+        """
         with self._lock:
             self._last = batch.batch
             if self._halted:
@@ -69,7 +73,7 @@ class Runner:
                     return None
             self._begun, self._cancelled = batch.batch, False
         try:
-            return self._process(batch)
+            return self._process(batch, ahead_s)
         finally:
             with self._lock:
                 self._begun = None
@@ -111,16 +115,21 @@ class Runner:
         if self._calling is not None:
             self._calling.cancel()
 
-    def _process(self, batch: Batch) -> BatchReport:
+    def _process(self, batch: Batch, ahead_s: float) -> BatchReport:
         began = perf_counter()
         pool = self._pools.get(batch.model)
+        try:
+            shapes = batch.shapes if pool is None else batch.shapes or _resolved(batch, pool)
+        except EngineError as error:
+            message = f"the members are no requests of model {batch.model!r}: {error}"
+            return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.INTERNAL, message=message)
         request = None if pool is None else pool.try_lease()
         if pool is None or (request is None and pool.prepared is None):
             reason = "is not served here" if pool is None else f"has no free request: {pool!r}"
             message = f"model {batch.model!r} {reason}"
             return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.UNAVAILABLE, message=message)
         try:
-            return BatchRun(batch, pool, request, self._infer, self._is_new).run()
+            return BatchRun(batch, shapes, ahead_s, pool, request, self._infer, self._is_new).run()
         except BaseException as error:  # noqa: BLE001
             # The edge where whatever went wrong becomes a coded report. Also what is no `Exception`, such as the panic of
             # an extension in Rust, SystemExit or trio's Cancelled: this thread has no caller whom it could be meant for,
@@ -176,6 +185,11 @@ class Runner:
             code=code,
             message=message,
         )
+
+
+def _resolved(batch: Batch, pool: RequestPool) -> tuple[RequestShape, ...]:
+    """The sizes of the members; raises `EngineError` for one that the model does not take."""
+    return tuple([pool.resolve(member.layout) for member in batch.members])
 
 
 def _words(error: BaseException) -> str:

@@ -24,7 +24,7 @@ OPTIONAL = {
     "onnxruntime": "engine/shapestream_engine/backends/onnxruntime/",
     "torch": "engine/shapestream_engine/backends/torch/",
     "torch_xla": "engine/shapestream_engine/backends/torch/devices.py",
-    **dict.fromkeys(("hypercorn", "starlette"), "pipeline/shapestream/serving/admin.py"),
+    **dict.fromkeys(("hypercorn", "starlette", "prometheus_client"), "pipeline/shapestream/serving/admin.py"),
 }
 
 

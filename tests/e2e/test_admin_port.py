@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.e2e.conftest import PATIENCE_S, _workplace, until
 
-from shapestream.errors import WorkerLost
+from shapestream.errors import ModelError, WorkerLost
 
 pytest.importorskip("hypercorn", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
@@ -303,3 +303,86 @@ def test_systemd_is_told(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> Non
             pass
         assert b"STOPPING=1" == told
         assert 0 == served.wait()
+
+
+METERED = MODELS.replace(
+    "    in_process: true",
+    """\
+      - name: other
+        function: gated:double
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}
+        trust: true
+        calibration_s: 0
+    in_process: true""",
+).replace("SERVER", ADMIN)
+
+
+def scrape(port: int) -> dict[str, float]:
+    """All series of one answer, by name and labels as they stand there."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        assert (200, "text/plain") == (answer.status, answer.headers.get_content_type())
+        lines = answer.read().decode().splitlines()
+    finally:
+        connection.close()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+    }
+
+
+def test_metrics_tell_what_happened(workplace: Any) -> None:
+    """By model and outcome; a model that nobody asked for begins with 0, and no label is of a client's making."""
+    served = workplace.serve(METERED)
+    port = port_of(served)
+    before = scrape(port)
+    assert (0.0, 1.0) == (
+        before['shapestream_requests_total{model="other",outcome="ok"}'],
+        before["shapestream_ready"],
+    )
+    with served.client() as client:
+        for rows in (1, 2, 3):
+            client.infer("other", {"x": np.ones((rows, 2), np.float32)})
+        with pytest.raises(ModelError):
+            client.infer("other", {"x": np.full((1, 2), 14, np.float32)})
+        seen = scrape(port)
+        told = client.statistics()
+    of_other = {
+        name.partition("{")[0].removeprefix("shapestream_"): value
+        for name, value in seen.items()
+        if name.endswith('{model="other"}')
+    }
+    assert 3 == told["results"] == seen['shapestream_requests_total{model="other",outcome="ok"}']
+    assert 1 == seen['shapestream_requests_total{model="other",outcome="model_error"}']
+    assert 3 == seen['shapestream_batches_total{model="other",result="ran"}']
+    assert 1 <= seen['shapestream_batches_total{model="other",result="failed"}']
+    assert (6, 12) == (of_other["rows_total"], of_other["elements_computed_total"])
+    assert 3 == of_other["request_seconds_count"] == of_other["batch_requests_count"]
+    assert 0 < of_other["batch_infer_seconds_sum"] <= of_other["batch_busy_seconds_sum"]
+    assert of_other["batch_busy_seconds_sum"] <= of_other["request_seconds_sum"]
+    assert 3 == seen['shapestream_batch_requests_bucket{le="+Inf",model="other"}']
+    assert 0 == seen['shapestream_requests_total{model="gated",outcome="ok"}']
+    assert (1, 0) == (seen["shapestream_clients"], seen["shapestream_requests_pending"])
+
+
+def test_a_scrape_is_answered_during_overload(workplace: Any) -> None:
+    """Each one, while clients send more than is served; counters never fall, and every request has ended once."""
+    served = workplace.serve(METERED)
+    port, total = port_of(served), 3000
+    with served.client() as client, ThreadPoolExecutor() as beside:
+        rows = [{"x": np.ones((1, 1 + number % 64), np.float32)} for number in range(total)]
+
+        def flood() -> int:
+            with client.stream("other", rows, max_in_flight=1000) as results:
+                return sum(1 for _ in results)
+
+        flooding, scrapes = beside.submit(flood), []
+        while not flooding.done() or not scrapes:
+            scrapes.append(scrape(port))
+        assert total == flooding.result()
+        scrapes.append(scrape(port))
+    counted = [seen['shapestream_requests_total{model="other",outcome="ok"}'] for seen in scrapes]
+    assert sorted(counted) == counted
+    assert total == counted[-1]

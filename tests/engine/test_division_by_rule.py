@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError
+from shapestream_engine.layout import RequestShape
 from shapestream_engine.ports import (
     Counts,
     IndexColumn,
@@ -28,7 +29,7 @@ from shapestream_engine.ports import (
     With,
 )
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.signature import ModelSignature
 
 Array = np.ndarray[Any, Any]
 ROOM = 4

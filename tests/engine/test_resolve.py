@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from shapestream_engine.errors import ElementTypeError, ShapeError
+from shapestream_engine.layout import RequestShape
 from shapestream_engine.ports import InputPort, OutputPort, Rows, Whole
 from shapestream_engine.shapes import NamedShape
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.signature import ModelSignature
 
 MODEL = ModelSignature(
     "m",

@@ -46,7 +46,7 @@ def _tensors_of(entry: Entry) -> list[Tensors]:
         case Request() | Result():
             return [entry.tensors]
         case Execute():
-            return [member.tensors for member in entry.members]
+            return list(entry.members)
         case BatchDone():
             return [tensors for tensors in entry.outputs if tensors is not None]
         case _:

@@ -29,7 +29,6 @@ from shapestream.wire.messages import (
     CancelBatch,
     Entry,
     Execute,
-    ExecuteMember,
     Goodbye,
     Heartbeat,
     RecallBatch,
@@ -120,7 +119,7 @@ class EchoSlots:
             return
         report = BatchReport(
             batch=execute.batch,
-            outputs=tuple(member.tensors for member in execute.members),
+            outputs=execute.members,
             run_s=self._delay_s,
             busy_s=self._delay_s,
         )
@@ -175,7 +174,6 @@ class Played:
 
     def execute(self, batch: int) -> None:
         """One member of one row, for the slot to run."""
-        member = ExecuteMember(deadline_us=None, tensors=TENSORS)
         self.say(
             Execute(
                 batch=batch,
@@ -184,7 +182,7 @@ class Played:
                 sent_us=0,
                 model="m",
                 sizes=(1,),
-                members=(member,),
+                members=(TENSORS,),
             )
         )
 

@@ -21,7 +21,7 @@ from shapestream_engine.batching.split_counts import (
 from shapestream_engine.batching.split_index import IndexSplitter, ParallelSplitter
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import (
     Counts,
@@ -35,7 +35,7 @@ from shapestream_engine.ports import (
     Whole,
     With,
 )
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import TensorLike
 
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.layout import Buffer, Tensors
+from shapestream_engine.layout import Buffer, RequestShape, Tensors
 from shapestream_engine.ports import DimensionTable, InputPort
-from shapestream_engine.signature import RequestShape
 
 _JOIN_BELOW_BYTES = 4096
 """Mean bytes per request up to which the pieces are joined first and copied together.

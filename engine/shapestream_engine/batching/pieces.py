@@ -15,8 +15,8 @@ import numpy as np
 from shapestream_engine.batching.calls import PlannedCall
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.layout import Buffer, Tensors
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.layout import Buffer, RequestShape, Tensors
+from shapestream_engine.signature import ModelSignature
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
+from shapestream_engine.layout import RequestShape
 from shapestream_engine.ports import DimensionTable, Extent, OutputPort
-from shapestream_engine.signature import RequestShape
 
 _SLICE_BELOW_BYTES = 4096
 """Mean bytes per request up to which the output is copied as a whole and then sliced.

@@ -17,8 +17,8 @@ import numpy as np
 
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, RuleError, SignatureError
-from shapestream_engine.layout import Tensors
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.layout import RequestShape, Tensors
+from shapestream_engine.signature import ModelSignature
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Extreme: TypeAlias = Literal["smallest", "largest", "huge", "not a number"]

@@ -92,12 +92,12 @@ class _Call:
     async def ask(self, ticket: Question) -> None:
         """Wait until the ticket is finished; when cancelled, the ticket is withdrawn."""
         try:
-            self._core.post_from_thread(ticket)
+            self._core.post(ticket)
             await self._future
         finally:
             if ticket.outcome is None:
                 self.closed = True
-                self._core.post_from_thread(Withdraw(ticket))
+                self._core.post(Withdraw(ticket))
 
 
 class _Wakeup:
@@ -133,7 +133,6 @@ class Client(AsyncClient[Stream[Result], Stream[Item]]):
     def __init__(self, core: Core) -> None:
         super().__init__(
             core,
-            post=core.post_from_thread,
             call=_Call,
             wakeup=_Wakeup,
             current_loop=asyncio.get_running_loop,

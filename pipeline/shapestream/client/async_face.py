@@ -27,7 +27,7 @@ from typing import (
 
 import trio
 
-from shapestream.client.core import Core, Posted
+from shapestream.client.core import Core
 from shapestream.client.models import OpenedModel, OpenModels
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
@@ -174,14 +174,12 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         self,
         core: Core,
         *,
-        post: Callable[[Posted], None],
         call: Callable[[Core], AsyncCall],
         wakeup: Callable[[], Wakeup],
         current_loop: Callable[[], object],
     ) -> None:
         """`current_loop` gives the running event loop, and raises RuntimeError where there is none."""
         self._core = core
-        self._post = post
         self._call = call
         self._wakeup = wakeup
         self._models = OpenModels()
@@ -349,21 +347,21 @@ class AsyncStream(AsyncEntered, ABC, Generic[ItemT]):
         if isinstance(self._source, AsyncIterable):
             permits = TaskPermits(client._wakeup())
             state = self._begin(opened, permits)
-            self._start_producer(pull_async(self._source, state, permits, client._post))
+            self._start_producer(pull_async(self._source, state, permits, client._core.post))
         else:
             thread_permits = ThreadPermits()
             start_pulling(
                 self._source,
                 self._begin(opened, thread_permits),
                 thread_permits,
-                client._core.post_from_thread,
+                client._core.post,
             )
         return self
 
     def _begin(self, opened: OpenedModel, permits: TaskPermits | ThreadPermits) -> _State[ItemT]:
         client = self._client
         self._state = _State(
-            client._wakeup(), opened, self._options, permits, client._post, client._core.clock
+            client._wakeup(), opened, self._options, permits, client._core.post, client._core.clock
         )
         self._state.begin()
         return self._state

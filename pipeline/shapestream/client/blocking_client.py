@@ -275,13 +275,13 @@ class _Call:
     def ask(self, ticket: Question) -> None:
         """Wait until the ticket is finished; when a Ctrl-C interrupts it, the ticket is withdrawn."""
         try:
-            self._core.post_from_thread(ticket)
+            self._core.post(ticket)
             while not self._unanswered.acquire(timeout=_LOOK_FOR_SIGNALS_S):
                 pass
         finally:
             if ticket.outcome is None:
                 self.closed = True
-                self._core.post_from_thread(Withdraw(ticket))
+                self._core.post(Withdraw(ticket))
 
 
 class Stream(Generic[ItemT]):
@@ -299,7 +299,7 @@ class Stream(Generic[ItemT]):
     def __enter__(self) -> Self:
         client, core = self._client, self._client._core
         core.check_process()
-        post = core.post_from_thread
+        post = core.post
         opened = client._models.get(self._model) or client._open(self._model, None)
         permits = ThreadPermits()
         entered = False

@@ -62,34 +62,22 @@ Posted: TypeAlias = AnyTicket | Attend | Withdraw | WithdrawAll
 
 
 class Inbox:
-    """The queue from the faces to the core, from any thread: each item reaches its turn, or is refused after the end.
+    """The queue from the faces to the core, from any thread: each item reaches a turn, or is refused after the end.
 
     There is no lock. Appending to a deque and taking from it are atomic, and an item that is posted late is refused by the
     thread that notices: the poster, if it finds the inbox closed, or the core, which looks once more after closing it.
     The queue needs no bound: a call posts one ticket and waits, and a stream posts no more tickets than it has permits.
     """
 
-    def __init__(
-        self,
-        deliver: Callable[[list[AnyTicket]], None],
-        wake_core: Callable[[], None] | None = None,
-        is_alone: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`deliver` gets the tickets that are refused.
-
-        `wake_core` is called in the core's thread, until the end: after a post from another thread, and at once after the
-        post of a request that `is_alone`. By default it is `wake`.
-        """
+    def __init__(self, deliver: Callable[[list[AnyTicket]], None], take_turn: Callable[[], None]) -> None:
+        """`deliver` gets the tickets that are refused; `take_turn` is called in the core's event loop after posts."""
         self._deliver = deliver
-        self._wake_core = wake_core or self.wake
-        self._is_alone = is_alone
+        self._take_turn = take_turn
         self._items: deque[Posted] = deque()
         self._awake = False
         """Whether a turn is due that has not begun: items posted until then need no further wake-up."""
         self._closed = False
         self._token: trio.lowlevel.TrioToken | None = None
-        self._due = False
-        self._parked: trio.lowlevel.Task | None = None
         self._process = os.getpid()
 
     # ------------------------------------------------------------ faces
@@ -102,34 +90,30 @@ class Inbox:
             )
 
     def post(self, item: Posted) -> None:
-        """Hand something to the core, from its own thread."""
+        """Hand something to the core; what is posted until its turn shares that turn."""
         self._items.append(item)
-        if not self._awake:
-            self._awake = True
-            if self._parked is not None and type(item) is RequestTicket and self._is_alone():
-                self._wake_core()
-            else:
-                self.wake()
-        if self._closed:
-            self._refuse_leftovers()
-
-    def post_from_thread(self, item: Posted) -> None:
-        """Hand something to the core, from another thread."""
-        self._items.append(item)
-        # Both threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
+        # Two threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
         # lines, the core sleeps on: withdrawals therefore always wake it, and so does every heartbeat.
         if not self._awake or type(item) is Withdraw or type(item) is WithdrawAll:
             self._awake = True
-            self.wake_from_thread()
+            self.wake()
         if self._closed:
             self._refuse_leftovers()
 
-    def wake_from_thread(self) -> None:
+    def put(self, item: Posted) -> None:
+        """Add something for a turn that is about to begin."""
+        self._items.append(item)
+
+    def wake(self) -> None:
         """Make the core take a turn soon; before it runs, it will take one anyway."""
         # A forked child would wake its parent, or wait for a lock that a thread of the parent held.
         if self._token is not None and os.getpid() == self._process:
             with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._woken_from_thread)
+                self._token.run_sync_soon(self._woken)
+
+    def _woken(self) -> None:
+        if not self._closed:
+            self._take_turn()
 
     # ------------------------------------------------------------ the core
 
@@ -137,37 +121,8 @@ class Inbox:
         """Wake the core in this trio run from now on."""
         self._token = trio.lowlevel.current_trio_token()
 
-    @trio.lowlevel.enable_ki_protection  # a task that is rescheduled and still counts as parked would be rescheduled twice
-    def wake(self) -> None:
-        """Make another turn due, whether or not an item was posted."""
-        self._due = True
-        if self._parked is not None:
-            trio.lowlevel.reschedule(self._parked)
-            self._parked = None
-
-    def _woken_from_thread(self) -> None:
-        if not self._closed:
-            self._wake_core()
-
-    async def wait(self) -> None:
-        """Wait until another turn is due, in one task."""
-        if self._due:
-            await trio.lowlevel.checkpoint()
-            return
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._parked = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        self._parked = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
     def __len__(self) -> int:
         return len(self._items)
-
-    def turn_begins(self) -> None:
-        """A turn looks at all items now; items from here on wake the core again."""
-        self._due = False
 
     def take(self) -> Iterator[Posted]:
         """All items, in order, also those posted meanwhile."""
@@ -230,12 +185,11 @@ class Core:
         self._session = Session(
             client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
         )
-        self._inbox = Inbox(deliver, self._turn_at_once, self._is_alone)
+        self._inbox = Inbox(deliver, self._turn_or_end)
         self.post = self._inbox.post
-        self.post_from_thread = self._inbox.post_from_thread
         self.check_process = self._inbox.check_process
-        self._one_at_a_time = False
-        """Whether the last requests came one by one: no other was posted before the turn that took each."""
+        self._one_by_one = False
+        """Whether the last request was alone in its turn, and the core has not ended."""
         self._streams: dict[int, Owner] = {}
         self._stopping = False
         self._timer = trio.CancelScope()
@@ -248,7 +202,18 @@ class Core:
     def stop(self) -> None:
         """Ask `run` to end, with a goodbye to the server. From any thread, any number of times."""
         self._stopping = True
-        self._inbox.wake_from_thread()
+        self._inbox.wake()
+
+    def ask(self, question: Question) -> None:
+        """Post a question from the core's own event loop. A request that is likely to be alone in its turn is sent at once.
+
+        That is so where no other is at the server, and the last one was alone.
+        """
+        if self._one_by_one and type(question) is RequestTicket and not self._session.awaits_replies:
+            self._inbox.put(question)
+            self._turn()
+        else:
+            self.post(question)
 
     # ------------------------------------------------------------ the tasks
 
@@ -268,35 +233,22 @@ class Core:
 
     @trio.lowlevel.enable_ki_protection
     async def _take_turns(self) -> None:
+        """Take the turns that are due by time."""
         while not self._must_end():
             # One scope for many turns: traffic moves the next wake-up away, and a timer that fires early costs a turn.
             with trio.CancelScope() as self._timer:
                 self._asleep_until = math.inf
-                self._set_timer(self.clock())
-                while not self._must_end():
-                    await self._inbox.wait()
-                    self._take_turn()
-            if self._timer.cancelled_caught:
-                self._take_turn()
+                self._turn()
+                await trio.sleep_forever()
 
     def _must_end(self) -> bool:
         return self._stopping or self._is_abandoned()
 
-    def _take_turn(self) -> None:
-        self._inbox.turn_begins()
-        self._turn()
-
-    def _is_alone(self) -> bool:
-        """Whether the next request is likely to be the only one of its turn: sent at once, it is sooner at the server."""
-        return self._one_at_a_time and not self._session.awaits_replies
-
-    @trio.lowlevel.enable_ki_protection
-    def _turn_at_once(self) -> None:
-        """Take a turn in the task or callback that posts: one turn of the event loop less than to wake `_take_turns`."""
+    def _turn_or_end(self) -> None:
         if self._must_end():
-            self._inbox.wake()
+            self._timer.cancel()
         else:
-            self._take_turn()
+            self._turn()
 
     def _set_timer(self, now: float) -> None:
         """Let the timer fire at the session's next wake-up, where it would fire later."""
@@ -370,6 +322,7 @@ class Core:
 
     # ------------------------------------------------------------ one turn
 
+    @trio.lowlevel.enable_ki_protection
     def _turn(self) -> None:
         now = self.clock()
         finished = self._take_inbox() if self._inbox else []
@@ -405,7 +358,7 @@ class Core:
                 case _:
                     self._session.submit(item)
         if requests:
-            self._one_at_a_time = requests == 1
+            self._one_by_one = requests == 1
         return answered
 
     def _send(self, entries: list[Entry]) -> None:
@@ -443,6 +396,7 @@ class Core:
 
     def _finish(self) -> None:
         finished = self._take_inbox()
+        self._one_by_one = False
         turn = self._session.close()
         if self._connection is not None:
             with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError):

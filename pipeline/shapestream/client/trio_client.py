@@ -85,7 +85,7 @@ class _Call:
 
     async def ask(self, ticket: Question) -> None:
         """Wait until the ticket is finished; when cancelled, the ticket is withdrawn."""
-        self._core.post(ticket)
+        self._core.ask(ticket)
         if ticket.outcome is not None:  # the client is closed
             await trio.lowlevel.checkpoint()
             return
@@ -149,7 +149,6 @@ class Client(AsyncClient[Stream[Result], Stream[Item]]):
     def __init__(self, core: Core, nursery: trio.Nursery) -> None:
         super().__init__(
             core,
-            post=core.post,
             call=_Call,
             wakeup=_Wakeup,
             current_loop=trio.lowlevel.current_trio_token,

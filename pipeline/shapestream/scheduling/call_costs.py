@@ -204,6 +204,15 @@ class CallCosts:
             self._learn([shape])
         return tables[shape]
 
+    def least_company_s(self, rows: int, shape: Shape) -> float:
+        """What no batch takes less than in which such a request has company; 0.0 where it is not known at once.
+
+        Seconds never fall where rows are added or a shape grows; where calls are rounded, divided or static they may.
+        """
+        if self.sizes is not None or self._statics or self.profile.row_calls is not None:
+            return 0.0
+        return self.surface.second(rows + 1, shape)
+
     def full_rows(self, shape: Shape) -> int:
         """The rows at one shape that cost the least per row, or nearly so: more company gains nothing."""
         return self._useful_rows(shape)[0]

@@ -67,8 +67,12 @@ class Agenda:
         """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
         entries = self._entries
         size = len(entries)
+        if size <= count:
+            for time, _, slot in entries:
+                yield time, slot, 1
+            return
         step = -(-size // count)
-        for at in range(0, size, step or 1):
+        for at in range(0, size, step):
             time, _, slot = entries[at]
             yield time, slot, min(step, size - at)
 
@@ -368,8 +372,10 @@ class ModelQueue:
         "given_up",
         "has_batch",
         "lanes",
+        "measured_s",
         "oldest",
         "padded",
+        "predicted_s",
         "profile",
         "rerun_count",
         "reruns",
@@ -426,6 +432,10 @@ class ModelQueue:
         """Those of them that take a batch ahead and have none, by when it should be sent."""
         self.seen: dict[tuple[int, ...], None] = {}
         """The sizes of recent batches."""
+        self.predicted_s = 0.0
+        """Predicted seconds of all batches that ran and had a prediction."""
+        self.measured_s = 0.0
+        """Seconds that these took."""
 
     def __repr__(self) -> str:
         return (
@@ -482,7 +492,7 @@ class ModelQueue:
         below: list[tuple[float, int]] = []
         later: list[tuple[float, int]] = []
         for ends_at, slot, alike in self.ends.sampled(SAMPLE):
-            height_s = max(0.0, ends_at - now)
+            height_s = ends_at - now if ends_at > now else 0.0
             if height_s >= level_s:
                 break
             if slot.behind is not None:

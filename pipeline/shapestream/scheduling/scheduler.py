@@ -252,6 +252,12 @@ class Dispatching:
         if request.state is RERUN:
             group = queue.take_rerun()
             cut, predicted_s = self._cut(lambda: together(group, costs), group, costs, speed, actions)
+        elif queue.count == 1 or not queue.has_batch:
+            cut, predicted_s = self._cut(
+                lambda: together([request], costs, request.bucket), [request], costs, speed, actions
+            )
+            queue.shares.dispatched(request.tag, request.rank, request.share_s, clients)
+            queue.take(cut.members)
         else:
             anchor = request
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
@@ -557,7 +563,7 @@ class Scheduler:
                     if slot is not alike:  # slots of one worker are equally fast
                         self._slots.set_pace(slot, queue, alike.paces.get(name, 1.0))
                     elif queue.seen:
-                        self._reports.measure_pace(slot, name, next(reversed(queue.seen)))
+                        self._reports.measure_pace(slot, queue, next(reversed(queue.seen)))
             except Exception as error:  # noqa: BLE001 - the slot serves without what it has measured
                 actions.append(ReportFault(error=error, about="costs of a slot"))
 
@@ -680,6 +686,8 @@ def _take_stock(
                 free_slots=len(queue.free),
                 call_s=costs.call_s(name),
                 shapes_seen=costs.shapes(name),
+                predicted_s=queue.predicted_s,
+                measured_s=queue.measured_s,
             )
             for name, queue in queues.items()
         ),

@@ -731,9 +731,11 @@ class SlotTable:
     def set_pace(self, slot: Slot, queue: ModelQueue, pace: float) -> None:
         """Note that a slot takes so many times what the most common kind takes for this model."""
         name = queue.profile.name
-        queue.remove_pace(slot.paces.get(name, 1.0))
-        queue.add_pace(pace)
-        slot.paces[name] = pace
+        before = slot.paces.get(name, 1.0)
+        if pace != before:
+            queue.remove_pace(before)
+            queue.add_pace(pace)
+            slot.paces[name] = pace
 
     # ------------------------------------------------------------ rests
 

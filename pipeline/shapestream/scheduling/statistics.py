@@ -61,6 +61,10 @@ class ModelStatistics:
     """Running mean of the seconds of a call."""
     shapes_seen: int
     """Distinct call shapes that the cost model remembers."""
+    predicted_s: float
+    """Predicted seconds of the batches that ran and had a prediction."""
+    measured_s: float
+    """Seconds that these took."""
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.queued} queued, {self.free_slots} of {self.slots} slots free"

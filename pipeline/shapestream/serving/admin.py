@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,10 @@ import structlog
 import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as MetricFamily
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -30,6 +34,7 @@ from starlette.routing import Route
 from shapestream.errors import ConfigurationError
 from shapestream.serving.server import Server
 from shapestream.settings import AdminSettings
+from shapestream.telemetry.metrics import Buckets, Kind, Metric, Sample, observe
 
 log = structlog.get_logger()
 
@@ -215,6 +220,37 @@ def _read_token(path: Path) -> str:
     return token
 
 
+class _Collected(Collector):
+    """Families of metrics that were read already, and those of the process."""
+
+    def __init__(self, found: list[tuple[Metric, list[Sample]]]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[MetricFamily]:
+        """Yield each family."""
+        for metric, samples in self._found:
+            family = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+            for labels, value in samples:
+                if isinstance(value, Buckets):
+                    family.add_metric(labels, value.counts, value.total)
+                else:
+                    family.add_metric(labels, value)
+            yield family
+        yield from _PROCESS.collect()
+
+
+_FAMILIES: dict[Kind, Callable[..., Any]] = {
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+}
+_PROCESS = ProcessCollector(registry=None)
+
+
+def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
+    return Response(generate_latest(_Collected(found)), media_type=CONTENT_TYPE_LATEST)
+
+
 def server_pages(server: Server) -> dict[str, Page]:
     """The pages of a server."""
 
@@ -226,4 +262,5 @@ def server_pages(server: Server) -> dict[str, Page]:
         "/health/live": health_page("live", standstill),
         "/health/ready": health_page("ready", server.not_ready),
         "/statistics": json_page(server.statistics),
+        "/metrics": Page(read=lambda: observe(server.observation()), write=_exposition),
     }

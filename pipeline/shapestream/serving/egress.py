@@ -14,6 +14,7 @@ from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.sessions import RequestRecord, Session
 from shapestream.serving.workers import RunningBatch
+from shapestream.telemetry.statistics import ModelCounters
 from shapestream.wire.messages import Failure, Result, Timings
 from shapestream_engine.layout import Tensors
 
@@ -38,12 +39,13 @@ class Egress:
     ) -> None:
         """Reply with the results of one batch. Members that arrived in the same turn share their `Timings`."""
         say, keep = self.outgoing.say, self.kept.keep
+        counters = self._statistics.of(batch.action.model)
         alike, timings, arrived = 0, None, 0.0
         for record, tensors in zip(records, outputs, strict=True):
             if tensors is None:
                 raise AssertionError(f"{record!r} was delivered, but has no output")
             if timings is None or record.arrived != arrived:
-                self._count(timings, alike)
+                _count(counters, timings, alike)
                 alike, arrived = 0, record.arrived
                 timings = batch.timings(arrived, now)
             alike += 1
@@ -51,13 +53,7 @@ class Egress:
             result = Result(sequence=sequence, timings=timings, tensors=tensors)
             say(session, result)
             keep(session.answered, sequence, record.model.number, record.tensors, result)
-        self._count(timings, alike)
-        self._statistics.results += len(records)
-
-    def _count(self, timings: Timings | None, times: int) -> None:
-        if timings is not None:
-            self._statistics.queue_us.record(timings.queue_us, times)
-            self._statistics.total_us.record(timings.total_us, times)
+        _count(counters, timings, alike)
 
     def fail(self, record: RequestRecord, action: FailRequest) -> None:
         """Reply to an admitted request that ends without a result."""
@@ -65,6 +61,7 @@ class Egress:
         if record.started and code in REFUSALS:
             code, message = WorkerLost.code, f"{message}; {_MAY_HAVE_RUN}"
         failure = _failure(record.sequence, code, message, action.retry_after_s)
+        self._statistics.of(record.model.name).failures[failure.code] += 1
         self._tell(record.session, failure)
         if code not in REFUSALS:
             self._keep(record, failure)
@@ -92,6 +89,12 @@ class Egress:
     def _tell(self, session: Session, failure: Failure) -> None:
         self._statistics.failures[failure.code] += 1
         self.outgoing.say(session, failure)
+
+
+def _count(counters: ModelCounters, timings: Timings | None, times: int) -> None:
+    if timings is not None:
+        counters.queue_us.record(timings.queue_us, times)
+        counters.total_us.record(timings.total_us, times)
 
 
 def _failure(sequence: int, code: str, message: str, retry_after_s: float | None = None) -> Failure:

@@ -96,6 +96,7 @@ class Journal:
             rows=running.member_rows,
             elements=_elements(running, expired),
             run_us=running.run_us,
+            busy_us=round(report.busy_s * 1e6),
             reallocations=report.reallocations,
             preparations=report.preparations,
         )
@@ -119,8 +120,10 @@ class Journal:
             if self._debug:
                 log.debug("batch given back", batch=report.batch, slot=running.slot.label)
             return
-        self.statistics.batches_failed += 1
         action = running.action
+        counters = self.statistics.of(action.model)
+        counters.batches_failed += 1
+        counters.attempts_failed += len(action.requests)
         if report.code is ErrorCode.CANCELLED:  # as asked for
             log.debug("batch cancelled", batch=report.batch, slot=running.slot.label)
             return

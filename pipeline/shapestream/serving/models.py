@@ -16,10 +16,10 @@ from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WOR
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.layout import Layout
+from shapestream_engine.layout import Layout, RequestShape
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import BATCH, InputPort, OutputPort
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
 

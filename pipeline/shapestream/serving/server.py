@@ -39,6 +39,7 @@ from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.slot_threads import Slots
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
+from shapestream.telemetry.metrics import Observation
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
@@ -168,6 +169,7 @@ class Server:
 
         `died`: by a signal, or with an error, so that it may have died of what it ran.
         """
+        self._counters.worker_ends["died" if died else "ended"] += 1
         if self._worker_port is None or self._ended:
             return LastState()
         try:
@@ -231,6 +233,45 @@ class Server:
         reasons += [f"no slot for model {name!r}" for name in self._models.promised if name not in offered]
         return reasons or ([] if offered else ["no slot"])
 
+    def observation(self) -> Observation:
+        """The state that metrics are read from."""
+        settings, sessions = self._settings, list(self._client_port.sessions)
+        for model in self._models:
+            self._counters.of(model.name)  # its series begin with 0
+        workers = {slot.worker for slot in self._dispatcher.slots.values()}
+        serving = sum(worker.takes_batches for worker in workers)
+        return Observation(
+            ready=not self.not_ready(),
+            counters=self._counters,
+            scheduler=self._scheduler.statistics(),
+            clients=len(sessions),
+            pending=self._dispatcher.unfinished,
+            pending_bytes=sum(session.held_bytes for session in sessions),
+            credit_used=max(
+                [
+                    share
+                    for session in sessions
+                    for share in (
+                        len(session.running) / settings.window_requests,
+                        session.held_bytes / settings.window_bytes,
+                    )
+                ],
+                default=0.0,
+            ),
+            workers={"serving": serving, "leaving": len(workers) - serving},
+            quarantined=len(self._dispatcher.quarantine),
+            kept_replies=len(self._kept),
+            kept_bytes=self._kept.nbytes,
+            peers_refused=self._peers_refused(),
+        )
+
+    def _peers_refused(self) -> dict[str, dict[str, int]]:
+        return {
+            socket.port: dict(socket.refused)
+            for socket in self._sockets
+            if isinstance(socket, ProtectedRouter)
+        }
+
     def statistics(self) -> dict[str, Any]:
         """The counters, as plain data: what `Statistics` carries."""
         scheduler, dispatcher = self._scheduler.statistics(), self._dispatcher
@@ -253,11 +294,7 @@ class Server:
                 for slot in islice(dispatcher.slots.values(), MOST_SLOTS)
             },
             "slots_in_all": len(dispatcher.slots),
-            "peers_refused": {
-                socket.port: dict(socket.refused)
-                for socket in self._sockets
-                if isinstance(socket, ProtectedRouter)
-            },
+            "peers_refused": self._peers_refused(),
             **self._counters.to_dict(),
         }
 
@@ -310,6 +347,7 @@ class Server:
             due = trio.current_time() + self._settings.heartbeat_s
             await trio.sleep_until(due)
             now = trio.current_time()  # once: it may stand still between two looks, too
+            self._counters.lag_us.record(round((now - due) * 1e6))
             if now > due + STALL_S:
                 log.warning("the server stood still", seconds=round(now - due, 1))
                 await trio.sleep(STALL_S)  # unread messages come before the verdict that a peer is silent

@@ -14,8 +14,7 @@ from shapestream.serving.models import ServedModel
 from shapestream.serving.outgoing import Link
 from shapestream.serving.peer_clock import PeerClock
 from shapestream.settings import ServerSettings
-from shapestream_engine.layout import Tensors
-from shapestream_engine.signature import RequestShape
+from shapestream_engine.layout import RequestShape, Tensors
 
 PLACES_PER_KEY = 9
 """One key may have all places but one in nine, so that others find room beside it."""

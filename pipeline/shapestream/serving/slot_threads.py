@@ -31,14 +31,12 @@ from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat, Role, SlotHello
-from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
-from shapestream_engine.errors import EngineError
-from shapestream_engine.layout import Buffer, Layout
-from shapestream_engine.memo import Memo
+from shapestream_engine.layout import Buffer
 from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
-from shapestream_engine.signature import ModelSignature, RequestShape
+from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 
 log = structlog.get_logger()
@@ -188,10 +186,9 @@ class SlotThreads:
             except trio.RunFinishedError:
                 return  # the event loop is gone, and nothing is left to supervise
 
-        resolve = {name: Memo(signature.resolve) for name, signature in self.models.items()}
         pools = {name: RequestPool(model, self.slots) for name, model in self._compiled.items()}
         for number in range(self.slots):
-            thread = _SlotThread(number, Runner(str(number), pools), resolve, self._dial, hand_over)
+            thread = _SlotThread(number, Runner(str(number), pools), self.models, self._dial, hand_over)
             self._threads.append(thread)
             thread.start()
 
@@ -240,7 +237,7 @@ class _SlotThread(Thread):
         self,
         number: int,
         runner: Runner,
-        resolve: Mapping[str, Callable[[Layout], RequestShape]],
+        models: Mapping[str, ModelSignature],
         dial: Callable[[Wake], BlockingDealer],
         tell: Callable[[News], None],
     ) -> None:
@@ -250,7 +247,7 @@ class _SlotThread(Thread):
         self.runner = runner
         self.difference_s: float | None = None
         """This process's monotonic clock less the server's."""
-        self._resolve = resolve
+        self._models = models
         self._dial = dial
         self._tell = tell
         self.wake = Wake()
@@ -365,17 +362,12 @@ class _SlotThread(Thread):
                       sizes=execute.sizes, requests=len(execute.members))  # fmt: skip
         self._batch = execute.batch
         report: BatchReport | None
-        try:
-            if execute.slot != self.number:
-                raise LookupError(f"slot {self.number} is not slot {execute.slot}")
-            batch = read_batch(
-                execute, self._resolve[execute.model], received_at=received_at, difference_s=self.difference_s
-            )
-        except (EngineError, LookupError) as error:
-            why = f"the server asked for what this worker cannot do: {error}"
+        if execute.slot != self.number or execute.model not in self._models:
+            why = f"the server asked slot {self.number} for slot {execute.slot} and model {execute.model!r}"
             report = BatchReport(batch=execute.batch, outputs=None, code=ErrorCode.INTERNAL, message=why)
         else:
-            report = self.runner.run(batch)
+            ahead_s = clock_ahead_s(execute, received_at=received_at, difference_s=self.difference_s)
+            report = self.runner.run(execute, ahead_s)
         if self._session is not session:
             self._batch = None
             self._tell(SlotIdle(slot=self.number))
@@ -401,33 +393,14 @@ class _SlotThread(Thread):
 # -------------------------------------------------------------------- batches and reports as entries
 
 
-def read_batch(
-    execute: Execute,
-    resolve: Callable[[Layout], RequestShape],
-    *,
-    received_at: float,
-    difference_s: float | None,
-) -> Batch:
-    """The batch that an entry asks for, with deadlines by the clock that `received_at` was read from.
+def clock_ahead_s(execute: Execute, *, received_at: float, difference_s: float | None) -> float:
+    """The slot's clock less that of the deadlines in `execute`: `difference_s`, which bounds what was left at sending.
 
-    `difference_s` is that clock less the server's. No member gets longer than it had when the batch was sent, counted
-    from `received_at`, whatever the clocks say. `resolve` is that of the model's signature; its errors are raised.
+    No member gets longer than it had when the batch was sent, counted from `received_at`, whatever the clocks say.
+    `received_at` is of the slot's clock; `difference_s` is None while the difference is not known.
     """
-    deadlines = [member.deadline_us for member in execute.members]
-    start_before: tuple[float | None, ...] | None = None
-    if deadlines.count(None) < len(deadlines):
-        latest = received_at - execute.sent_us * 1e-6
-        ahead_s = latest if difference_s is None else min(latest, difference_s)
-        start_before = tuple([None if at is None else at * 1e-6 + ahead_s for at in deadlines])
-    return Batch(
-        batch=execute.batch,
-        slot=execute.slot,
-        model=execute.model,
-        sizes=execute.sizes,
-        members=tuple([member.tensors for member in execute.members]),
-        shapes=tuple([resolve(member.tensors.layout) for member in execute.members]),
-        start_before=start_before,
-    )
+    latest = received_at - execute.sent_us * 1e-6
+    return latest if difference_s is None else min(latest, difference_s)
 
 
 def frames_of(entry: Entry) -> list[Buffer]:

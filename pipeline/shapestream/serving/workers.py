@@ -17,17 +17,15 @@ from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.slot_threads import Slots
-from shapestream.wire.limits import MAX_INTEGER
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
     CancelBatch,
     Execute,
-    ExecuteMember,
     RecallBatch,
     Timings,
 )
-from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
@@ -319,7 +317,7 @@ class RunningBatch:
         self.elements = [record.shape.elements for record in records]
         """Of each member, without any padding."""
         deadlines = [record.deadline for record in records]
-        self.batch = Batch(
+        self.batch = Execute(
             batch=action.batch,
             slot=slot.slot,
             model=action.model,
@@ -327,35 +325,16 @@ class RunningBatch:
             members=tuple([record.tensors for record in records]),
             shapes=tuple([record.shape for record in records]),
             start_before=None if deadlines.count(None) == len(deadlines) else tuple(deadlines),
+            session=slot.worker.session,
+            sent_us=round(now * 1e6),
         )
         self.outputs: Sequence[Tensors | None] = ()
         """Parallel to the members, once it has run."""
         self.run_us = 0
 
     def send(self) -> None:
-        """Send it to its slot, with its deadlines by this process's clock."""
-        batch, worker = self.batch, self.slot.worker
-        deadlines = batch.start_before or (None,) * len(batch.members)
-        worker.execute(
-            self.slot,
-            Execute(
-                batch=batch.batch,
-                session=worker.session,
-                slot=batch.slot,
-                sent_us=round(self.sent_at * 1e6),
-                model=batch.model,
-                sizes=batch.sizes,
-                members=tuple(
-                    [
-                        ExecuteMember(
-                            deadline_us=None if at is None else min(max(0, int(at * 1e6)), MAX_INTEGER),
-                            tensors=tensors,
-                        )
-                        for tensors, at in zip(batch.members, deadlines, strict=True)
-                    ]
-                ),
-            ),
-        )
+        """Send it to its slot."""
+        self.slot.worker.execute(self.slot, self.batch)
 
     def cancel(self) -> None:
         """Say that its results are not needed."""

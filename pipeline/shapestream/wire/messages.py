@@ -17,6 +17,7 @@ from dataclasses import field
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
+from shapestream_engine.batch import Batch
 from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
@@ -330,31 +331,17 @@ class WorkerRefused(Entry):
     message: str
 
 
-@value
-class ExecuteMember:
-    """One request of a batch; its tensors are relayed as they came."""
-
-    deadline_us: int | None
-    """Time from which on it may not start, by the server's clock."""
-    tensors: Tensors
-
-
 @entry(51, Role.WORKER)
-class Execute(Entry):
-    """Run these requests in one inference call of this shape, on the slot that this connection belongs to.
+class Execute(Entry, Batch):
+    """Run this batch on the slot that the connection belongs to. A second one may be queued behind the one that runs.
 
-    A second one may be queued behind the batch that the slot runs.
+    The members' tensors are relayed as they came. Deadlines are of the server's clock, and travel in microseconds; the
+    members' `shapes` do not travel.
     """
 
-    batch: int
     session: int
-    slot: int
     sent_us: int
     """Time of sending, by the server's clock (`Clock`)."""
-    model: str
-    sizes: tuple[int, ...]
-    """The call's size of each of the signature's `dimensions`, padding included."""
-    members: tuple[ExecuteMember, ...]
 
 
 @entry(52, Role.WORKER)

@@ -8,6 +8,7 @@ tensors: the receiver would refuse a wrong one far from the defect.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from shapestream.wire.limits import (
     MAX_PRIORITY,
     Limits,
 )
-from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember, Request, Result, Timings
+from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, Timings
 from shapestream_engine.layout import Buffer, Layout, Tensors
 
 # Up to this length deleting the allowed bytes is faster than calling NumPy.
@@ -167,16 +168,15 @@ def _read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: in
     _, _, batch, session, slot, sent_us, model, sizes, rows = fields
     if type(sizes) is not tuple or type(rows) is not tuple or not 0 < len(rows) <= limits.max_members:
         raise BadEntryError(f"Execute needs an array of sizes, and one of 1 to {limits.max_members} members")
-    members = []
+    members: list[Tensors] = []
+    deadlines: list[float | None] = []
     for row in rows:
         if type(row) is not tuple or len(row) != 3:
             raise BadEntryError("a member of Execute must be [deadline_us, layout, inline]")
         tensors, first = _read_tensors(row[1], row[2], frames, first, last)
-        members.append(
-            ExecuteMember(
-                deadline_us=checked("Execute.deadline_us", optional_integer, row[0]), tensors=tensors
-            )
-        )
+        members.append(tensors)
+        deadline_us = checked("Execute.deadline_us", optional_integer, row[0])
+        deadlines.append(None if deadline_us is None else deadline_us / 1e6)
     _check_frames_used(first, last)
     return Execute(
         batch=checked("Execute.batch", integer, batch),
@@ -186,6 +186,7 @@ def _read_execute(fields: Fields, frames: Sequence[Buffer], first: int, last: in
         model=checked("Execute.model", name, model),
         sizes=tuple(checked("Execute.sizes", integer, size) for size in sizes),
         members=tuple(members),
+        start_before=None if deadlines.count(None) == len(deadlines) else tuple(deadlines),
     )
 
 
@@ -305,9 +306,10 @@ def _write_result(entry: Result, frames: list[Buffer]) -> bytes:
 def _write_execute(entry: Execute, frames: list[Buffer]) -> bytes:
     before = len(frames)
     members = []
-    for member in entry.members:
-        packed, inline = _write_tensors(member.tensors, frames)
-        members.append((member.deadline_us, packed, inline))
+    deadlines = entry.start_before or repeat(None)
+    for tensors, at in zip(entry.members, deadlines):  # noqa: B905 - without deadlines the second has no end
+        deadline_us = None if at is None else min(max(0, round(at * 1e6)), MAX_INTEGER)
+        members.append((deadline_us, *_write_tensors(tensors, frames)))
     return pack(
         (
             Execute.KIND,

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shapestream
+from shapestream.errors import RequestError
 from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, serve_in_thread
 from shapestream_engine.ports import IndexColumn, InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
@@ -64,3 +66,15 @@ def test_the_example_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None
         exec(compile(code.replace("tcp://127.0.0.1:5555", address), "<example>", "exec"), {})
     if "print(" in code and "with" in code:
         assert "" != capsys.readouterr().out
+
+
+def test_the_table_of_errors_has_every_error_with_its_code_and_whether_a_retry_can_help() -> None:
+    """Rows of client.md that begin with the name of an error; each error is exported under that name."""
+    told: dict[str, tuple[str, bool]] = {}
+    text = (DOCS / "client.md").read_text()
+    for names, codes, retry in re.findall(r"^\| (`[A-Z].*?) \| (`.*?) \| (yes|no) \|", text, re.MULTILINE):
+        for name, code in zip(re.findall(r"`(\w+)`", names), re.findall(r"`(\w+)`", codes), strict=True):
+            told[name] = code, retry == "yes"
+    errors = RequestError.__subclasses__()
+    assert {error.__name__: (error.code, error.retryable) for error in errors} == told
+    assert all(getattr(shapestream, error.__name__) is error for error in errors)

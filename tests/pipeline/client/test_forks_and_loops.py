@@ -187,8 +187,9 @@ def test_a_second_event_loop_is_refused(address: str) -> None:
     first.close()
 
 
-def test_a_stream_of_another_event_loop_is_refused(address: str) -> None:
-    """Entered in one loop, consumed in another."""
+def test_a_stream_of_another_event_loop_is_refused(server: ScriptedServer, address: str) -> None:
+    """Entered in one loop, consumed in another, where its next item has not come."""
+    server.hold()
     first = asyncio.new_event_loop()
     connecting = aio.connect(address)
     client = first.run_until_complete(connecting.__aenter__())
@@ -200,6 +201,7 @@ def test_a_stream_of_another_event_loop_is_refused(address: str) -> None:
 
     with pytest.raises(RuntimeError, match="another event loop"):
         asyncio.run(consume())
+    server.release()
     assert first.run_until_complete(consume()).ok
     first.run_until_complete(connecting.__aexit__(None, None, None))
     first.close()

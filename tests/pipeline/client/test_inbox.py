@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 import trio
@@ -25,7 +24,7 @@ def ticket() -> OpenTicket:
 def test_everything_is_taken_in_order_also_what_comes_meanwhile() -> None:
     """A turn takes what there is at its end, not at its beginning."""
     refused: list[AnyTicket] = []
-    inbox = Inbox(refused.extend)
+    inbox = Inbox(refused.extend, lambda: None)
     first, second = ticket(), ticket()
     inbox.post(first)
     taken: list[Posted] = []
@@ -39,17 +38,16 @@ def test_everything_is_taken_in_order_also_what_comes_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("when", ["before the end", "after the end"])
-@pytest.mark.parametrize("post", [Inbox.post, Inbox.post_from_thread])
-def test_what_is_left_at_the_end_is_refused(post: Any, when: str) -> None:
+def test_what_is_left_at_the_end_is_refused(when: str) -> None:
     """Questions are cancelled, streams are told, and who waits no more is not."""
     refused: list[AnyTicket] = []
-    inbox = Inbox(refused.extend)
+    inbox = Inbox(refused.extend, lambda: None)
     question, answered, end = ticket(), ticket(), EndTicket(OWNER, place=3, outcome=True)
     answered.outcome = True
     if when == "after the end":
         inbox.close()
     for item in (question, Withdraw(question), answered, Attend(OWNER), WithdrawAll(OWNER), end):
-        post(inbox, item)
+        inbox.post(item)
     inbox.close()
     assert isinstance(question.outcome, Cancelled)
     assert (True, True) == (answered.outcome, end.outcome)
@@ -63,14 +61,14 @@ def test_what_is_left_at_the_end_is_refused(post: Any, when: str) -> None:
 def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
     """Four threads post for as long as it takes; nothing is lost between the last turn and the end."""
     refused: list[AnyTicket] = []
-    inbox = Inbox(refused.extend)
+    inbox = Inbox(refused.extend, lambda: None)
     posted = [[ticket() for _ in range(500)] for _ in range(4)]
     start = threading.Barrier(5)
 
     def poster(tickets: list[OpenTicket]) -> None:
         start.wait()
         for one in tickets:
-            inbox.post_from_thread(one)
+            inbox.post(one)
 
     threads = [threading.Thread(target=poster, args=(tickets,)) for tickets in posted]
     for thread in threads:
@@ -90,18 +88,18 @@ def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_not_aga
     """What comes before the turn begins is taken by that turn; a withdrawal always wakes."""
 
     async def main() -> None:
-        inbox = Inbox(lambda tickets: None)
+        turns: list[int] = []
+        inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox)))
         inbox.open()
-        await trio.to_thread.run_sync(inbox.post_from_thread, ticket())
-        await inbox.wait()
-        inbox.turn_begins()
-        await trio.to_thread.run_sync(inbox.post_from_thread, ticket())
+        await trio.to_thread.run_sync(inbox.post, ticket())
         await trio.testing.wait_all_tasks_blocked()
-        with trio.move_on_after(0) as nobody_woke_it:
-            await inbox.wait()
-        assert nobody_woke_it.cancelled_caught
-        await trio.to_thread.run_sync(inbox.post_from_thread, Withdraw(ticket()))
-        await inbox.wait()
+        assert [1] == turns
+        await trio.to_thread.run_sync(inbox.post, ticket())
+        await trio.testing.wait_all_tasks_blocked()
+        assert [1] == turns
+        await trio.to_thread.run_sync(inbox.post, Withdraw(ticket()))
+        await trio.testing.wait_all_tasks_blocked()
+        assert [1, 3] == turns
         assert 3 == len(list(inbox.take()))
 
     trio.run(main)

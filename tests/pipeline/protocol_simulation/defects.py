@@ -73,17 +73,16 @@ def hands_back_twice(patch: pytest.MonkeyPatch) -> None:
 
 def starts_late(patch: pytest.MonkeyPatch) -> None:
     """The worker takes deadlines to be a second later, and does not hear that nobody waits any more."""
-    read_batch, accept = slot_threads.read_batch, WorkerSession.accept
+    clock_ahead_s, accept = slot_threads.clock_ahead_s, WorkerSession.accept
 
-    def patient(execute: Execute, resolve: Any, *, received_at: float, difference_s: float | None) -> Any:
-        late_s = None if difference_s is None else difference_s + 1.0
-        return read_batch(execute, resolve, received_at=received_at + 1.0, difference_s=late_s)
+    def patient(execute: Execute, **times: Any) -> float:
+        return clock_ahead_s(execute, **times) + 1.0
 
     def deaf(self: WorkerSession, entry: Entry, now: float) -> None:
         if not isinstance(entry, CancelBatch):
             accept(self, entry, now)
 
-    patch.setattr(slot_threads, "read_batch", patient)
+    patch.setattr(slot_threads, "clock_ahead_s", patient)
     patch.setattr(WorkerSession, "accept", deaf)
 
 

@@ -204,21 +204,18 @@ class SimulatedSlots:
             slot.withdrawn.discard(execute.batch)
             return None
         slot.batch = execute.batch
-        batch = slot_threads.read_batch(
-            execute,
-            self.models[execute.model].resolve,
-            received_at=received_at,
-            difference_s=self._difference_s,
+        ahead_s = slot_threads.clock_ahead_s(
+            execute, received_at=received_at, difference_s=self._difference_s
         )
         try:
-            return await self._run(slot, batch)
+            return await self._run(slot, execute, ahead_s)
         finally:
             slot.batch = slot.interrupt = None
 
-    async def _run(self, slot: _Slot, batch: Batch) -> BatchReport:
+    async def _run(self, slot: _Slot, batch: Batch, ahead_s: float) -> BatchReport:
         began = trio.current_time()
         start_before = batch.start_before or (None,) * len(batch.members)
-        in_time = [at is None or at > began for at in start_before]
+        in_time = [at is None or at > began - ahead_s for at in start_before]
         living = [uid_of(member) for member, may in zip(batch.members, in_time, strict=True) if may]
         runs = [
             self._journal.run_began(uid_of(member), self.name, tuple(living)) if may else None
@@ -226,7 +223,10 @@ class SimulatedSlots:
         ]
         code: str | None = None
         if living:
-            rows = sum(shape.rows for shape, may in zip(batch.shapes, in_time, strict=True) if may)
+            resolve = self.models[batch.model].resolve
+            rows = sum(
+                resolve(member.layout).rows for member, may in zip(batch.members, in_time, strict=True) if may
+            )
             code = await self._call(slot, {self._journal.kind_of(uid) for uid in living}, rows)
         for run in runs:
             if run is not None:

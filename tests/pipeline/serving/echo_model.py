@@ -52,7 +52,7 @@ def request(sequence: int, tensors: Tensors | None = None, **fields: Any) -> Req
 
 def done(execute: Execute, outputs: tuple[Tensors | None, ...] | None = None, **changes: Any) -> BatchDone:
     """The honest report of a batch, but for the fields that are given."""
-    given = tuple(echoed(member.tensors) for member in execute.members) if outputs is None else outputs
+    given = tuple(echoed(member) for member in execute.members) if outputs is None else outputs
     fields: dict[str, Any] = {
         "batch": execute.batch,
         "session": execute.session,

@@ -8,7 +8,7 @@ import trio
 from tests.pipeline.serving.batches import report_of
 from tests.pipeline.serving.echo_model import SIGNATURE, echoed
 
-from shapestream.serving.slot_threads import News, SlotSession, entry_of_report, frames_of, read_batch
+from shapestream.serving.slot_threads import News, SlotSession, entry_of_report, frames_of
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.memory import MemoryConnection, memory_server
 from shapestream.wire.codec import decode, encode
@@ -87,13 +87,7 @@ class ScriptedSlots:
     def _take(self, frames: Sequence[object]) -> None:
         for entry in decode(frames, role=Role.WORKER, limits=WORKER_LIMITS).entries:  # type: ignore[arg-type]
             assert isinstance(entry, Execute)
-            batch = read_batch(
-                entry,
-                self.models[entry.model].resolve,
-                received_at=trio.current_time(),
-                difference_s=0.0,
-            )
-            self._started.append(batch)
+            self._started.append(entry)
 
     async def next_batch(self) -> Batch:
         """The next batch that was not taken yet."""

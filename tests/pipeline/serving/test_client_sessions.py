@@ -75,7 +75,7 @@ async def test_a_client_that_says_goodbye_has_its_queued_work_dropped() -> None:
         assert [batch.batch] == slots.cancelled
         slots.fail(batch, "cancelled")
         own = await slots.next_batch()
-        assert (1, 4) == own.shapes[0].sizes
+        assert (1, 4) == own.members[0].layout[0][2]
         slots.finish(own)
         assert 1 == (await other.hear(Result)).sequence
         assert [] == slots.started

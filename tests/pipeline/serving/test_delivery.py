@@ -184,7 +184,7 @@ async def test_requests_that_may_not_run_twice_run_alone() -> None:
         client.say(request(1), request(2, echo_tensors(rows=3)), request(3))
         for rows in (1, 3, 1):
             batch = await slots.next_batch()
-            assert [rows] == [shape.rows for shape in batch.shapes]
+            assert [rows] == [member.layout[0][2][0] for member in batch.members]
             await wait_all_tasks_blocked()
             assert [] == slots.started
             slots.finish(batch)

@@ -9,7 +9,7 @@ from tests.pipeline.serving.echo_model import model_settings
 from shapestream.serving.models import DEFAULT_BATCH_BYTES, ServedModel, most_rows
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
-from shapestream.wire.messages import BatchDone, Entry, Execute, ExecuteMember, Role
+from shapestream.wire.messages import BatchDone, Entry, Execute, Role
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
@@ -38,7 +38,6 @@ def tensors(ports: int, nbytes: int, rank: int) -> Tensors:
 
 def entries(rows: int, inputs: int, outputs: int, nbytes: int, rank: int) -> list[tuple[Role, Entry]]:
     """A batch of so many requests, and its answer, with the largest numbers that may stand beside the tensors."""
-    member = ExecuteMember(deadline_us=MAX_INTEGER, tensors=tensors(inputs, nbytes, rank))
     execute = Execute(
         batch=MAX_INTEGER,
         session=MAX_INTEGER,
@@ -46,7 +45,8 @@ def entries(rows: int, inputs: int, outputs: int, nbytes: int, rank: int) -> lis
         sent_us=MAX_INTEGER,
         model="m" * 512,
         sizes=(MAX_INTEGER,) * 64,
-        members=(member,) * rows,
+        members=(tensors(inputs, nbytes, rank),) * rows,
+        start_before=(MAX_INTEGER / 1e6,) * rows,
     )
     done = BatchDone(
         batch=MAX_INTEGER,

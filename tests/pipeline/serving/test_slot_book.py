@@ -158,4 +158,4 @@ def test_a_deadline_is_the_one_that_was_decided_however_long_this_process_stands
     (execute,) = said.entries
     assert isinstance(execute, Execute)
     assert (7, 0, 10_000_000) == (execute.session, execute.slot, execute.sent_us)
-    assert [10_500_000, None] == [member.deadline_us for member in execute.members]
+    assert (10.5, None) == execute.start_before

@@ -17,7 +17,6 @@ import trio.lowlevel
 import trio.testing
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
-from shapestream.serving import slot_threads
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
     News,
@@ -39,7 +38,6 @@ from shapestream.wire.messages import (
     BatchFailed,
     Entry,
     Execute,
-    ExecuteMember,
     Goodbye,
     Heartbeat,
     Role,
@@ -130,13 +128,8 @@ class Bench:
     ) -> None:
         """A batch of one request per value, of which the first may have a deadline."""
         now = trio.current_time()
-        deadlines = [None if within_s is None else round((now + within_s) * 1e6), *[None] * (len(values) - 1)]
         members = tuple(
-            ExecuteMember(
-                deadline_us=at,
-                tensors=Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),)),
-            )
-            for value, at in zip(values, deadlines, strict=True)
+            Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),)) for value in values
         )
         sizes = (len(values),)
         execute = Execute(
@@ -147,6 +140,7 @@ class Bench:
             model=model,
             sizes=sizes,
             members=members,
+            start_before=None if within_s is None else (now + within_s, *[None] * (len(values) - 1)),
         )
         self.say(execute, slot)
 
@@ -242,13 +236,11 @@ async def test_what_a_slot_cannot_run_is_reported_and_nothing_else_harmed() -> N
     async with bench(slots=2) as slots:
         slots.start(1, 1, model="other")
         wrong = Tensors(layout=((0, "f32", (1, 3)),), buffers=[bytes(12)])
-        member = ExecuteMember(deadline_us=None, tensors=wrong)
         slots.say(
-            Execute(batch=2, session=1, slot=0, sent_us=0, model="times 2", sizes=(1,), members=(member,))
+            Execute(batch=2, session=1, slot=0, sent_us=0, model="times 2", sizes=(1,), members=(wrong,))
         )
-        member = ExecuteMember(deadline_us=None, tensors=wrong)
         slots.say(
-            Execute(batch=3, session=1, slot=1, sent_us=0, model="times 2", sizes=(1,), members=(member,))
+            Execute(batch=3, session=1, slot=1, sent_us=0, model="times 2", sizes=(1,), members=(wrong,))
         )
         slots.start(4, 4)
         await slots.wait_for(1, 2, 3, 4)
@@ -486,22 +478,16 @@ async def test_a_large_tensor_is_not_copied_on_its_way_to_a_slot_of_this_process
     """The slot gathers from the very bytes that were sent: `inproc` hands frames over."""
     addresses: list[int] = []
 
-    def run(runner: Runner, batch: Batch) -> None:
+    def run(runner: Runner, batch: Batch, ahead_s: float) -> None:
         addresses.append(np.frombuffer(batch.members[0].buffers[0], np.uint8).ctypes.data)
 
     monkeypatch.setattr(Runner, "run", run)
     array = np.zeros(1 << 20, np.uint8)
     tensors = Tensors(layout=((0, "i64", (1 << 17,)),), buffers=(array.data,))
     async with bench() as slot:
-        member = ExecuteMember(deadline_us=None, tensors=tensors)
-        monkeypatch.setattr(
-            slot_threads,
-            "read_batch",
-            lambda execute, *_, **__: Batch(
-                batch=1, model="times 2", sizes=(), members=(execute.members[0].tensors,), shapes=()
-            ),
+        slot.say(
+            Execute(batch=1, session=1, slot=0, sent_us=0, model="times 2", sizes=(), members=(tensors,))
         )
-        slot.say(Execute(batch=1, session=1, slot=0, sent_us=0, model="times 2", sizes=(), members=(member,)))
         while not addresses:
             await trio.lowlevel.checkpoint()
     assert [array.ctypes.data] == addresses

@@ -10,7 +10,14 @@ import pytest
 import trio
 
 from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.guards import RESERVE, Doorkeeper, free_descriptors
+from shapestream.transport.guards import (
+    ARRIVALS_PER_S,
+    MAX_LOOK_S,
+    RESERVE,
+    Doorkeeper,
+    free_descriptors,
+    until_reserve_s,
+)
 from shapestream.transport.zeromq import RouterSocket
 
 
@@ -31,6 +38,13 @@ def test_the_door_does_not_flap() -> None:
     for free in (RESERVE, RESERVE - 1, 0, RESERVE, 3 * RESERVE // 2, RESERVE, 0):
         keeper.look(free, 1024)
     assert ["close", "open", "close"] == moves
+
+
+def test_the_door_is_looked_after_before_a_flood_can_reach_the_reserve() -> None:
+    """Often near the limit, five times a second far from it."""
+    assert 0.0 == until_reserve_s(RESERVE, 1024) == until_reserve_s(0, 1024)
+    assert 500 / ARRIVALS_PER_S == until_reserve_s(RESERVE + 500, 1024)
+    assert MAX_LOOK_S == until_reserve_s(1_000_000, 1 << 20)
 
 
 def test_descriptors_are_counted() -> None:

@@ -16,7 +16,6 @@ from shapestream.wire.messages import (
     Credit,
     Entry,
     Execute,
-    ExecuteMember,
     Failure,
     Goodbye,
     Heartbeat,
@@ -88,7 +87,13 @@ requests = st.builds(
     tensors=tensors(),
 )
 results = st.builds(Result, sequence=integers, timings=timings, tensors=tensors())
-members = st.builds(ExecuteMember, deadline_us=remaining, tensors=tensors())
+# Seconds that are whole microseconds, as the wire has them, and whole in binary.
+deadlines = st.none() | st.integers(0, 1 << 40).map(lambda number: number / 64)
+
+
+def _if_any(deadlines: tuple[float | None, ...]) -> tuple[float | None, ...] | None:
+    return None if set(deadlines) == {None} else deadlines
+
 
 BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
     Role.SERVER_OF_CLIENTS: [
@@ -165,15 +170,18 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
         st.builds(Unknown),
         st.builds(WorkerWelcome, epoch=uuids, token=uuids, session=integers, heartbeat_ms=integers),
         st.builds(WorkerRefused, model=names, message=names),
-        st.builds(
-            Execute,
-            batch=integers,
-            session=integers,
-            slot=integers,
-            sent_us=integers,
-            model=names,
-            sizes=st.lists(integers, max_size=3).map(tuple),
-            members=st.lists(members, min_size=1, max_size=3).map(tuple),
+        st.lists(st.tuples(tensors(), deadlines), min_size=1, max_size=3).flatmap(
+            lambda members: st.builds(
+                Execute,
+                batch=integers,
+                session=integers,
+                slot=integers,
+                sent_us=integers,
+                model=names,
+                sizes=st.lists(integers, max_size=3).map(tuple),
+                members=st.just(tuple([tensors for tensors, _ in members])),
+                start_before=st.just(_if_any(tuple([deadline for _, deadline in members]))),
+            )
         ),
         st.builds(CancelBatch, batch=integers, slot=integers),
         st.builds(RecallBatch, batch=integers, slot=integers),

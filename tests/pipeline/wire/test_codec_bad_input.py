@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import Any, get_type_hints
 
 import msgpack
@@ -254,6 +254,8 @@ def assert_valid(value: Any) -> None:
     elif isinstance(value, tuple):
         for item in value:
             assert_valid(item)
+    elif type(value) is float:
+        assert 0.0 <= value < inf
     else:
         assert value is None or type(value) in {int, dict}
 

@@ -21,7 +21,6 @@ from shapestream.wire.messages import (
     Cancel,
     Entry,
     Execute,
-    ExecuteMember,
     Failure,
     Goodbye,
     Heartbeat,
@@ -217,7 +216,7 @@ def test_encode_refuses_more_than_one_message_holds() -> None:
 
 def test_one_entry_that_no_message_can_hold_is_refused() -> None:
     """A batch too large for the connection raises instead of being cut in two."""
-    member = ExecuteMember(deadline_us=None, tensors=request(1, b"x" * 1000).tensors)
+    member = request(1, b"x" * 1000).tensors
     execute = Execute(batch=1, session=1, slot=0, sent_us=0, model="m", sizes=(), members=(member,) * 1100)
     with pytest.raises(TooLarge, match="Execute"):
         pack_messages([execute])

@@ -141,7 +141,41 @@ def test_the_tables_list_every_kind_with_its_fields_in_order() -> None:
         kind.__name__: (kind.KIND, [field.name for field in dataclasses.fields(kind)])
         for kind in messages.KINDS.values()
     }
-    assert defined == documented_kinds()
+    documented = documented_kinds()
+    # A batch and two fields of its own: the next test looks at what is written.
+    kind, fields = defined.pop("Execute")
+    assert (kind, {*fields} - {"shapes", "start_before"}) == (
+        documented["Execute"][0],
+        {*documented.pop("Execute")[1]},
+    )
+    assert defined == documented
+
+
+def test_a_batch_is_written_in_the_order_of_the_table() -> None:
+    """Each field where the document has it; a deadline, in microseconds, leads its member."""
+    execute = messages.Execute(
+        batch=1,
+        session=2,
+        slot=3,
+        sent_us=4,
+        model="m",
+        sizes=(5, 6),
+        members=(Tensors(layout=(), buffers=()),) * 2,
+        start_before=(None, 0.25),
+    )
+    header = msgpack.unpackb(bytes(encode([execute])[0]))
+    members = [[at, msgpack.packb([]), []] for at in (None, 250_000)]
+    written = {
+        "batch": 1,
+        "session": 2,
+        "slot": 3,
+        "sent_us": 4,
+        "model": "m",
+        "sizes": [5, 6],
+        "members": members,
+    }
+    _, names = documented_kinds()["Execute"]
+    assert written == dict(zip(names, header[1][0][2:], strict=True))
 
 
 def test_kinds_are_numbered_once() -> None:
