@@ -228,7 +228,7 @@ class Admission:
         outputs may be as large as what is claimed.
         """
         profile = queue.profile
-        call = self.costs.call_costs(profile.name).bytes
+        call = self.costs.call_bytes(profile.name)
         empty = not rows or 0 in shape
         if empty and rows > profile.max_batch:
             message = (

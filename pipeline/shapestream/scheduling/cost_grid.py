@@ -94,7 +94,8 @@ class Grid:
         """Seconds of each node by all that was observed before `publish` was called last."""
         self._values = self._measured
         """The same, never falling where a call grows: what predictions are made of."""
-        self._learned = np.zeros_like(self._values)
+        self._live_flat = self._live.tolist()
+        self._learned = [0.0] * len(self._live_flat)
         """Logarithm by which each node is off `_live` by what was observed since."""
         # Beyond the grid the slope between its last node and the one before along every axis goes on.
         before = np.maximum(0, lengths - 2)
@@ -103,7 +104,7 @@ class Grid:
         first = elements_of([int(axis[at]) for axis, at in zip(self._axes, before, strict=True)])
         self._elements = last - first if self._slope_from < len(self._values) - 1 else last
         """Elements between these two; of one node alone, all that it has."""
-        self._around: dict[Sizes, tuple[NDArray[np.intp], Seconds, float]] = {}
+        self._around: dict[Sizes, tuple[list[tuple[int, float]], float]] = {}
         """`_corner_weights` of calls that ran."""
         self._starts = np.array([axis[:1] for axis in self._axes])
         self._ends = np.array([axis[-1:] for axis in self._axes])
@@ -249,8 +250,8 @@ class Grid:
         start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else 0.0
         return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
 
-    def _corner_weights(self, sizes: Sizes) -> tuple[NDArray[np.intp], Seconds, float]:
-        """Find the nodes around one call, their weights, and how many elements beyond the grid's edge it is."""
+    def _corner_weights(self, sizes: Sizes) -> tuple[list[tuple[int, float]], float]:
+        """Find the nodes around one call with their weights, and how many elements beyond the grid's edge it is."""
         known = self._around.get(sizes)
         if known is None:
             folded = _folded_sizes(sizes)
@@ -266,39 +267,47 @@ class Grid:
             ]
             if len(self._around) >= _REMEMBERED:
                 self._around.clear()
-            nodes, own = zip(*near, strict=True)
-            known = self._around[sizes] = np.array(nodes), np.array(own), self._beyond(folded)
+            known = self._around[sizes] = near, self._beyond(folded)
         return known
 
     def expected(self, sizes: Sizes) -> float:
         """Return the seconds of one call by all that was observed."""
-        nodes, weights, beyond = self._corner_weights(sizes)
-        seconds = float(weights @ (self._live[nodes] * np.exp(self._learned[nodes])))
-        return seconds + beyond * self._slope(self._live * np.exp(self._learned)) if beyond else seconds
+        near, beyond = self._corner_weights(sizes)
+        live, learned = self._live_flat, self._learned
+        seconds = sum([weight * live[node] * exp(learned[node]) for node, weight in near])
+        if beyond:
+            last = len(live) - 1
+            start = self._slope_from
+            start_s = live[start] * exp(learned[start]) if start < last else 0.0
+            seconds += beyond * max(0.0, live[last] * exp(learned[last]) - start_s) / max(1.0, self._elements)
+        return seconds
 
-    def correct(self, sizes: Sizes, difference: float) -> Seconds:
+    def correct(self, sizes: Sizes, difference: float) -> list[float]:
         """Move the nodes around a call by a part of `difference`, the logarithm of observed / expected seconds.
 
         Returns the logarithms by which these nodes are now off the published ones.
         """
-        nodes, weights, _ = self._corner_weights(sizes)
+        near, _ = self._corner_weights(sizes)
         step = (STEP if len(self._varied) else LONE_STEP) * difference
-        moved: Seconds = self._learned[nodes] + weights * (step / float(weights @ weights))
-        self._learned[nodes] = moved
-        return moved
+        step /= sum([weight * weight for _, weight in near])
+        learned = self._learned
+        for node, weight in near:
+            learned[node] += weight * step
+        return [learned[node] for node, _ in near]
 
     def publish(self, shift: float) -> None:
         """Base predictions on all that was observed. `shift` is a logarithm that every node moves by besides."""
-        self._live = np.maximum(LEAST_S, self._live * np.exp(self._learned + shift))
+        self._live = np.maximum(LEAST_S, self._live * np.exp(np.array(self._learned) + shift))
+        self._live_flat = self._live.tolist()
         self._values = _monotone(self._live.reshape([len(axis) for axis in self._axes])).ravel()
-        self._learned[:] = 0.0
+        self._learned = [0.0] * len(self._live_flat)
         self._flat = self._values.tolist()
         self._pitch = self._slope(self._values)
         self._lines = None
 
     def corrections(self, shift: float) -> dict[Sizes, float]:
         """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
-        live = self._live * np.exp(self._learned + shift)
+        live = self._live * np.exp(np.array(self._learned) + shift)
         off = np.abs(np.log(live / self._measured)) > NOTABLE
         # A folded axis stands for several sizes: all of it is the first of them, so that it folds to the same again.
         ones = (1,) * (self._dimensions - len(self._axes))

@@ -18,10 +18,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.call_costs import CLOSE, CallCosts
+from shapestream.scheduling.call_costs import CLOSE, CallBytes, CallCosts
 from shapestream.scheduling.cost_grid import Grid, Line, Seconds, Sizes, elements_of, elements_of_many
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.rounding import ShapeRounding, SizeSteps
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
 
 Calls: TypeAlias = Sequence[tuple[int, Sizes]]
@@ -81,8 +81,6 @@ class Kind:
         """Where there is no grid."""
         self.new = Line(clip=PREPARATION_CLIP)
         """Extra seconds of a call whose shape is new to the device."""
-        self.new_share = 0.0
-        """Part of the calls that ran lately whose shape was new to the device: a moving average."""
         self.paid = Line()
         """Seconds of requests while nothing was measured, preparation included: see `CostModel.rough_s`."""
         self.surfaces: dict[str, Surface] = {}
@@ -93,6 +91,8 @@ class Kind:
         """Sum of `Surface.speed_log` over the workers present; their mean is what the grid itself is off."""
         self._ran_s = 0.0
         """Seconds of the longest call that ran."""
+        self.longest_s = 0.0
+        """Seconds of the longest call that was measured, or ran: see `Surface.most_s`."""
         self.call_costs: CallCosts | None = None
         """Those that its surfaces share as long as nothing costs extra because it is new to one of them."""
         self.version = next(versions)
@@ -113,6 +113,7 @@ class Kind:
             if self._grid is not None:
                 self._grid.recall(corrections)
             self.new.recall(learned.preparation)
+        self._find_longest()
 
     # ------------------------------------------------------------ workers
 
@@ -160,14 +161,6 @@ class Kind:
         """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
         return self._grid is not None or self._line.measured
 
-    @property
-    def longest_s(self) -> float:
-        """Seconds of the longest call that was measured, or ran: see `Surface.most_s`."""
-        if self._grid is not None and not self._static:
-            return max(self._ran_s, self._grid.longest_s)
-        grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]
-        return max([self._ran_s, *[grid.longest_s for grid in grids]])
-
     def seconds(self, columns: Seconds) -> Seconds:
         """Return the seconds of many calls: (dimensions, n), rows first.
 
@@ -213,7 +206,7 @@ class Kind:
         number = sum([count for count, _ in calls])
         elements = sum([count * elements_of(sizes) for count, sizes in calls])
         self._ran_s = max(self._ran_s, busy_s / number)
-        self.new_share += WEIGHT * (min(1.0, preparations / number) - self.new_share)
+        self.longest_s = max(self.longest_s, self._ran_s)
         if not preparations:
             self._learn(surface, calls, busy_s, number, elements, requests)
         elif self.measured:
@@ -269,7 +262,7 @@ class Kind:
             if grid is not None:
                 off = grid.correct(sizes, difference)
                 own = shift if grid is self._grid else 0.0
-                moved = moved or bool((np.abs(off + own) > MOVED).any())
+                moved = moved or any(abs(each + own) > MOVED for each in off)
         return moved
 
     def _publish(self) -> None:
@@ -282,7 +275,12 @@ class Kind:
             if grid is not None:
                 # The only node of a static shape has followed what its calls took, on whichever worker.
                 grid.publish(shift if grid is self._grid else 0.0)
+        self._find_longest()
         self.version = next(self._versions)
+
+    def _find_longest(self) -> None:
+        grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]
+        self.longest_s = max([self._ran_s, *[grid.longest_s for grid in grids]])
 
     def learned(self, saved_at: float) -> LearnedCosts | None:
         """Return what traffic made of the table; None where there is none, or nothing ran yet."""
@@ -526,10 +524,10 @@ class Surface:
         """Whether anything is known to cost extra because a shape is new."""
         return self.kind.new.measured
 
-    @property
-    def new_share(self) -> float:
-        """Part of the calls that ran lately whose shape was new to the device: a moving average."""
-        return self.kind.new_share
+    def first_call_s(self, elements: float) -> float:
+        """Return what a call of so many elements costs extra where its shape is new to the device; 0.0 while unknown."""
+        new = self.kind.new
+        return min(new.second(elements), new.longest_s) if new.measured else 0.0
 
     def preparation_s(self, rows: int, shape: Sizes) -> float:
         """Return what it costs extra that calls of such a batch are new to the device; 0 where known, free, or empty."""
@@ -537,7 +535,7 @@ class Surface:
         if not new.measured or (not rows and self._row_calls is None) or 0 in shape:
             return 0.0
         unknown = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
-        return sum([min(new.second(elements_of(sizes)), new.longest_s) for sizes in unknown])
+        return sum([self.first_call_s(elements_of(sizes)) for sizes in unknown])
 
     def met(self, calls: Calls) -> None:
         """Note that the device knows these shapes from now on."""
@@ -552,10 +550,6 @@ class Surface:
     def known(self) -> Collection[Sizes]:
         """The call shapes, (rows, *shape), that the device has met, the longest ago first."""
         return self._known.keys()
-
-    def latest(self) -> Iterator[Sizes]:
-        """Return `known`, the last met first."""
-        return reversed(self._known)
 
 
 def _integers(sizes: Sequence[Sizes]) -> NDArray[np.intp]:
@@ -575,6 +569,9 @@ class _Model:
     profile: ModelProfile
     rounding: ShapeRounding | None = None
     """The sizes that call shapes are rounded up to, where the model has a cap on them."""
+    steps: SizeSteps | None = None
+    """The step that sizes of requests are rounded up to, where they may be."""
+    bytes: CallBytes = field(init=False)
     kinds: dict[str, Kind] = field(default_factory=dict)
     """By the key of the table; "" where there is none."""
     slots: dict[int, Surface] = field(default_factory=dict)
@@ -583,6 +580,9 @@ class _Model:
     """Running mean of a batch's seconds."""
     request_s: float | None = None
     """Running mean of a request's share of them."""
+
+    def __post_init__(self) -> None:
+        self.bytes = CallBytes(self.profile, self.rounding)
 
     def parted(self, sizes: Sizes) -> tuple[int, Sizes]:
         """Part sizes into rows and shape."""
@@ -615,6 +615,9 @@ class CostModel:
             model.rounding = ShapeRounding(
                 profile, lambda rows, shapes: self._surface(model).seconds(rows, shapes)
             )
+            model.bytes = CallBytes(profile, model.rounding)
+        if SizeSteps.suits(profile):
+            model.steps = SizeSteps(profile, lambda: self._surface(model))
         for slot, joined in self._joined.items():
             if profile.name in joined.models:
                 self._connect(model, slot, joined)
@@ -724,9 +727,17 @@ class CostModel:
         owner.call_costs.renew()
         return owner.call_costs
 
+    def call_bytes(self, model: str) -> CallBytes:
+        """Return what calls of a model hold."""
+        return self._models[model].bytes
+
     def rounding(self, model: str) -> ShapeRounding | None:
         """Return the sizes that call shapes of a model are rounded up to; None where any may be run."""
         return self._models[model].rounding
+
+    def steps(self, model: str) -> SizeSteps | None:
+        """Return the step that sizes of a model's requests are rounded up to; None where they stay as they come."""
+        return self._models[model].steps
 
     def measured(self, model: str) -> bool:
         """Whether predictions are seconds, by a table or by what ran."""
@@ -737,6 +748,15 @@ class CostModel:
         """Return the seconds on this slot / those of its surface; 1.0 as long as nothing is known."""
         known = self._models.get(model)
         return 1.0 if known is None or slot not in known.slots else known.slots[slot].speed
+
+    def pace(self, model: str, slot: int, sizes: Sizes) -> float | None:
+        """Return the seconds of a batch on this slot / on the most common kind; None while nothing is measured."""
+        known = self._models[model]
+        surface, usual = self._surface(known, slot), self._surface(known)
+        if surface.kind is usual.kind:
+            return surface.speed if surface.measured else None
+        here_s, usual_s = self.batch_s(model, sizes, slot), self.batch_s(model, sizes)
+        return here_s / usual_s if here_s and usual_s else None
 
     def expect(self, requests: Iterable[tuple[str, Sizes]]) -> None:
         """Price requests, by model and sizes, in one prediction per model; `company_s` and `batch_s` then look it up.

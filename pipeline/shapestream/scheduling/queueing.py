@@ -22,7 +22,7 @@ from math import inf, prod
 
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
-from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.rounding import ShapeRounding, SizeSteps
 from shapestream.scheduling.state import QUEUED, RERUN, SUSPECT, Request, RequestState, Slot
 
 
@@ -67,8 +67,12 @@ class Agenda:
         """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
         entries = self._entries
         size = len(entries)
+        if size <= count:
+            for time, _, slot in entries:
+                yield time, slot, 1
+            return
         step = -(-size // count)
-        for at in range(0, size, step or 1):
+        for at in range(0, size, step):
             time, _, slot = entries[at]
             yield time, slot, min(step, size - at)
 
@@ -380,6 +384,7 @@ class ModelQueue:
         "seen",
         "shares",
         "slot_count",
+        "steps",
         "suspect_count",
         "suspects",
     )
@@ -402,6 +407,7 @@ class ModelQueue:
         self.suspects: list[tuple[float, int, Request, bool]] = []
         self.shares = FairShares(self)
         self.rounding: ShapeRounding | None = None
+        self.steps: SizeSteps | None = None
         """What call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
         self.count = 0
         self.rows = 0
@@ -486,7 +492,7 @@ class ModelQueue:
         below: list[tuple[float, int]] = []
         later: list[tuple[float, int]] = []
         for ends_at, slot, alike in self.ends.sampled(SAMPLE):
-            height_s = max(0.0, ends_at - now)
+            height_s = ends_at - now if ends_at > now else 0.0
             if height_s >= level_s:
                 break
             if slot.behind is not None:

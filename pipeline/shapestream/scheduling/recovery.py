@@ -646,15 +646,14 @@ class Reports:
             queue.predicted_s += batch.predicted_s
             queue.measured_s += event.busy_s
         self._costs.observe(slot.id, name, batch.sizes, event.busy_s, event.preparations, len(batch.ids))
-        self.measure_pace(slot, name, batch.sizes)
+        if not slot.closing:
+            self.measure_pace(slot, queue, batch.sizes)
 
-    def measure_pace(self, slot: Slot, model: str, sizes: tuple[int, ...]) -> None:
+    def measure_pace(self, slot: Slot, queue: ModelQueue, sizes: tuple[int, ...]) -> None:
         """How fast a slot is for a model, beside the most common kind of slot, by a batch of these sizes."""
-        queue = next((queue for queue in slot.queues if queue.profile.name == model), None)
-        here_s = self._costs.batch_s(model, sizes, slot.id)
-        usual_s = self._costs.batch_s(model, sizes)
-        if here_s and usual_s and queue is not None:
-            self._slots.set_pace(slot, queue, here_s / usual_s)
+        pace = self._costs.pace(queue.profile.name, slot.id, sizes)
+        if pace is not None:
+            self._slots.set_pace(slot, queue, pace)
 
     def failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """A batch did not run."""

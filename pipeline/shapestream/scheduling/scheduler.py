@@ -252,6 +252,12 @@ class Dispatching:
         if request.state is RERUN:
             group = queue.take_rerun()
             cut, predicted_s = self._cut(lambda: together(group, costs), group, costs, speed, actions)
+        elif queue.count == 1 or not queue.has_batch:
+            cut, predicted_s = self._cut(
+                lambda: together([request], costs, request.bucket), [request], costs, speed, actions
+            )
+            queue.shares.dispatched(request.tag, request.rank, request.share_s, clients)
+            queue.take(cut.members)
         else:
             anchor = request
             starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
@@ -539,6 +545,7 @@ class Scheduler:
             queue = self._queues[profile.name] = ModelQueue(profile)
             self._costs.add_model(profile)
             queue.rounding = self._costs.rounding(profile.name)
+            queue.steps = self._costs.steps(profile.name)
             self._slots.connect_model(queue)
         elif known.profile != profile:
             raise ContractError(f"model {profile.name!r} is here already, with another profile")
@@ -556,7 +563,7 @@ class Scheduler:
                     if slot is not alike:  # slots of one worker are equally fast
                         self._slots.set_pace(slot, queue, alike.paces.get(name, 1.0))
                     elif queue.seen:
-                        self._reports.measure_pace(slot, name, next(reversed(queue.seen)))
+                        self._reports.measure_pace(slot, queue, next(reversed(queue.seen)))
             except Exception as error:  # noqa: BLE001 - the slot serves without what it has measured
                 actions.append(ReportFault(error=error, about="costs of a slot"))
 
@@ -578,6 +585,7 @@ class Scheduler:
         for arrival in arrivals:
             queue = queues.get(arrival.model)
             due = now
+            shape = None
             try:
                 # All that may fail comes before any book is changed.
                 terms = admission.consider(arrival, queue, ledger.clients, now)
@@ -586,6 +594,8 @@ class Scheduler:
                         due = self._due(arrival, queue, now)
                     if queue.rounding is not None and 0 not in arrival.sizes:
                         queue.rounding.observe(arrival.sizes)
+                    if queue.steps is not None:
+                        shape = queue.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
                 terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
                 actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
@@ -593,7 +603,7 @@ class Scheduler:
                 assert isinstance(terms, Refusal), "a model that is not known is refused"
                 actions.append(ledger.refuse(arrival, terms, now))
                 continue
-            request = ledger.admit(arrival, queue, terms, now)
+            request = ledger.admit(arrival, queue, terms, now, shape)
             admitted.append(request.id)
             queues.wait(queue)
             if queue.delay_s:

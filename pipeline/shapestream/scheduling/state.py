@@ -190,6 +190,7 @@ class Request:
         "losses",
         "nbytes",
         "order",
+        "own_shape",
         "priority",
         "queue",
         "rank",
@@ -219,12 +220,15 @@ class Request:
         tag: float = 0.0,
         cost_s: float = 0.0,
         share_s: float = 0.0,
+        own_shape: tuple[int, ...] | None = None,
     ) -> None:
         self.id = id
         self.client = client
         self.queue = queue
         self.rows = rows
         self.shape = shape
+        """What it is padded to in any company."""
+        self.own_shape = shape if own_shape is None else own_shape
         self.nbytes = nbytes
         self.deadline = deadline
         self.priority = priority
@@ -727,9 +731,11 @@ class SlotTable:
     def set_pace(self, slot: Slot, queue: ModelQueue, pace: float) -> None:
         """Note that a slot takes so many times what the most common kind takes for this model."""
         name = queue.profile.name
-        queue.remove_pace(slot.paces.get(name, 1.0))
-        queue.add_pace(pace)
-        slot.paces[name] = pace
+        before = slot.paces.get(name, 1.0)
+        if pace != before:
+            queue.remove_pace(before)
+            queue.add_pace(pace)
+            slot.paces[name] = pace
 
     # ------------------------------------------------------------ rests
 
