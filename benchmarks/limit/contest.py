@@ -77,7 +77,7 @@ class Contest:
     def warm_up(self) -> None:
         """Servers on the other slice, as they are measured; the ways of this process on the trace itself."""
         for name, served in self._servers.items():
-            for in_flight in IN_FLIGHT * (PASSES if self._thorough else 1):
+            for in_flight in IN_FLIGHT * PASSES if self._thorough else IN_FLIGHT[:1]:
                 run = served.stream(self._practice, in_flight)
                 self._practised.check(run.answers, f"{name}, warming up")
         for plan in (self._oracle, self._single):

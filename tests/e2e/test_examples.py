@@ -25,7 +25,10 @@ TIMEOUT_S = 240
 def own_configuration(name: str, folder: Path, replacements: dict[str, str] | None = None) -> Path:
     """A copy of configs/NAME.yaml that listens below `folder`, so that it disturbs nobody else's run."""
     text = (ROOT / "configs" / f"{name}.yaml").read_text()
-    for old, new in {"../.cache/": f"{ROOT}/.cache/", **(replacements or {})}.items():
+    changes = {"../.cache/": f"{ROOT}/.cache/"}
+    if name == "demo":  # `make demo` runs the file as it stands
+        changes["    engine: openvino\n"] = "    engine: openvino\n    calibration_s: 0.3\n"
+    for old, new in (changes | (replacements or {})).items():
         assert old in text
         text = text.replace(old, new)
     copy = folder / f"{name}.yaml"

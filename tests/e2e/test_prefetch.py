@@ -163,3 +163,42 @@ def test_a_server_that_is_killed_finds_its_worker_busy_with_two(workplace: Any) 
         assert begun["200"] in (1, 2)
         statistics = client.statistics()
         assert (2, 0, {}) == (statistics["results"], statistics["batches_failed"], statistics["failures"])
+
+
+def test_sigterm_takes_what_waits_behind_a_hanging_batch_to_another_worker(workplace: Any) -> None:
+    """A worker's only slot hangs in a call that cannot be interrupted, while the server drains: its worker is killed, and
+    the batch behind is answered by the other worker, within the grace. Nothing began twice but the one that hangs."""
+    held = MODEL.replace("noted_when_open", "held").replace("hang_after_s: off", "hang_after_s: 4")
+    served = workplace.serve(
+        "    server: {listen: [ipc://s.sock], hang_grace_s: 0.5, grace_s: 60}\n"
+        + held
+        + "    workers: [{count: 2, slots: 1, threads: 1}]\n"
+    )
+    served.wait_for("workers ready")
+    with served.client() as client, ThreadPoolExecutor(4) as threads:
+
+        def ask(value: float) -> Future[shapestream.Result]:
+            return threads.submit(client.infer, "gated", rows(value))
+
+        def begun() -> list[str]:
+            path = workplace.folder / "begun"
+            return path.read_text().split() if path.exists() else []
+
+        for value in range(20):
+            assert [[2.0 * value] * 3] == client.infer("gated", rows(value), deadline=60)["y"].tolist()
+        hanging, long = ask(100), ask(101)
+        until("both workers are busy", lambda: len(begun()) == 2)
+        before = client.statistics()["batches_prefetched"]
+        behind = [ask(200), ask(201)]
+        until("one waits behind each", lambda: client.statistics()["batches_prefetched"] == before + 2)
+        served.send(signal.SIGTERM)
+        served.wait_for("server drains")
+        for value, answer in zip((101, 200, 201), (long, *behind), strict=True):
+            assert [[2.0 * value] * 3] == answer.result(PATIENCE_S)["y"].tolist()
+        with pytest.raises(shapestream.RequestError):
+            hanging.result(PATIENCE_S)
+        counts = Counter(begun())
+        assert {"101": 1, "200": 1, "201": 1} == {value: counts[value] for value in ("101", "200", "201")}
+    assert served.events("worker killed")
+    assert 0 == served.wait()
+    assert served.family_is_gone()

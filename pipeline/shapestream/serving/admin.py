@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import outcome
 import structlog
@@ -25,7 +25,6 @@ from hypercorn.trio import serve
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
-from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -138,17 +137,21 @@ class _Thread:
         config.include_server_header = False
         config.h11_max_incomplete_size = MAX_HEAD_BYTES
         config.keep_alive_timeout = IDLE_S
+        # One request per connection: Hypercorn never frees one whose caller leaves behind requests that it sent ahead.
+        config.keep_alive_max_requests = 0
         config.graceful_timeout = 0.0
         trio.run(self._serve, config)
 
     async def _serve(self, config: Config) -> None:
         self._loop = trio.lowlevel.current_trio_token()
-        await serve(self._application, config, shutdown_trigger=self._stopped.wait)  # type: ignore[arg-type] # Starlette is one
+        await serve(cast(Any, self._application), config, shutdown_trigger=self._stopped.wait)
 
     def stop(self) -> None:
         """End `run` soon, from the main loop."""
         with suppress(trio.RunFinishedError):
-            if self._loop is not None:
+            if self._loop is None:
+                self._stopped.set()
+            else:
                 self._loop.run_sync_soon(self._stopped.set)
 
     def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -220,7 +223,7 @@ def _read_token(path: Path) -> str:
     return token
 
 
-class _Collected(Collector):
+class _Collected:
     """Families of metrics that were read already, and those of the process."""
 
     def __init__(self, found: list[tuple[Metric, list[Sample]]]) -> None:
@@ -248,7 +251,7 @@ _PROCESS = ProcessCollector(registry=None)
 
 
 def _exposition(found: list[tuple[Metric, list[Sample]]]) -> Response:
-    return Response(generate_latest(_Collected(found)), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(cast(Any, _Collected(found))), media_type=CONTENT_TYPE_LATEST)
 
 
 def server_pages(server: Server) -> dict[str, Page]:

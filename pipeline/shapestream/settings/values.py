@@ -7,15 +7,26 @@ relative paths start from comes in pydantic's validation context.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import itertools
 import json
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from shapestream.settings.yaml_source import Location
 
@@ -26,7 +37,28 @@ Finding: TypeAlias = tuple[Location, str]
 class Section(BaseModel):
     """Base of all sections. It is strict: nothing is converted, and unknown keys are refused."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The JSON Schema with the fields' docstrings as descriptions.
+
+        They are read here, since `use_attribute_docstrings` reads the source at import: a twelfth of a process's start.
+        """
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in itertools.pairwise(definition.body):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(words))),
+                ) if name in properties:
+                    properties[name]["description"] = inspect.cleandoc(words)
+        return schema
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:

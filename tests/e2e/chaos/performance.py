@@ -93,7 +93,12 @@ def _spread(values: list[float]) -> str:
 
 
 def perform(
-    seed: int, duration_s: float, *, only: list[str] | None = None, say: Say = lambda line: None
+    seed: int,
+    duration_s: float,
+    *,
+    only: list[str] | None = None,
+    clients: int = CLIENTS,
+    say: Say = lambda line: None,
 ) -> Outcome:
     """Every kind of fault once, in an order that the seed chooses, and then more until the time is up."""
     with Stage(seed) as stage:
@@ -102,7 +107,7 @@ def perform(
         injections: list[Injection] = []
         problems: list[str] = []
         try:
-            _begin(stage)
+            _begin(stage, clients)
             _inject_all(stage, faults, kinds, duration_s, random.Random(f"order {seed}"), injections, say)
         except Broken as error:
             problems.append(str(error))
@@ -124,7 +129,7 @@ def perform_defective(seed: int, duration_s: float) -> dict[str, dict[str, int]]
     What was never answered is known at the end only, so the defect that drops replies comes last.
     """
     with Stage(seed, defective=True) as stage:
-        _begin(stage)
+        _begin(stage, CLIENTS)
         risen: dict[str, dict[str, int]] = {}
         before: dict[str, int] = dict.fromkeys(DEFECTS.values(), 0)
         for defect in ("none", *DEFECTS):
@@ -155,9 +160,9 @@ def _wait_until_it_shows(stage: Stage, defect: str, before: dict[str, int]) -> N
         time.sleep(0.1)
 
 
-def _begin(stage: Stage) -> None:
+def _begin(stage: Stage, clients: int) -> None:
     stage.start_server()
-    numbers = [stage.start_client() for _ in range(CLIENTS)]
+    numbers = [stage.start_client() for _ in range(clients)]
     for number in numbers:
         stage.until(f"client {number} is served", lambda: stage.ledger.ask("runs_of_client", client=number))  # noqa: B023
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,15 @@ def noted_when_open(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     with (Path(os.environ["E2E_FOLDER"]) / "begun").open("a") as file:
         file.write("".join(f"{value:g}\n" for value in x[:, 0]))
     return double_when_open(x)
+
+
+def held(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Twice the input. A number from 100 on is written down when it begins; 100 never ends, 101 lasts two seconds."""
+    if (x >= 100).any():
+        with (Path(os.environ["E2E_FOLDER"]) / "begun").open("a") as file:
+            file.write("".join(f"{value:g}\n" for value in x[:, 0]))
+    if (x == 100).any():
+        threading.Event().wait()
+    if (x == 101).any():
+        time.sleep(2.0)
+    return x * 2
