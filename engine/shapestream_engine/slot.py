@@ -41,8 +41,9 @@ class Runner:
         self._lock = threading.Lock()
         self._last = -1
         """The number that was begun, or skipped, last."""
-        self._withdrawn: set[int] = set()
-        """Numbers to skip. They exceed `_last`, and are as many as a server withdraws before it sends the next."""
+        self._withdrawn: dict[int, bool] = {}
+        """Numbers to skip, and whether `run` reports them. They exceed `_last`, and are as many as a server withdraws before
+        it sends the next."""
         self._begun: int | None = None
         """The batch that the thread works on."""
         self._calling: InferRequest | None = None
@@ -67,10 +68,12 @@ class Runner:
             if self._halted:
                 return None
             if self._withdrawn:
-                skip = batch.batch in self._withdrawn
-                self._withdrawn = {number for number in self._withdrawn if number > batch.batch}
-                if skip:
-                    return None
+                reported = self._withdrawn.get(batch.batch)
+                self._withdrawn = {
+                    number: own for number, own in self._withdrawn.items() if number > batch.batch
+                }
+                if reported is not None:
+                    return _cancelled(batch) if reported else None
             self._begun, self._cancelled = batch.batch, False
         try:
             return self._process(batch, ahead_s)
@@ -79,21 +82,26 @@ class Runner:
                 self._begun = None
 
     def withdraw(self, batch: int) -> bool:
-        """Skip this batch when its turn comes. False if it has begun, was reported, or is skipped anyway."""
+        """Skip this batch when its turn comes; the caller answers for it.
+
+        False if it has begun, was reported, or is skipped anyway.
+        """
         with self._lock:
             if self._halted or batch <= self._last or batch in self._withdrawn:
                 return False
-            self._withdrawn.add(batch)
+            self._withdrawn[batch] = False
             return True
 
-    def cancel(self, batch: int) -> bool:
-        """Withdraw this batch, or interrupt it if it runs: its call ends early, if the engine can do that."""
-        if self.withdraw(batch):
-            return True
+    def cancel(self, batch: int) -> None:
+        """Interrupt this batch: its call ends early, if the engine can do that. One that has not begun is skipped.
+
+        `run` reports it either way.
+        """
         with self._lock:
             if self._begun == batch:
                 self._interrupt()
-        return False
+            elif not self._halted and batch > self._last:
+                self._withdrawn.setdefault(batch, True)
 
     def halt(self) -> None:
         """Skip every batch, and interrupt the one that runs, until `restart`."""
@@ -190,6 +198,11 @@ class Runner:
 def _resolved(batch: Batch, pool: RequestPool) -> tuple[RequestShape, ...]:
     """The sizes of the members; raises `EngineError` for one that the model does not take."""
     return tuple([pool.resolve(member.layout) for member in batch.members])
+
+
+def _cancelled(batch: Batch) -> BatchReport:
+    message = "cancelled before it began"
+    return BatchReport(batch=batch.batch, outputs=None, code=ErrorCode.CANCELLED, message=message)
 
 
 def _words(error: BaseException) -> str:

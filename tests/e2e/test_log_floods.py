@@ -12,6 +12,8 @@ import pytest
 import zmq
 from tests.e2e.conftest import until
 
+from shapestream.wire.messages import WORKER_PROTOCOL
+
 pytestmark = pytest.mark.e2e
 
 SERVED = """\
@@ -42,7 +44,7 @@ def clients() -> Iterator[bytes]:
 def workers() -> Iterator[bytes]:
     """The greeting of a worker, again and again."""
     while True:
-        yield msgpack.packb([1, [[40, 0, "again", 1, 1, {"sort": SIGNATURE}, {}, {}, 2]]])
+        yield msgpack.packb([1, [[40, 0, "again", 1, 1, {"sort": SIGNATURE}, {}, {}, WORKER_PROTOCOL]]])
 
 
 @pytest.mark.parametrize(

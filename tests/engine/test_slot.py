@@ -288,17 +288,19 @@ def test_a_running_batch_is_cancelled() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "withdraw"])
 def test_a_batch_that_waits_can_be_withdrawn(how: str) -> None:
-    """It never runs, and the one before it notices nothing."""
+    """It never runs, and the one before it notices nothing; what is cancelled is reported in its turn."""
     request = ScriptedRequest([None, None], waits=True)
     with bench(ScriptedModel(request)) as made:
         made.start(full(1, 1, 2), batch=1)
         assert request.started.wait(TIMEOUT_S)
         made.start(full(2, 1, 2), batch=2)
-        assert getattr(made.runner, how)(2)
+        assert getattr(made.runner, how)(2) is (True if how == "withdraw" else None)
         made.start(full(3, 1, 2), batch=3)
         request.go.set()
         assert [[[1, 1]]] == results(made.report())
-        assert (2, None) == made.ended()
+        number, skipped = made.ended()
+        reported = "cancelled" if how == "cancel" else None
+        assert (2, reported) == (number, None if skipped is None else skipped.code)
         assert [[[3, 3]]] == results(made.report())
         assert (2, 0) == (request.calls, request.cancels)
 

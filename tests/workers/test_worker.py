@@ -478,10 +478,9 @@ def test_withdrawals_go_to_the_slots_and_their_news_to_the_server() -> None:
         slots = SLOTS[-1]
         assert [(0, 7, "cancelled"), (0, 8, "recalled")] == slots.withdrawn
         for session in (server.session - 1, server.session):
-            news = BatchWithdrawn(session=session, slot=0, batch=7, code=ErrorCode.CANCELLED)
-            slots.tell(news)
+            slots.tell(BatchWithdrawn(session=session, slot=0, batch=8))
         failed = await server.next(BatchFailed)
-        assert (7, server.session, "cancelled") == (failed.batch, failed.session, failed.code)
+        assert (8, server.session, "recalled") == (failed.batch, failed.session, failed.code)
         await server.next(Heartbeat)
 
     play(scene)

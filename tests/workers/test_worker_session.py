@@ -138,7 +138,7 @@ def test_the_control_answers_for_what_was_withdrawn_in_this_session() -> None:
     """A new server's batch 1 must not be answered by the old one's."""
     session, _ = greeted()
     for number in (9, 1):
-        session.heed(BatchWithdrawn(session=number, slot=0, batch=5, code=ErrorCode.RECALLED), 1.0)
+        session.heed(BatchWithdrawn(session=number, slot=0, batch=5), 1.0)
     (failed,) = session.outgoing
     assert isinstance(failed, BatchFailed)
     assert (5, 1, "recalled") == (failed.batch, failed.session, failed.code)

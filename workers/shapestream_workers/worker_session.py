@@ -159,7 +159,7 @@ class WorkerSession:
                     BatchFailed(
                         batch=news.batch,
                         session=news.session,
-                        code=news.code,
+                        code=ErrorCode.RECALLED,
                         message="withdrawn before it began",
                     )
                 )

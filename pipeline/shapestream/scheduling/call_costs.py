@@ -1,31 +1,25 @@
 """Seconds and bytes of the call that a batch is run in: the one place where a batch's sizes become a call's.
 
 A batch has the sum of its members' rows and their largest shape. Its call may be larger: where learned sizes are
-rounded to, where a static model of a somewhat larger shape is faster than the dynamic one, or where the device knows a
-larger shape and its own is new.
+rounded to, or where a static model of a somewhat larger shape is faster than the dynamic one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from math import prod
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.cost_grid import elements_of, elements_of_many
+from shapestream.scheduling.cost_grid import elements_of_many
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 
 USES = 8
 """Batches among which a new shape's preparation is divided when batches are compared: what has come once will come again, so
 that a new shape is an investment. Charged in full, a queue would keep to the few small shapes that are known already."""
-TRIED = 256
-"""Known shapes, those met last, that a batch of a new shape is tried in: 40 us. In simulations of endless pictures 2,000
-gave 1.5 % more goodput."""
 _REMEMBERED = 2048
 """Shapes whose costs are remembered, at most; then all are forgotten."""
 _NOTHING = np.zeros(1)
@@ -63,13 +57,6 @@ class Prediction(Protocol):
 
     def preparation_s(self, rows: int, shape: Shape) -> float:
         """What it costs extra if this batch's call is new to the device."""
-
-    def latest(self) -> Iterator[Shape]:
-        """Call shapes, rows first, that the device has met, the last first."""
-
-    @property
-    def new_share(self) -> float:
-        """Part of the calls that ran lately whose shape was new to the device."""
 
     def most_s(self, rows: int, shape: Shape) -> float:
         """Seconds of a batch whose calls each last as long as the longest that is known."""
@@ -150,32 +137,7 @@ class CallCosts:
             # Static models are prepared before they serve.
             return Call(rows, static, surface.second(rows, static))
         new_s = surface.preparation_s(call_rows, call_shape)
-        if new_s and self.sizes is None:
-            # While shapes come again the share falls, and new ones are worth their price again.
-            most_s = seconds + new_s * max(1.0 / USES, surface.new_share)
-            if (known := self._known(rows, shape, most_s)) is not None:
-                return Call(rows, known, surface.second(rows, known))
         return Call(call_rows, call_shape, seconds + new_s / USES, new_s)
-
-    def _known(self, rows: int, shape: Shape, most_s: float) -> Shape | None:
-        """The smallest shape that such a batch may be padded to and the device knows; None if it takes `most_s` or more."""
-        profile = self.profile
-        if profile.max_padding_ratio is not None or not any(
-            profile.paddable[1 if profile.has_batch else 0 :]
-        ):
-            return None
-        fitting = [
-            sizes[1:]
-            for sizes in islice(self.surface.latest(), TRIED)
-            if sizes[0] == rows and self._fits(shape, sizes[1:])
-        ]
-        if not fitting:
-            return None
-        known = min(fitting, key=elements_of)
-        if self.surface.second(rows, known) >= most_s:
-            return None
-        most = self.bytes.planned_most
-        return known if most is None or self.bytes.of_batch(rows, known) <= most else None
 
     def _static(self, rows: int, shape: Shape, seconds: float) -> Shape | None:
         """The shape of the static model that serves such a batch in fewer seconds; of several the quickest."""

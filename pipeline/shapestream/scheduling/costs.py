@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shapestream.scheduling.call_costs import CLOSE, CallBytes, CallCosts
 from shapestream.scheduling.cost_grid import Grid, Line, Seconds, Sizes, elements_of, elements_of_many
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.rounding import ShapeRounding, SizeSteps
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
 
 Calls: TypeAlias = Sequence[tuple[int, Sizes]]
@@ -81,8 +81,6 @@ class Kind:
         """Where there is no grid."""
         self.new = Line(clip=PREPARATION_CLIP)
         """Extra seconds of a call whose shape is new to the device."""
-        self.new_share = 0.0
-        """Part of the calls that ran lately whose shape was new to the device: a moving average."""
         self.paid = Line()
         """Seconds of requests while nothing was measured, preparation included: see `CostModel.rough_s`."""
         self.surfaces: dict[str, Surface] = {}
@@ -209,7 +207,6 @@ class Kind:
         elements = sum([count * elements_of(sizes) for count, sizes in calls])
         self._ran_s = max(self._ran_s, busy_s / number)
         self.longest_s = max(self.longest_s, self._ran_s)
-        self.new_share += WEIGHT * (min(1.0, preparations / number) - self.new_share)
         if not preparations:
             self._learn(surface, calls, busy_s, number, elements, requests)
         elif self.measured:
@@ -527,10 +524,10 @@ class Surface:
         """Whether anything is known to cost extra because a shape is new."""
         return self.kind.new.measured
 
-    @property
-    def new_share(self) -> float:
-        """Part of the calls that ran lately whose shape was new to the device: a moving average."""
-        return self.kind.new_share
+    def first_call_s(self, elements: float) -> float:
+        """Return what a call of so many elements costs extra where its shape is new to the device; 0.0 while unknown."""
+        new = self.kind.new
+        return min(new.second(elements), new.longest_s) if new.measured else 0.0
 
     def preparation_s(self, rows: int, shape: Sizes) -> float:
         """Return what it costs extra that calls of such a batch are new to the device; 0 where known, free, or empty."""
@@ -538,7 +535,7 @@ class Surface:
         if not new.measured or (not rows and self._row_calls is None) or 0 in shape:
             return 0.0
         unknown = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
-        return sum([min(new.second(elements_of(sizes)), new.longest_s) for sizes in unknown])
+        return sum([self.first_call_s(elements_of(sizes)) for sizes in unknown])
 
     def met(self, calls: Calls) -> None:
         """Note that the device knows these shapes from now on."""
@@ -553,10 +550,6 @@ class Surface:
     def known(self) -> Collection[Sizes]:
         """The call shapes, (rows, *shape), that the device has met, the longest ago first."""
         return self._known.keys()
-
-    def latest(self) -> Iterator[Sizes]:
-        """Return `known`, the last met first."""
-        return reversed(self._known)
 
 
 def _integers(sizes: Sequence[Sizes]) -> NDArray[np.intp]:
@@ -576,6 +569,8 @@ class _Model:
     profile: ModelProfile
     rounding: ShapeRounding | None = None
     """The sizes that call shapes are rounded up to, where the model has a cap on them."""
+    steps: SizeSteps | None = None
+    """The step that sizes of requests are rounded up to, where they may be."""
     bytes: CallBytes = field(init=False)
     kinds: dict[str, Kind] = field(default_factory=dict)
     """By the key of the table; "" where there is none."""
@@ -621,6 +616,8 @@ class CostModel:
                 profile, lambda rows, shapes: self._surface(model).seconds(rows, shapes)
             )
             model.bytes = CallBytes(profile, model.rounding)
+        if SizeSteps.suits(profile):
+            model.steps = SizeSteps(profile, lambda: self._surface(model))
         for slot, joined in self._joined.items():
             if profile.name in joined.models:
                 self._connect(model, slot, joined)
@@ -737,6 +734,10 @@ class CostModel:
     def rounding(self, model: str) -> ShapeRounding | None:
         """Return the sizes that call shapes of a model are rounded up to; None where any may be run."""
         return self._models[model].rounding
+
+    def steps(self, model: str) -> SizeSteps | None:
+        """Return the step that sizes of a model's requests are rounded up to; None where they stay as they come."""
+        return self._models[model].steps
 
     def measured(self, model: str) -> bool:
         """Whether predictions are seconds, by a table or by what ran."""

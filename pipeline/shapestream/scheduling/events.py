@@ -54,6 +54,9 @@ class ModelProfile:
     row_calls: tuple[tuple[int, ...], ...] | None = None
     """Where only some numbers of rows are allowed: the rows of each call that a batch takes, by its rows, from 0
     to `max_batch`. None: one call, of just as many. Other allowed sizes need no place here: requests arrive rounded."""
+    free_sizes: bool = False
+    """Whether a call may have any sizes within the bounds, rows apart. Then requests may be rounded up to shapes that come
+    again; otherwise a strategy names the sizes."""
     max_shapes: int | None = None
     """Distinct call shapes that the devices may be given, at most; the scheduler then rounds shapes up. None: any."""
     fills_rows: bool = False

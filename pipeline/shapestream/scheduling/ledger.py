@@ -55,8 +55,15 @@ class Ledger:
         """Batches whose last wanted member has ended; the scheduler empties it."""
         self.next_order = 0
 
-    def admit(self, arrival: Arrival, queue: ModelQueue, terms: Terms, now: float) -> Request:
-        """Takes a request in and lets it wait. Raises ContractError if its id is here already."""
+    def admit(
+        self,
+        arrival: Arrival,
+        queue: ModelQueue,
+        terms: Terms,
+        now: float,
+        shape: tuple[int, ...] | None = None,
+    ) -> Request:
+        """Takes a request in and lets it wait; `shape` is what it is padded to. Raises ContractError for a known id."""
         if arrival.id in self.requests:
             raise ContractError(f"request {arrival.id} is here already; ids are used once")
         sizes = arrival.sizes
@@ -72,12 +79,13 @@ class Ledger:
         owned = clients.get(client, 0) + 1
         tag, rank = shares.admit(client, share_s, priority, clients, len(clients) + (owned == 1))
         clients[client] = owned
+        rows, own = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
         request = Request(
             arrival.id,
             client,
             queue,
-            sizes[0] if queue.has_batch else 1,
-            sizes[1:] if queue.has_batch else sizes,
+            rows,
+            own if shape is None else shape,
             arrival.nbytes,
             arrival.deadline,
             priority,
@@ -87,6 +95,7 @@ class Ledger:
             tag,
             cost_s,
             share_s,
+            own,
         )
         queue.add(request)
         self.next_order += 1
@@ -123,6 +132,9 @@ class Ledger:
         counters.rows_started += plan.rows
         counters.elements_computed += plan.call_rows * prod(plan.shape)
         counters.elements_padding += plan.padding
+        if batch.queue.steps is not None:
+            own = map(max, zip(*[request.own_shape for request in plan.members], strict=True))
+            batch.queue.steps.started((plan.rows, *own))
         if behind is not None:
             counters.batches_ahead += 1
         self.story.note(

@@ -376,11 +376,13 @@ def together(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None
     if bucket is not None:
         rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
         shape = bucket.shape
-        real = rows * prod(shape)
     else:
         shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
         rows = sum([request.rows for request in members])
-        real = sum([request.rows * prod(request.shape) for request in members])
+    if bucket is None or members[0].queue.steps is not None:
+        real = sum([request.rows * prod(request.own_shape) for request in members])
+    else:
+        real = rows * prod(shape)
     call = costs.call(rows, shape)
     seconds = call.first_s if costs.surface.measured and isfinite(call.seconds) else 0.0
     padding = call.rows * prod(call.shape) - real

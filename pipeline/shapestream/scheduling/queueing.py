@@ -22,7 +22,7 @@ from math import inf, prod
 
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
-from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.rounding import ShapeRounding, SizeSteps
 from shapestream.scheduling.state import QUEUED, RERUN, SUSPECT, Request, RequestState, Slot
 
 
@@ -384,6 +384,7 @@ class ModelQueue:
         "seen",
         "shares",
         "slot_count",
+        "steps",
         "suspect_count",
         "suspects",
     )
@@ -406,6 +407,7 @@ class ModelQueue:
         self.suspects: list[tuple[float, int, Request, bool]] = []
         self.shares = FairShares(self)
         self.rounding: ShapeRounding | None = None
+        self.steps: SizeSteps | None = None
         """What call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
         self.count = 0
         self.rows = 0

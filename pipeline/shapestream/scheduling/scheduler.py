@@ -545,6 +545,7 @@ class Scheduler:
             queue = self._queues[profile.name] = ModelQueue(profile)
             self._costs.add_model(profile)
             queue.rounding = self._costs.rounding(profile.name)
+            queue.steps = self._costs.steps(profile.name)
             self._slots.connect_model(queue)
         elif known.profile != profile:
             raise ContractError(f"model {profile.name!r} is here already, with another profile")
@@ -584,6 +585,7 @@ class Scheduler:
         for arrival in arrivals:
             queue = queues.get(arrival.model)
             due = now
+            shape = None
             try:
                 # All that may fail comes before any book is changed.
                 terms = admission.consider(arrival, queue, ledger.clients, now)
@@ -592,6 +594,8 @@ class Scheduler:
                         due = self._due(arrival, queue, now)
                     if queue.rounding is not None and 0 not in arrival.sizes:
                         queue.rounding.observe(arrival.sizes)
+                    if queue.steps is not None:
+                        shape = queue.steps.rounded(arrival.sizes)
             except Exception as error:  # noqa: BLE001 - one arrival fails alone
                 terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
                 actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
@@ -599,7 +603,7 @@ class Scheduler:
                 assert isinstance(terms, Refusal), "a model that is not known is refused"
                 actions.append(ledger.refuse(arrival, terms, now))
                 continue
-            request = ledger.admit(arrival, queue, terms, now)
+            request = ledger.admit(arrival, queue, terms, now, shape)
             admitted.append(request.id)
             queues.wait(queue)
             if queue.delay_s:

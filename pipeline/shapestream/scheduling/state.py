@@ -190,6 +190,7 @@ class Request:
         "losses",
         "nbytes",
         "order",
+        "own_shape",
         "priority",
         "queue",
         "rank",
@@ -219,12 +220,15 @@ class Request:
         tag: float = 0.0,
         cost_s: float = 0.0,
         share_s: float = 0.0,
+        own_shape: tuple[int, ...] | None = None,
     ) -> None:
         self.id = id
         self.client = client
         self.queue = queue
         self.rows = rows
         self.shape = shape
+        """What it is padded to in any company."""
+        self.own_shape = shape if own_shape is None else own_shape
         self.nbytes = nbytes
         self.deadline = deadline
         self.priority = priority

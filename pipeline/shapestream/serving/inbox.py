@@ -46,7 +46,8 @@ class _Line:
 
     def __init__(self, peer: bytes) -> None:
         self.peer = peer
-        self.messages: deque[Message] = deque()
+        self.messages: deque[tuple[Message, int, int]] = deque()
+        """Each with the entries that it announces, and its bytes."""
         self.items: deque[Item] = deque()
         """What is left of the message that is being served."""
         self.entries = 0
@@ -122,9 +123,10 @@ class Inbox:
                     f"{line.entries} entries of {line.nbytes} bytes unread; it sends beyond its credit"
                 )
                 continue
-            line.messages.append(message)
-            line.entries += entries_announced(message[0])
-            line.nbytes += sum([len(frame) for frame in message])
+            entries, nbytes = entries_announced(message[0]), sum(map(len, message))
+            line.messages.append((message, entries, nbytes))
+            line.entries += entries
+            line.nbytes += nbytes
         return heard, beyond
 
     def turn(self) -> Iterator[tuple[bytes, Item]]:
@@ -183,9 +185,9 @@ class Inbox:
         while not line.items:
             if not line.messages:
                 return False
-            message = line.messages.popleft()
-            line.entries -= entries_announced(message[0])
-            line.nbytes -= sum([len(frame) for frame in message])
+            message, entries, nbytes = line.messages.popleft()
+            line.entries -= entries
+            line.nbytes -= nbytes
             try:
                 envelope = self._decode(message)
             except ProtocolError as error:

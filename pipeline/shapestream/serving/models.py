@@ -18,7 +18,7 @@ from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Layout, RequestShape
 from shapestream_engine.memo import Memo
-from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.ports import BATCH, InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 
 log = structlog.get_logger()
@@ -106,6 +106,7 @@ def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> M
         hang_after_s=batching.hang_limit_s,
         bounds=tuple([bounds.maximum for bounds in signature.bounds]),
         row_calls=_row_calls(signature, max_batch),
+        free_sizes=not strategy.sizes.keys() - {BATCH},
         max_shapes=strategy.chosen_shapes,
         fills_rows=strategy.fill_rows and max_batch > 1,
         static_shapes=signature.static_sizes,

@@ -57,12 +57,11 @@ class SlotSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWithdrawn:
-    """A batch had not begun when it was withdrawn: its slot skips it, and the control answers for it."""
+    """A batch had not begun when it was recalled: its slot skips it, and the control answers for it."""
 
     session: int
     slot: int
     batch: int
-    code: ErrorCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,8 @@ class Slots(Protocol):
         """End the session: what runs is cancelled, and its report is dropped."""
 
     def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
-        """Skip a batch that has not begun, and tell so; one that runs is interrupted where `code` is `CANCELLED`."""
+        """`RECALLED`: skip a batch that has not begun, and tell so. `CANCELLED`: interrupt a batch, or skip it; its slot
+        reports it in its turn."""
 
     def set_clock(self, difference_s: float) -> None:
         """Count deadlines by trio's clock less `difference_s`, which is the server's."""
@@ -272,9 +272,11 @@ class _SlotThread(Thread):
         session = self._session
         if session is None:
             return
-        ask = self.runner.cancel if code is ErrorCode.CANCELLED else self.runner.withdraw
-        if ask(batch):
-            self._tell(BatchWithdrawn(session=session.number, slot=self.number, batch=batch, code=code))
+        if code is ErrorCode.CANCELLED:
+            self.runner.cancel(batch)
+        elif self.runner.withdraw(batch):
+            # What it is queued behind may hang, so the slot cannot be waited for.
+            self._tell(BatchWithdrawn(session=session.number, slot=self.number, batch=batch))
 
     def close(self) -> None:
         """End the thread, after the call that runs."""

@@ -58,7 +58,7 @@ from shapestream.wire.messages import (
     WorkerRefused,
     WorkerWelcome,
 )
-from shapestream_engine.batch import BatchReport
+from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.machine import MAX_SLOTS
@@ -216,7 +216,7 @@ class WorkerPort:
         """Carry out one entry of a slot."""
         match entry:
             case BatchDone() | BatchFailed():
-                self._reported(slot, entry, now, by_control=False)
+                self._reported(slot, entry, now)
             case Heartbeat():
                 pass
             case _:
@@ -236,7 +236,7 @@ class WorkerPort:
         match entry:
             case BatchFailed():
                 slot = next((slot for slot in worker.slots if entry.batch in slot.running), None)
-                self._reported(slot or worker.slots[0], entry, now, by_control=True)
+                self._reported(slot or worker.slots[0], entry, now)
             case SlotEnded() if entry.session == worker.session and entry.slot < len(worker.slots):
                 self._slot_ended(worker.slots[entry.slot], entry.batch, now)
                 self._availability.workers_changed(now)
@@ -255,15 +255,13 @@ class WorkerPort:
             case _:
                 self._cut_off(peer, f"unexpected {type(entry).__name__}", now)
 
-    def _reported(
-        self, slot: SlotRecord, entry: BatchDone | BatchFailed, now: float, *, by_control: bool
-    ) -> None:
+    def _reported(self, slot: SlotRecord, entry: BatchDone | BatchFailed, now: float) -> None:
         worker = slot.worker
         if entry.session != worker.session:
             self._statistics.late_reports += 1
             return
         try:
-            self._reports += slot.reports(entry, now, by_control=by_control)
+            self._reports.append(slot.report(entry, now))
         except ReportRefused as error:
             self._end(worker, f"worker {worker.name!r}: batch {entry.batch}: {error}", now)
             return
@@ -312,10 +310,10 @@ class WorkerPort:
                 entry = BatchFailed(
                     batch=news.batch,
                     session=news.session,
-                    code=news.code,
+                    code=ErrorCode.RECALLED,
                     message="withdrawn before it began",
                 )
-                self._reported(worker.slots[news.slot], entry, now, by_control=True)
+                self._reported(worker.slots[news.slot], entry, now)
                 self._hand_on_reports()
             case ThreadEnded():
                 self.own_greeted.set()
@@ -516,9 +514,6 @@ class WorkerPort:
     def _forget(self, worker: Worker, now: float, *, died: bool = False) -> None:
         # Before its last reports are taken: for what it has answered it is given nothing more.
         self._dispatcher.worker_closing(worker, now)
-        for slot in worker.slots:
-            self._reports += slot.early
-            slot.early.clear()
         self._hand_on_reports()
         self._tokens.pop(worker.token, None)
         if worker.peer is not None:

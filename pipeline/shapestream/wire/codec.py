@@ -124,7 +124,7 @@ def entries_announced(header: Buffer) -> int:
 
     An empty message counts as one entry: it costs as much to hold and to read.
     """
-    head = bytes(memoryview(header)[:5])
+    head = header[:5] if type(header) is bytes else bytes(memoryview(header)[:5])
     if len(head) > 2 and head[:2] == b"\x92\x01":
         if head[2] & 0xF0 == 0x90:
             return max(1, head[2] & 0x0F)

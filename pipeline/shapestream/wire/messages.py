@@ -22,7 +22,7 @@ from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
 """The version of messages, which each of them begins with."""
-WORKER_PROTOCOL = 2
+WORKER_PROTOCOL = 3
 """The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
 
@@ -272,8 +272,8 @@ class BatchDone(Entry):
 class BatchFailed(Entry):
     """A batch did not run: `model_error` blames the data, `unavailable` the device.
 
-    `cancelled` and `recalled` answer `CancelBatch` and `RecallBatch`. For a batch that had not begun they come from the
-    worker's control; all other reports come from the slot.
+    `cancelled` and `recalled` answer `CancelBatch` and `RecallBatch`. `recalled` comes from the worker's control, all other
+    reports come from the slot.
     """
 
     batch: int
@@ -346,7 +346,7 @@ class Execute(Entry, Batch):
 
 @entry(52, Role.WORKER)
 class CancelBatch(Entry):
-    """Stop this batch early, if possible: its results are not needed. It is answered all the same."""
+    """Stop this batch early, if possible: its results are not needed. Its slot answers it all the same, in its turn."""
 
     batch: int
     slot: int
@@ -354,7 +354,7 @@ class CancelBatch(Entry):
 
 @entry(53, Role.WORKER)
 class RecallBatch(Entry):
-    """Return this batch by `BatchFailed` with `recalled`, if it has not begun; otherwise go on."""
+    """Return this batch by `BatchFailed` with `recalled` on the control, if it has not begun; otherwise go on."""
 
     batch: int
     slot: int

@@ -57,7 +57,8 @@ class _Slot:
     def __init__(self) -> None:
         self.line: Line | None = None
         self.last = -1
-        self.withdrawn: set[int] = set()
+        self.withdrawn: dict[int, bool] = {}
+        """Numbers to skip, and whether the slot reports them."""
         self.batch: int | None = None
         """The one that runs."""
         self.interrupt: trio.Event | None = None
@@ -138,8 +139,9 @@ class SimulatedSlots:
         if session is None:
             return
         if batch > own.last and batch not in own.withdrawn:
-            own.withdrawn.add(batch)
-            self._tell(BatchWithdrawn(session=session.number, slot=slot, batch=batch, code=code))
+            own.withdrawn[batch] = code is ErrorCode.CANCELLED
+            if code is ErrorCode.RECALLED:
+                self._tell(BatchWithdrawn(session=session.number, slot=slot, batch=batch))
         elif code is ErrorCode.CANCELLED and own.batch == batch and own.interrupt is not None:
             own.interrupt.set()
 
@@ -200,9 +202,11 @@ class SimulatedSlots:
 
     async def _execute(self, slot: _Slot, execute: Execute, received_at: float) -> BatchReport | None:
         slot.last = execute.batch
-        if execute.batch in slot.withdrawn:
-            slot.withdrawn.discard(execute.batch)
-            return None
+        if (reported := slot.withdrawn.pop(execute.batch, None)) is not None:
+            cancelled = BatchReport(
+                batch=execute.batch, outputs=None, code=ErrorCode.CANCELLED, message="simulated"
+            )
+            return cancelled if reported else None
         slot.batch = execute.batch
         ahead_s = slot_threads.clock_ahead_s(
             execute, received_at=received_at, difference_s=self._difference_s

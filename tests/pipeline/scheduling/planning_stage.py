@@ -34,13 +34,6 @@ class FormulaSurface:
         self.version = 1
         self.max_batch = 8
         self.asked = 0
-        self.new_share = 0.0
-        self.shapes: dict[tuple[int, ...], None] = {}
-        """Call shapes that the device knows, rows first."""
-
-    def latest(self):
-        """See `shapes`."""
-        return reversed(self.shapes)
 
     def seconds(self, rows, shapes):
         """Of batches, as `Surface.seconds`."""

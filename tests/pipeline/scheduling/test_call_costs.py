@@ -11,7 +11,7 @@ from tests.pipeline.scheduling.planning_stage import FormulaSurface, affine
 from shapestream.scheduling import call_costs
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import CostModel
-from shapestream.scheduling.events import InputBytes, ModelProfile
+from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream_engine.cost_table import CostPoint, CostTable
 
@@ -129,63 +129,3 @@ def test_workers_that_are_alike_share_what_was_worked_out():
     model.observe(0, "m", (1, 8), 1.0, preparations=1)
     assert model.call_costs("m", 0) is not model.call_costs("m", 2)
     assert model.call_costs("m", 0) is model.call_costs("m", 1)
-
-
-def _known_costs(new_s: float, share: float, **options) -> CallCosts:
-    """1 ms per element; the device knows 2 rows of 10, of 12, and of 20."""
-    surface = affine(0.0, 0.001, new=lambda rows, shape: 0.0 if (rows, *shape) in surface.shapes else new_s)
-    surface.shapes = dict.fromkeys([(2, 10), (2, 20), (2, 12)])
-    surface.new_share = share
-    costs = CallCosts(surface, _profile(**options))
-    costs.renew()
-    return costs
-
-
-def test_where_most_shapes_are_new_a_batch_is_padded_to_one_that_the_device_knows():
-    """To the smallest that holds it, unless the first call of its own shape costs less than the padding."""
-    costs = _known_costs(0.005, 1.0)
-    call = costs.call(2, (11,))
-    assert (2, (12,)) == (call.rows, call.shape)
-    assert (pytest.approx(0.024), 0.0) == (call.seconds, call.preparation_s)
-    assert (10,) == costs.call(2, (10,)).shape
-    # 14 ms of padding, for 5 ms.
-    assert (13,) == costs.call(2, (13,)).shape
-    assert (21,) == costs.call(2, (21,)).shape
-    assert (11,) == costs.call(3, (11,)).shape
-
-
-def test_where_shapes_come_again_a_new_one_is_an_investment():
-    """Then an eighth of its first call decides."""
-    assert (11,) == _known_costs(0.005, 0.0).call(2, (11,)).shape
-    assert (11,) == _known_costs(0.005, 0.3).call(2, (11,)).shape
-    assert (12,) == _known_costs(0.005, 0.5).call(2, (11,)).shape
-    assert (12,) == _known_costs(0.017, 0.0).call(2, (11,)).shape
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"paddable": (False, False)},
-        {"max_padding_ratio": 0.5},
-        {"max_batch_bytes": 90, "inputs": (InputBytes(nbytes=4, axes=(0, 1)),)},
-    ],
-)
-def test_a_known_shape_is_taken_within_the_limits_of_a_model(options):
-    """Padding must be allowed and not limited, and the call must not become too large."""
-    assert (11,) == _known_costs(1.0, 1.0, **options).call(2, (11,)).shape
-
-
-def test_the_share_of_new_shapes_follows_what_devices_report():
-    """A moving average over batches: from preparing always to never."""
-    model = CostModel()
-    model.add_model(_profile())
-    model.join(0, "one", {}, ["m"])
-    surface = model.surface("m", 0)
-    assert 0.0 == surface.new_share
-    for length in range(1, 31):
-        model.observe(0, "m", (1, length), 0.01, preparations=1)
-    assert surface.new_share > 0.99
-    assert (1, 30) in surface.known
-    for _ in range(30):
-        model.observe(0, "m", (1, 30), 0.01)
-    assert surface.new_share < 0.01

@@ -17,7 +17,7 @@ from tests.pipeline.serving.remote_workers import (
     worker_name,
 )
 
-from shapestream.wire.messages import Goodbye, Role
+from shapestream.wire.messages import WORKER_PROTOCOL, Goodbye, Role
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 
@@ -28,7 +28,7 @@ DESCRIBED = REMOTE.to_dict()
 def hello(**changes: Any) -> Frames:
     """A worker's greeting, by hand."""
     fields = {"name": worker_name(), "pid": 1, "slots": 1, "models": {"remote": DESCRIBED}, "costs": {}}
-    fields |= {"digests": {}, "protocol": 2}
+    fields |= {"digests": {}, "protocol": WORKER_PROTOCOL}
     return message([40, 0, *(fields | changes).values()])
 
 

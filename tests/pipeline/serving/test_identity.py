@@ -14,7 +14,16 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from shapestream.errors import ConfigurationError
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
-from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, Result, Role, WorkerHello
+from shapestream.wire.messages import (
+    WORKER_PROTOCOL,
+    Cancel,
+    Execute,
+    Failure,
+    Goodbye,
+    Result,
+    Role,
+    WorkerHello,
+)
 
 ID = b"alice's own id.."
 
@@ -98,7 +107,11 @@ async def test_a_workers_name_belongs_to_its_key() -> None:
         await box.join_as_worker("box")
         other.say(
             WorkerHello(
-                protocol=2, worker="box", pid=2, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}
+                protocol=WORKER_PROTOCOL,
+                worker="box",
+                pid=2,
+                slots=1,
+                models={SIGNATURE.name: SIGNATURE.to_dict()},
             )
         )
         await other.hear(Goodbye)
@@ -117,7 +130,11 @@ async def test_a_dialled_in_worker_cannot_pass_for_one_of_the_servers_own() -> N
         box = await place.peer(BOX, Role.WORKER)
         box.say(
             WorkerHello(
-                protocol=2, worker="w0-7", pid=7, slots=1, models={SIGNATURE.name: SIGNATURE.to_dict()}
+                protocol=WORKER_PROTOCOL,
+                worker="w0-7",
+                pid=7,
+                slots=1,
+                models={SIGNATURE.name: SIGNATURE.to_dict()},
             )
         )
         await box.hear(Goodbye)
@@ -129,7 +146,7 @@ async def test_a_client_cannot_speak_as_a_worker() -> None:
     """What belongs to the other port is refused at this one, whatever the key may do elsewhere."""
     async with serving(ScriptedSlots()) as place:
         alice = await place.client(ALICE, ID)
-        alice.say(WorkerHello(protocol=2, worker="w", pid=1, slots=1, models={}))
+        alice.say(WorkerHello(protocol=WORKER_PROTOCOL, worker="w", pid=1, slots=1, models={}))
         alice.say(request(1, echo_tensors(), model=7))
         assert "invalid" == (await alice.hear(Failure)).code
         assert [] == [label for label in place.server.statistics()["slots"] if not label.startswith("local")]

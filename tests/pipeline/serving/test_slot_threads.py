@@ -293,10 +293,10 @@ async def test_a_batch_that_is_queued_is_taken_up_without_the_event_loop() -> No
     assert ([2], [4]) == (slot.values(1), slot.values(2))
 
 
-@pytest.mark.parametrize("code", [ErrorCode.RECALLED, ErrorCode.CANCELLED])
 @real_time
-async def test_a_batch_that_has_not_begun_is_withdrawn(code: ErrorCode) -> None:
+async def test_a_batch_that_has_not_begun_is_recalled() -> None:
     """Also before it has arrived: its slot skips it, and the control hears so; one that has begun goes on to its report."""
+    code = ErrorCode.RECALLED
     release, entered = threading.Event(), threading.Event()
     async with bench(before=entered.set, release=release) as slot:
         slot.start(1, 1)
@@ -305,6 +305,7 @@ async def test_a_batch_that_has_not_begun_is_withdrawn(code: ErrorCode) -> None:
         slot.slots.withdraw(0, 1, ErrorCode.RECALLED)
         slot.slots.withdraw(0, 2, code)
         slot.slots.withdraw(0, 3, code)
+        slot.slots.withdraw(0, 2, code)
         slot.slots.withdraw(0, 2, ErrorCode.CANCELLED)
         assert [] == slot.news, "told in the middle of a decision"
         await slot.until(lambda: len(slot.news) == 2)
@@ -314,8 +315,29 @@ async def test_a_batch_that_has_not_begun_is_withdrawn(code: ErrorCode) -> None:
         await slot.wait_for(1, 4)
         slot.slots.withdraw(0, 4, code)
         await trio.testing.wait_all_tasks_blocked()
-    assert [BatchWithdrawn(session=1, slot=0, batch=batch, code=code) for batch in (2, 3)] == slot.news
+    assert [BatchWithdrawn(session=1, slot=0, batch=batch) for batch in (2, 3)] == slot.news
     assert {1, 4} == set(slot.reports)
+    assert ([2], [8]) == (slot.values(1), slot.values(4))
+
+
+@real_time
+async def test_a_batch_that_is_cancelled_before_it_began_is_reported_by_its_slot_in_its_turn() -> None:
+    """Also before it has arrived, and once; the control has nothing to say, so no report can overtake another."""
+    release, entered = threading.Event(), threading.Event()
+    async with bench(before=entered.set, release=release) as slot:
+        slot.start(1, 1)
+        slot.start(2, 2)
+        assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
+        for batch in (2, 2, 3):
+            slot.slots.withdraw(0, batch, ErrorCode.CANCELLED)
+        slot.slots.withdraw(0, 2, ErrorCode.RECALLED)
+        slot.start(3, 3)
+        slot.start(4, 4)
+        release.set()
+        await slot.wait_for(1, 2, 3, 4)
+    assert [] == slot.news
+    assert [1, 2, 3, 4] == list(slot.reports), "reported in another order than they were sent"
+    assert ["cancelled"] * 2 == [slot.code(batch) for batch in (2, 3)]
     assert ([2], [8]) == (slot.values(1), slot.values(4))
 
 

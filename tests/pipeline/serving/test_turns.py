@@ -16,6 +16,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import encode
 from shapestream.wire.messages import (
+    WORKER_PROTOCOL,
     Cancel,
     Clock,
     Entry,
@@ -195,7 +196,7 @@ async def test_a_worker_that_greets_without_end_keeps_nobody_waiting() -> None:
         client.say(request(1))
         execute = await worker.hear(Execute)
         greeting = WorkerHello(
-            protocol=2, worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()}
+            protocol=WORKER_PROTOCOL, worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()}
         )
         greeter = running.worker()
         greeter.say(*[greeting] * 100)
@@ -227,7 +228,7 @@ async def test_slots_that_join_without_end_are_refused_until_time_has_passed() -
     """8,192 slots may join at once; then a worker is told goodbye, and may come a moment later."""
     async with memory_serving() as running:
         greeting = WorkerHello(
-            protocol=2, worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()}
+            protocol=WORKER_PROTOCOL, worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()}
         )
         greeter = running.worker()
         greeter.say(*[greeting] * 33)

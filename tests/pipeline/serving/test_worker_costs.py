@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from shapestream.scheduling import events
 from shapestream.scheduling.events import Action
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.wire.messages import Goodbye, WorkerHello
+from shapestream.wire.messages import WORKER_PROTOCOL, Goodbye, WorkerHello
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 TABLE = CostTable(
@@ -28,7 +28,7 @@ TABLE = CostTable(
 def hello(costs: dict[str, dict[str, Any]]) -> WorkerHello:
     """A worker with one model, and these costs."""
     models = {SIGNATURE.name: SIGNATURE.to_dict()}
-    return WorkerHello(protocol=2, worker="w", pid=1, slots=2, models=models, costs=costs)
+    return WorkerHello(protocol=WORKER_PROTOCOL, worker="w", pid=1, slots=2, models=models, costs=costs)
 
 
 def joining(monkeypatch: pytest.MonkeyPatch) -> list[events.SlotJoined]:

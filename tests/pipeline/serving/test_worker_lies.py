@@ -9,7 +9,7 @@ from tests.pipeline.serving.echo_model import SIGNATURE, done, request
 from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import ending
 
-from shapestream.wire.messages import Execute, Failure, Goodbye, Result, WorkerHello
+from shapestream.wire.messages import WORKER_PROTOCOL, Execute, Failure, Goodbye, Result, WorkerHello
 from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
@@ -50,7 +50,11 @@ async def test_a_worker_with_another_signature_of_a_known_model_is_refused() -> 
     async with memory_serving() as running:
         await running.worker().join_as_worker("first")
         second = running.worker()
-        second.say(WorkerHello(protocol=2, worker="second", pid=2, slots=1, models={"echo": other.to_dict()}))
+        second.say(
+            WorkerHello(
+                protocol=WORKER_PROTOCOL, worker="second", pid=2, slots=1, models={"echo": other.to_dict()}
+            )
+        )
         await second.hear(Goodbye)
         assert ["first/0"] == list(running.server.statistics()["slots"])
 
@@ -62,7 +66,7 @@ async def test_a_worker_with_an_absurd_number_of_slots_is_refused(slots: int) ->
     async with memory_serving() as running:
         worker = running.worker()
         models = {"echo": SIGNATURE.to_dict()}
-        worker.say(WorkerHello(protocol=2, worker="w", pid=1, slots=slots, models=models))
+        worker.say(WorkerHello(protocol=WORKER_PROTOCOL, worker="w", pid=1, slots=slots, models=models))
         await worker.hear(Goodbye)
         assert {} == running.server.statistics()["slots"]
 

@@ -12,6 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.serving.worker_port import LastState
 from shapestream.wire.messages import (
+    WORKER_PROTOCOL,
     Cancel,
     CancelBatch,
     Execute,
@@ -128,7 +129,7 @@ async def test_a_worker_that_dialled_in_and_hangs_is_cut_off_and_not_welcomed_ag
         await worker.hear(Goodbye)
         assert {"worker: hangs": 1} == running.server.statistics()["peers_lost"]
         again = running.worker()
-        again.say(WorkerHello(protocol=2, worker="w", pid=1, slots=1, models={}))
+        again.say(WorkerHello(protocol=WORKER_PROTOCOL, worker="w", pid=1, slots=1, models={}))
         await again.hear(Goodbye)
         fresh = await running.joined("w-2")
         nursery.start_soon(beat, fresh)

@@ -230,6 +230,7 @@ def _models(options: ScenarioOptions, dimensions: Dimensions) -> tuple[ModelProf
             max_batch=options.max_batch,
             max_delay_s=options.max_delay_ms / 1000,
             max_padding_ratio=options.max_padding_ratio,
+            free_sizes=True,
         )
         for model, names in dimensions.items()
     )
