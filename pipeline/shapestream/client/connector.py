@@ -23,8 +23,6 @@ class Connector:
     open: Callable[[], Connection]
     refusal: Callable[[], str | None] = lambda: None
     """The reason why the last connection was not let in; None if it was, or no server is there."""
-    on_messages: Callable[[Callable[[], None]], None] = lambda receive: None
-    """Let the last connection call `receive` where messages wait; a connection that cannot wakes a receiver."""
 
 
 def connector_for(
@@ -69,8 +67,4 @@ def connector_for(
     def refusal() -> str | None:
         return (None if latest is None else latest.refusal) or missing_socket(address)
 
-    def on_messages(receive: Callable[[], None]) -> None:
-        if latest is not None:
-            latest.on_messages = receive
-
-    return Connector(name=address, open=open_socket, refusal=refusal, on_messages=on_messages)
+    return Connector(name=address, open=open_socket, refusal=refusal)

@@ -264,7 +264,7 @@ class Core:
             self._session.refused(self._connector.refusal())
             with trio.CancelScope() as self._connection_scope:
                 async with trio.open_nursery() as nursery:
-                    self._connector.on_messages(partial(self._receive, connection))
+                    connection.on_messages = partial(self._receive, connection)
                     await nursery.start(connection.run)
                     nursery.start_soon(self._send_blocked, connection)
                     self._session.connected(self.clock())

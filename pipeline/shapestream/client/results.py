@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 
 from shapestream.errors import RequestError
 from shapestream.wire.messages import Result as Answer
 from shapestream.wire.messages import Timings
-from shapestream.wire.tensor_frames import to_array
+from shapestream_engine.element_types import dtype_of
 
 
 class Result(Mapping[str, npt.NDArray[Any]]):
@@ -57,7 +58,11 @@ class Result(Mapping[str, npt.NDArray[Any]]):
             tensors, outputs = self._answer.tensors, self._outputs
             arrays: dict[str, npt.NDArray[Any]] = {}
             for (number, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True):
-                arrays[outputs.get(number, f"output{number}")] = to_array(element_type, shape, buffer)
+                # The codec has checked the element type, and the bytes against the shape.
+                array: npt.NDArray[Any] = np.ndarray(shape, dtype_of(element_type), buffer=buffer)
+                if type(buffer) is not bytes:
+                    array.flags.writeable = False
+                arrays[outputs.get(number) or f"output{number}"] = array
             self._arrays = arrays
         return self._arrays
 

@@ -179,12 +179,12 @@ class StreamState(Generic[ItemT]):
     def finish(self, tickets: list[AnyTicket]) -> None:
         """Take the tickets that the core has finished. The faces wake their consumer."""
         for ticket in tickets:
-            if isinstance(ticket, EndTicket):
-                self._ended(ticket)
-            elif isinstance(ticket, RequestTicket):
+            if type(ticket) is RequestTicket:
                 self._put_in_order(ticket)
-                if isinstance(ticket.outcome, RequestError) and not self._options.yields_failures:
+                if type(ticket.outcome) is not Answer and not self._options.yields_failures:
                     self._doomed = True
+            elif type(ticket) is EndTicket:
+                self._ended(ticket)
 
     def take(self) -> ItemT | Nothing:
         """The next item, if it is there. Raises an item's error in its place, the producer's at the end."""

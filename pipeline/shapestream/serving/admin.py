@@ -137,6 +137,8 @@ class _Thread:
         config.include_server_header = False
         config.h11_max_incomplete_size = MAX_HEAD_BYTES
         config.keep_alive_timeout = IDLE_S
+        # One request per connection: Hypercorn never frees one whose caller leaves behind requests that it sent ahead.
+        config.keep_alive_max_requests = 0
         config.graceful_timeout = 0.0
         trio.run(self._serve, config)
 

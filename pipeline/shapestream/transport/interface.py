@@ -86,6 +86,9 @@ class PeerSocket(Protocol):
 class Connection(Protocol):
     """The side that connects: one peer, which may go away and come back without notice."""
 
+    on_messages: Callable[[], bool | None] | None
+    """As that of a `PeerSocket`."""
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the socket until it is closed (then it returns) or cancelled."""
 

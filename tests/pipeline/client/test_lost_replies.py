@@ -27,6 +27,7 @@ class Deafened:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.on_messages: Callable[[], bool | None] | None = None
         self.deaf = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -272,6 +272,7 @@ class Line:
         self._unsent: deque[Message] = deque()
         self._room = trio.Event()
         self.run = self._inbox.run
+        self.on_messages: Callable[[], bool | None] | None = None
         self.up = self.down = Way(exchange, self._inbox.put)
         self._held_until = 0.0
         self._doubling_until = 0.0

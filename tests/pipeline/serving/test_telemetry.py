@@ -12,12 +12,13 @@ import pytest
 import structlog
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
-from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.harness import Running, memory_serving, scripted_client
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.telemetry.logging import LineBudget, RateLimit, configure, debug_enabled
+from shapestream.telemetry.metrics import observe
 from shapestream.telemetry.statistics import Histogram, ServerStatistics
-from shapestream.wire.messages import Result
+from shapestream.wire.messages import BatchFailed, Execute, Failure, Result
 
 
 class Terminal(io.StringIO):
@@ -290,3 +291,31 @@ def test_a_budget_of_lines_lets_a_burst_through_and_then_so_many_per_second() ->
     """What it held back is told with the next line."""
     budget = LineBudget(burst=2, per_s=1.0)
     assert [0, 0, None, None, 2, None] == [budget.admit(at) for at in (10.0, 10.0, 10.0, 10.5, 11.0, 11.5)]
+
+
+@virtual_time
+async def test_metrics_tell_refused_requests_from_failed_ones() -> None:
+    """A request that no model takes has a code and no model; the series of a model begin with 0."""
+
+    def samples(running: Running, name: str) -> dict[tuple[str, ...], object]:
+        found = {metric.name: dict(read) for metric, read in observe(running.server.observation())}
+        return found[f"shapestream_{name}"]
+
+    async with memory_serving() as running:
+        client, worker = await running.client_and_worker()
+        assert {("echo", "ok"): 0} == samples(running, "requests_total")
+        assert {} == samples(running, "requests_refused_total")
+        assert {("serving",): 1, ("leaving",): 0} == samples(running, "workers")
+        client.say(dataclasses.replace(request(1), model=99))
+        await client.hear(Failure)
+        client.say(request(2))
+        execute = await worker.hear(Execute)
+        assert {(): 1} == samples(running, "requests_pending")
+        worker.say(
+            BatchFailed(batch=execute.batch, session=execute.session, code="model_error", message="no")
+        )
+        await client.hear(Failure)
+        assert {("invalid",): 1} == samples(running, "requests_refused_total")
+        assert {("echo", "ok"): 0, ("echo", "model_error"): 1} == samples(running, "requests_total")
+        assert {("echo",): 1} == samples(running, "request_attempts_total")
+        assert {("echo", "ran"): 0, ("echo", "failed"): 1} == samples(running, "batches_total")
