@@ -6,10 +6,8 @@ model alone has two streams of one thread and meets the same sizes in the same o
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -22,12 +20,11 @@ import numpy as np
 import psutil
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 
 from benchmarks import floors
 from benchmarks.processes import child_process, cpu_s, wait_for_slots
 from benchmarks.raw_client import RawClient, connect_dealer
-from benchmarks.report import Figure, Report
+from benchmarks.report import Figure, Report, median_ratio, median_us, print_reports
 from shapestream_engine.layout import Tensors
 
 DETECTOR = "detector"
@@ -381,10 +378,10 @@ def _report(measurement: _Measurement) -> Report:
     report.columns = ("way", "CPU", "client", "/ least", "per s", "ceiling", "/ it", "/ by order")
     models = (measurement.alone, measurement.ordered, measurement.sorted)
     for regime in models:
-        report.rows.append((regime.name, _us(regime.client_us), "", "", _rate(regime), "", "", ""))
+        report.rows.append((regime.name, median_us(regime.client_us), "", "", _rate(regime), "", "", ""))
     for way in measurement.ways:
         floor = way.floor
-        cells = (_us(floor.cpu_us), _us(floor.client_us), "", _rate(floor))
+        cells = (median_us(floor.cpu_us), median_us(floor.client_us), "", _rate(floor))
         report.rows.append((floor.name, *cells, "", "", ""))
         alone_us, ordered_us, sorted_us = (_least_us(model, floor) for model in models)
         for regime, least_us in ((way.plain, alone_us), (way.padded, sorted_us)):
@@ -392,16 +389,16 @@ def _report(measurement: _Measurement) -> Report:
             ceiling = _ceiling(least_us)
             to_order: Figure | str = ""
             if regime is way.padded:
-                to_order = Figure(_ratio(regime.rate, _ceiling(ordered_us)), "x", at_least=AIM_BY_ORDER)
+                to_order = Figure(median_ratio(regime.rate, _ceiling(ordered_us)), "x", at_least=AIM_BY_ORDER)
             report.rows.append(
                 (
                     regime.name,
-                    _us(regime.cpu_us),
-                    _us(regime.client_us),
-                    Figure(_ratio(used_us, least_us), "x"),
+                    median_us(regime.cpu_us),
+                    median_us(regime.client_us),
+                    Figure(median_ratio(used_us, least_us), "x"),
                     _rate(regime),
                     Figure(statistics.median(ceiling), "/s"),
-                    Figure(_ratio(regime.rate, ceiling), "x", at_least=AIM_CEILING),
+                    Figure(median_ratio(regime.rate, ceiling), "x", at_least=AIM_CEILING),
                     to_order,
                 )
             )
@@ -420,17 +417,8 @@ def _ceiling(least_us: Sequence[float]) -> list[float]:
     return [len(os.sched_getaffinity(0)) * 1e6 / each for each in least_us]
 
 
-def _us(figures: Sequence[float]) -> Figure:
-    return Figure(statistics.median(figures), "us")
-
-
 def _rate(regime: Regime) -> Figure:
     return Figure(statistics.median(regime.rate), "/s")
-
-
-def _ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
-    return statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
 
 
 def main(
@@ -440,13 +428,10 @@ def main(
     requests: Annotated[int, typer.Option(min=64, help="Per regime and round.")] = 1000,
 ) -> None:
     """Measure a small detector, whose pictures have sizes without end, against the model's own CPU."""
-    console = Console(stderr=as_json)
-    with tempfile.TemporaryDirectory(prefix="ss-endless-") as name:
-        reports = measure(Path(name), requests=64 if smoke else requests, rounds=1 if smoke else rounds)
-    for report in reports:
-        console.print(report.table())
-    if as_json:
-        print(json.dumps([report.plain() for report in reports], indent=2))
+    print_reports(
+        lambda folder: measure(folder, requests=64 if smoke else requests, rounds=1 if smoke else rounds),
+        as_json=as_json,
+    )
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ take turns, round by round. CPU is user + system time of a process with all its 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket as sockets
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,14 +20,13 @@ import numpy as np
 import psutil
 import trio
 import typer
-from rich.console import Console
 
 import shapestream
 from benchmarks import floors
 from benchmarks.models import TINY, TINY_WIDTH, write_configuration
 from benchmarks.processes import Child, child_process, cpu_s
 from benchmarks.raw_client import RawClient, connect_dealer
-from benchmarks.report import Figure, Report
+from benchmarks.report import Figure, Report, median_ratio, median_us, print_reports
 from shapestream import aio, blocking
 from shapestream.transport.curve import CallerKeys
 from shapestream.transport.curve_keys import new_key_pair, write_key_pair
@@ -361,7 +358,7 @@ def _of_servers(regimes: Sequence[Regime]) -> Report:
             continue
         cpu, p50 = _to_floor(regime)
         report.rows.append(
-            (regime.name, _us(regime.server_us), _workers(regime), cpu, _ms(regime.p50_ms), p50)
+            (regime.name, median_us(regime.server_us), _workers(regime), cpu, _ms(regime.p50_ms), p50)
         )
     return report
 
@@ -374,9 +371,9 @@ def _of_clients(regimes: Sequence[Regime]) -> Report:
             continue
         floor = regime.client_floor
         aim = None if floor is None else AIM_CLIENT_LONE_US
-        ratio = "" if floor is None else Figure(_ratio(regime.client_us, floor.client_us), "x")
-        client = _us(regime.client_us, aim)
-        report.rows.append((regime.name, client, ratio, _us(regime.server_us), _ms(regime.p50_ms)))
+        ratio = "" if floor is None else Figure(median_ratio(regime.client_us, floor.client_us), "x")
+        client = median_us(regime.client_us, aim)
+        report.rows.append((regime.name, client, ratio, median_us(regime.server_us), _ms(regime.p50_ms)))
     return report
 
 
@@ -389,9 +386,13 @@ def _of_streams(regimes: Sequence[Regime]) -> Report:
             continue
         echo = regime.floor
         client_aim, server_aim = (AIM_CLIENT_STREAM_US, AIM_SERVER_STREAM_US) if echo else (None, None)
-        ratio = "" if echo is None else Figure(_ratio(regime.rate, echo.rate), "x", at_least=AIM_STREAM_RATE)
-        to_one = "" if regime is one else Figure(_ratio(regime.rate, one.rate), "x")
-        client, server = _us(regime.client_us, client_aim), _us(regime.server_us, server_aim)
+        ratio = (
+            ""
+            if echo is None
+            else Figure(median_ratio(regime.rate, echo.rate), "x", at_least=AIM_STREAM_RATE)
+        )
+        to_one = "" if regime is one else Figure(median_ratio(regime.rate, one.rate), "x")
+        client, server = median_us(regime.client_us, client_aim), median_us(regime.server_us, server_aim)
         rate = Figure(statistics.median(regime.rate), "/s")
         together = f"{regime.together:.0f}"
         report.rows.append((regime.name, client, server, _workers(regime), together, rate, ratio, to_one))
@@ -402,13 +403,9 @@ def _to_floor(regime: Regime) -> tuple[Figure | str, Figure | str]:
     """CPU of server and workers, and p50, as ratios to the floor."""
     if regime.floor is None:
         return "", ""
-    cpu = _ratio(regime.served_us(), regime.floor.served_us())
-    p50 = _ratio(regime.p50_ms, regime.floor.p50_ms)
+    cpu = median_ratio(regime.served_us(), regime.floor.served_us())
+    p50 = median_ratio(regime.p50_ms, regime.floor.p50_ms)
     return Figure(cpu, "x", at_most=AIM_TO_FLOOR), Figure(p50, "x", at_most=AIM_TO_FLOOR)
-
-
-def _us(figures: Sequence[float], at_most: float | None = None) -> Figure:
-    return Figure(statistics.median(figures), "us", at_most=at_most)
 
 
 def _ms(figures: Sequence[float]) -> Figure:
@@ -416,12 +413,7 @@ def _ms(figures: Sequence[float]) -> Figure:
 
 
 def _workers(regime: Regime) -> Figure | str:
-    return _us(regime.workers_us) if regime.served.workers else ""
-
-
-def _ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
-    return statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
+    return median_us(regime.workers_us) if regime.served.workers else ""
 
 
 def main(
@@ -431,13 +423,10 @@ def main(
     requests: Annotated[int, typer.Option(min=50, help="Per lone regime and round.")] = 1000,
 ) -> None:
     """Measure a lone request and a stream against the floors of their kind."""
-    console = Console(stderr=as_json)
-    with tempfile.TemporaryDirectory(prefix="ss-lone-") as name:
-        reports = measure(Path(name), requests=50 if smoke else requests, rounds=1 if smoke else rounds)
-    for report in reports:
-        console.print(report.table())
-    if as_json:
-        print(json.dumps([report.plain() for report in reports], indent=2))
+    print_reports(
+        lambda folder: measure(folder, requests=50 if smoke else requests, rounds=1 if smoke else rounds),
+        as_json=as_json,
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 
@@ -103,3 +109,24 @@ class Report:
                 for row in self.rows
             ],
         }
+
+
+def median_us(figures: Sequence[float], at_most: float | None = None) -> Figure:
+    """The median of the rounds, in microseconds."""
+    return Figure(statistics.median(figures), "us", at_most=at_most)
+
+
+def median_ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the rounds' ratios."""
+    return statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
+
+
+def print_reports(measure: Callable[[Path], Iterable[Report]], *, as_json: bool) -> None:
+    """Measure in a temporary folder and print the tables; as JSON, these go to stderr and the figures to stdout."""
+    console = Console(stderr=as_json)
+    with tempfile.TemporaryDirectory(prefix="ss-bench-") as name:
+        reports = list(measure(Path(name)))
+    for report in reports:
+        console.print(report.table())
+    if as_json:
+        print(json.dumps([report.plain() for report in reports], indent=2))

@@ -161,6 +161,15 @@ def test_a_slot_that_lost_the_server_ends_this_session_and_no_later_one() -> Non
     assert "a slot has lost the server: it is silent" == session.ended
 
 
+def test_a_goodbye_ends_what_runs_for_that_server() -> None:
+    """At once, and not with the next greeting: its results are of no use to any server."""
+    session, slots = greeted()
+    assert slots.session is not None
+    session.accept(Goodbye(), 1.0)
+    assert slots.session is None
+    assert "the server said goodbye" == session.ended
+
+
 def test_a_new_server_ends_what_runs_for_an_old_one() -> None:
     """Its numbers start again: the slots serve another session."""
     session, slots = greeted()

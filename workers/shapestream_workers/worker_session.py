@@ -145,6 +145,7 @@ class WorkerSession:
             case Goodbye() if self.refused is None:
                 self.ended = "drained" if self._draining else "the server said goodbye"
                 self.ended_by_server = True
+                self._slots.end()  # what still runs there is of no use to any server
             case Heartbeat() | Goodbye():
                 pass
             case _:

@@ -58,7 +58,7 @@ class _Line:
 
 
 class Inbox:
-    """Reads a port's socket, and deals out its messages in turns. One task uses it."""
+    """Reads a port's socket, and deals out its messages in turns. A turn runs to its end before another begins."""
 
     def __init__(
         self,

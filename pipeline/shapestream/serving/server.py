@@ -1,8 +1,8 @@
 """The server: its parts, the tree of their tasks, what its caller may ask of it, and its end.
 
     serve
-    ├── sockets of clients, workers, slots    one watcher task each
-    ├── ClientPort.run, WorkerPort.run        one task each, per turn: read, decide, act, send
+    ├── sockets of clients, workers, slots    one watcher task each, per turn: read, decide, act, send
+    ├── ClientPort.run, WorkerPort.run        one task each, for messages that no watcher finds
     ├── Dispatcher.run_alarm                  deadlines and batching delays
     ├── _beat                                 heartbeats and silence
     └── _drain                                waits for `Server.drain`, then ends the others

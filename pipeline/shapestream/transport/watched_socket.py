@@ -101,18 +101,16 @@ class WatchedSocket:
         return cast(int, self._socket.get(zmq.EVENTS))
 
     async def _receive(self, receive_nowait: Callable[[], list[T]]) -> list[T]:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        messages = receive_nowait()
-        if messages:
-            # Shielded: from here on the messages are ours, and must reach the caller.
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            return messages
-        while not messages:
+        # No checkpoint after the messages are taken: in it `on_messages` would take later ones, and serve them first.
+        if not self._closed and self._events() & POLLIN:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        while not (messages := receive_nowait()):
             if self._drained:
                 await self._receivers.park()
             else:
                 await trio.lowlevel.checkpoint()  # all that was there came from peers that are cut off
-            messages = receive_nowait()
         return messages
 
 

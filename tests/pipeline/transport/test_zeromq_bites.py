@@ -500,3 +500,28 @@ def test_where_no_more_sockets_are_given_a_dealer_says_so_and_leaves_none_behind
             taken.close()
 
     trio.run(main)
+
+
+def test_a_receiver_holds_no_message_back_while_the_watcher_takes_later_ones() -> None:
+    """Else a cancellation could be served before its request, and a report before an earlier one."""
+    rounds = 20  # trio takes its tasks in any order
+    came: list[bytes] = []
+
+    async def receive(router: RouterSocket) -> None:
+        came.extend(bytes(frames[0]) for _, frames in await router.receive())
+
+    async def main() -> None:
+        async with opened("inproc://order") as (router, (dealer,)), trio.open_nursery() as nursery:
+            await introduce(router, [dealer])
+            for already in range(0, 2 * rounds, 2):
+                dealer.send_nowait([b"1"])
+                nursery.start_soon(receive, router)
+                await trio.lowlevel.checkpoint()
+                dealer.send_nowait([b"2"])
+                came.extend(bytes(frames[0]) for _, frames in router.receive_nowait())
+                while len(came) < already + 2:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert [b"1", b"2"] * rounds == came
