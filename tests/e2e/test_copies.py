@@ -98,11 +98,11 @@ class WatchedRunner(Runner):
 
     seen: Seen
 
-    def run(self, batch: Batch) -> BatchReport | None:
+    def run(self, batch: Batch, ahead_s: float = 0.0) -> BatchReport | None:
         """As the original."""
         for member in batch.members:
             self.seen.at_slot += large(member.buffers)
-        return super().run(batch)
+        return super().run(batch, ahead_s)
 
 
 def test_a_large_tensor_is_relayed_untouched_and_gathered_once(
