@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelAdded, ModelProfile, SlotLeft
@@ -14,7 +15,6 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import Scenario, Simulated, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
-from tests.pipeline.scheduling.stage import Stage
 
 PICTURES = ModelProfile(
     name="m",
