@@ -68,8 +68,8 @@ def read_plain(path: Path | None) -> Any:
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # none yet, or cut short
+    except (OSError, ValueError, RecursionError):
+        return None  # none yet, cut short, or nested without end
 
 
 def write_plain(path: Path | None, plain: Any) -> None:

@@ -63,7 +63,9 @@ def test_a_table_is_read_back(cache):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"key": "k", "dimensions": [], "points": [[[1], 1.0, null]]}']
+    "content",
+    ["", "{", "[]", '{"key": "k", "dimensions": [], "points": [[[1], 1.0, null]]}', "[" * 100_000],
+    ids=["empty", "cut short", "a list", "no dimensions", "nested without end"],
 )
 def test_what_cannot_be_read_is_measured_again(cache, content):
     """A file that was cut short, or is of somebody else's making, is replaced."""
