@@ -407,8 +407,9 @@ class ModelQueue:
         self.suspects: list[tuple[float, int, Request, bool]] = []
         self.shares = FairShares(self)
         self.rounding: ShapeRounding | None = None
+        """Sizes that call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
         self.steps: SizeSteps | None = None
-        """What call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
+        """Step that sizes of requests are rounded up to, where they may be; the scheduler sets it."""
         self.count = 0
         self.rows = 0
         self.cost_s = 0.0

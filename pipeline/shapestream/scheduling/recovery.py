@@ -116,7 +116,8 @@ class ModelApart:
         if singly:
             self._singly.add(request.client)
         if not alone:
-            self._mark(request.shape)
+            # As it was queued: its like are rounded up as it was, before it ran alone at its own sizes.
+            self._mark(request.bucket.shape)
 
     def _mark(self, who: int | tuple[int, ...]) -> None:
         self._left.pop(who, None)
@@ -470,6 +471,12 @@ class Recovery:
         living = _living(batch)
         if len(batch.ids) == 1:
             for request in living:
+                if request.shape != request.own_shape and request.queue.profile.idempotent:
+                    # The model may take the request's own sizes, and not those that they were rounded up to.
+                    _ran_in_vain(batch)
+                    request.shape = request.own_shape
+                    self._run_again([request], now, actions)
+                    continue
                 actions.append(self.ledger.fail(request, event.code, event.message, now))
                 self._blame(request, killed=False)
             return
@@ -553,6 +560,7 @@ class Recovery:
         if self._has_nowhere_to_run([request], now, actions):
             return
         self.ledger.put_back([request])
+        request.shape = request.own_shape  # what it was rounded up to may be to blame
         self.isolation.suspect(request, self._call_s([request]), accused=accused)
         self.queues.wait(request.queue)
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.costs import CostModel
-from shapestream.scheduling.events import InputBytes, ModelProfile
+from shapestream.scheduling.events import InputBytes, ModelAdded, ModelProfile, SlotLeft
 from shapestream.scheduling.rounding import SizeSteps
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.telemetry.trace import TraceRequest
@@ -54,6 +55,17 @@ def endless(count: int, seed: int = 0) -> list[tuple[int, int]]:
     """Pictures of which hardly two are alike."""
     drawn = np.random.default_rng(seed).integers(32, 97, (count, 2)).tolist()
     return [(height, width) for height, width in drawn]
+
+
+def rounding_stage(stage: Stage, profile: ModelProfile = PICTURES) -> Stage:
+    """A stage on which pictures came until their sizes are rounded up; all of them ran, and every batch was new."""
+    stage.play(ModelAdded(model=profile))
+    cost = FormulaCost(**DETECTOR, largest=(16, 96, 96))
+    stage.slots(0, models=("m",), costs={"m": cost.calibration("k", profile.dimensions, profile.max_batch)})
+    for picture in endless(300):
+        stage.arrive((1, *picture), model="m")
+        stage.finish(stage.started[-1])
+    return stage
 
 
 def simulated(profile: ModelProfile, pictures: list[tuple[int, int]], **costs: float) -> Simulated:
@@ -186,3 +198,50 @@ def test_padding_is_counted_from_a_requests_own_size() -> None:
     )
     padded = result.slots.computed - result.slots.useful
     assert pytest.approx(padded / result.slots.computed) == scheduler.statistics().padding_ratio
+
+
+def test_a_request_that_fails_rounded_up_is_tried_at_its_own_sizes(stage: Stage) -> None:
+    """A model may take less than its inputs' shapes say, such as a table of 514 positions: no request fails by padding."""
+    rounding_stage(stage, replace(PICTURES, bounds=()))
+    (here,) = stage.arrive((1, 90, 91), model="m")
+    rounded = stage.started[-1]
+    assert (1, 90, 91) != rounded.sizes
+    stage.fail(rounded)
+    again = stage.started[-1]
+    assert ((here,), (1, 90, 91)) == (again.requests, again.sizes)
+    stage.finish(again)
+    assert stage.ends[here] == "delivered"
+
+
+def test_a_request_that_fails_at_its_own_sizes_has_failed(stage: Stage) -> None:
+    """It is run twice at most; of a batch, only the culprit is."""
+    rounding_stage(stage)
+    played = len(stage.started)
+    stage.arrive((1, 60, 60), model="m")  # keeps the slot busy
+    bad, good = stage.arrive((1, 90, 91), (1, 90, 90), model="m")
+    while played < len(stage.started):
+        start = stage.started[played]
+        played += 1
+        if bad in start.requests:
+            stage.fail(start)
+        else:
+            stage.finish(start)
+    assert ("model_error", "delivered") == (stage.ends[bad], stage.ends[good])
+    assert [start.sizes for start in stage.started if start.requests == (bad,)][-1] == (1, 90, 91)
+
+
+def test_what_may_not_run_twice_fails_as_it_was_rounded(stage: Stage) -> None:
+    """A failed call may have had effects."""
+    rounding_stage(stage, replace(PICTURES, idempotent=False, max_batch=1))
+    (here,) = stage.arrive((1, 90, 91), model="m")
+    stage.fail(stage.started[-1])
+    assert stage.ends[here] == "model_error"
+
+
+def test_a_suspect_runs_at_its_own_sizes(stage: Stage) -> None:
+    """A worker that dies of a size that rounding made must not give its request a bad name."""
+    rounding_stage(stage)
+    stage.arrive((1, 90, 91), model="m")
+    stage.play(SlotLeft(slot=0, died=True))
+    stage.slots(1, models=("m",))
+    assert stage.started[-1].sizes == (1, 90, 91)
