@@ -22,8 +22,10 @@ import trio
 
 log = structlog.get_logger()
 
-# Descriptors withheld from connections: for arrivals between two looks, and for files that the process opens.
-RESERVE = 64
+# Descriptors withheld from connections: those in the listener's queue (100) when its path is hidden, those that arrive
+# between two looks and while the event loop is late, and files that the process opens. 64 were too few for three
+# processes that did nothing but connect: they ended the server in 3 of 4 tries.
+RESERVE = 256
 # The reserve is at most this part of a small limit.
 SMALL_PART = 4
 # Descriptors that the server opens after its start: listeners, libzmq's own, the loop's.
@@ -32,13 +34,14 @@ OWN = 32
 PER_WORKER = 4
 # Descriptors per slot of a worker: its connection, and another while its process is replaced.
 PER_SLOT = 2
-# Pause between two looks: at least LOOK_S, and LOOK_REST times the duration of the last look. A look takes 20 us with
-# 50 open descriptors, and 3 ms with 10,000. With its timer it takes 250 us: 50 a second were most of an idle server's CPU.
-LOOK_S = 0.02
+# Shortest pause between two looks: in it, a flood takes a third of the reserve. A look takes 20 us with 50 open
+# descriptors, and 3 ms with 10,000.
+LOOK_S = 0.005
+# While paths are hidden, the pause is at least so many times the duration of the last look.
 LOOK_REST = 100
 # Far from the limit the pause is longer: in it, as many connections cannot arrive as are left beyond the reserve. libzmq
-# accepted 13,000 to 18,000 per second from a process that did nothing but connect.
-ARRIVALS_PER_S = 20_000
+# accepted 13,000 to 18,000 per second from a process that did nothing but connect; twice that allows for a late look.
+ARRIVALS_PER_S = 40_000
 # The longest pause: the limit itself may be lowered from outside, and the process opens files of its own.
 MAX_LOOK_S = 0.2
 
@@ -105,6 +108,10 @@ class Doorkeeper:
             self._open_again()
             log.info("new connections over ipc again", free_descriptors=free)
 
+    def pause_s(self, free: int, limit: int, took_s: float) -> float:
+        """Seconds until the next look, after one that took `took_s`; a costly look is no reason to miss a flood."""
+        return max(LOOK_S, LOOK_REST * took_s if self.closed else until_reserve_s(free, limit))
+
     async def run(self) -> None:
         """Look in intervals, until cancelled."""
         pause_s = LOOK_S
@@ -112,11 +119,12 @@ class Doorkeeper:
             await trio.sleep(pause_s)
             began = time.perf_counter()
             found = free_descriptors()
-            took = time.perf_counter() - began
-            pause_s = max(LOOK_S, LOOK_REST * took)
-            if found is not None:
+            took_s = time.perf_counter() - began
+            if found is None:
+                pause_s = MAX_LOOK_S
+            else:
                 self.look(*found)
-                pause_s = max(pause_s, until_reserve_s(*found))
+                pause_s = self.pause_s(*found, took_s)
 
 
 _LIBC = ctypes.CDLL(None)

@@ -22,10 +22,10 @@ from shapestream.transport.zeromq import RouterSocket
 
 
 @pytest.mark.parametrize(
-    ("free", "limit", "closed"), [(63, 1024, True), (64, 1024, False), (15, 64, True), (16, 64, False)]
+    ("free", "limit", "closed"), [(255, 1024, True), (256, 1024, False), (15, 64, True), (16, 64, False)]
 )
 def test_the_door_closes_while_few_descriptors_are_left(free: int, limit: int, closed: bool) -> None:
-    """Fewer than 64, or than a quarter of a small limit."""
+    """Fewer than 256, or than a quarter of a small limit."""
     keeper = Doorkeeper(lambda: None, lambda: None)
     keeper.look(free, limit)
     assert closed == keeper.closed
@@ -45,6 +45,15 @@ def test_the_door_is_looked_after_before_a_flood_can_reach_the_reserve() -> None
     assert 0.0 == until_reserve_s(RESERVE, 1024) == until_reserve_s(0, 1024)
     assert 500 / ARRIVALS_PER_S == until_reserve_s(RESERVE + 500, 1024)
     assert MAX_LOOK_S == until_reserve_s(1_000_000, 1 << 20)
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 10, 100, 1000])
+def test_a_flood_between_two_looks_leaves_descriptors(beyond: int) -> None:
+    """Also where a look takes long: libzmq would end the process, and the listener's queue still gets in afterwards."""
+    keeper = Doorkeeper(lambda: None, lambda: None)
+    flood_per_s, queue = 18_000, 100
+    arrivals = flood_per_s * keeper.pause_s(RESERVE + beyond, 10_000, took_s=0.003)
+    assert arrivals + queue < RESERVE + beyond
 
 
 def test_descriptors_are_counted() -> None:
