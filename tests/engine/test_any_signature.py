@@ -54,6 +54,17 @@ OUTPUTS = {
     "doubled": Output("batch, seq, 2", {"rule": "rows"}, lambda x, found: x * 2),
     "turned": Output("seq, batch", {"rule": "rows"}, lambda x, found: x[:, :, 0].T),
     "sums": Output("batch", {"rule": "rows"}, lambda x, found: x.astype(np.int64).sum(axis=(1, 2))),
+    "cells": Output("batch, ?", {"rule": "crop", "to": "batch, seq/2"}, lambda x, found: x[:, ::2, 0]),
+    "whole_cells": Output(
+        "?, 2, batch",
+        {"rule": "crop", "to": "seq//3, 2, batch"},
+        lambda x, found: x[:, 2::3].transpose(1, 2, 0),
+    ),
+    "enlarged": Output(
+        "?, batch",
+        {"rule": "crop", "to": "seq*2, batch"},
+        lambda x, found: np.repeat(x[:, :, 0].T, 2, axis=0),
+    ),
     "places": Output("?, 2", {"rule": "index_column"}, lambda x, found: found),
     "rows": Output("?", {"rule": "index_column"}, lambda x, found: found[:, 0]),
     "beside": Output("?", {"rule": "with", "output": "places"}, lambda x, found: found[:, 1] + 1),
