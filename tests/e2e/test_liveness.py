@@ -113,7 +113,13 @@ def test_a_closed_terminal_stops_the_server_in_order(workplace: Any) -> None:
         stdin=side,
         stdout=side,
         stderr=side,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "E2E_FOLDER": str(workplace.folder)},
+        # Buffered streams, as by default: what stderr does not take must not become the status at the end.
+        env={
+            **os.environ,
+            "PYTHONPATH": PYTHONPATH,
+            "E2E_FOLDER": str(workplace.folder),
+            "PYTHONUNBUFFERED": "",
+        },
         start_new_session=True,
     )
     try:

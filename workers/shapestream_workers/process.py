@@ -11,6 +11,7 @@ that come and go.
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import sys
@@ -46,6 +47,20 @@ def open_standard_streams() -> None:
         sys.stdout = os.fdopen(1, "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w")
+    atexit.register(_drop_unwritten_log)
+
+
+def _drop_unwritten_log() -> None:
+    """Drop lines that stderr does not take, of a terminal that was closed or a full disk.
+
+    Python writes its buffer at the end once more, and would turn any status into 120 when that fails.
+    """
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        os.close(nothing)
 
 
 def end_with_parent(stdin: int = 0) -> None:
