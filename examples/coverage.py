@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from shapestream import Timings
@@ -28,3 +29,16 @@ def shortcomings(timings: Sequence[Timings], *, requests: int) -> list[str]:
     if len(workers) < 2:
         found.append(f"fewer than two workers took part: {', '.join(workers) or 'none'}")
     return found
+
+
+def padded(timings: Sequence[Timings], lengths: Sequence[int]) -> bool:
+    """Whether some batch held requests of several lengths; `lengths` are parallel to `timings`.
+
+    Answers of one batch have its worker and its microseconds in common, and are as many as it had requests.
+    """
+    batches = defaultdict[tuple[str, int, int], list[int]](list)
+    for each, length in zip(timings, lengths, strict=True):
+        batches[each.worker, each.run_us, each.batch_requests].append(length)
+    return any(
+        len(members) == requests and len(set(members)) > 1 for (_, _, requests), members in batches.items()
+    )
