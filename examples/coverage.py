@@ -32,7 +32,7 @@ def shortcomings(timings: Sequence[Timings], *, requests: int) -> list[str]:
 
 
 def padded(timings: Sequence[Timings], lengths: Sequence[int]) -> bool:
-    """Whether some batch held requests of several lengths; `lengths` are parallel to `timings`.
+    """Tell whether some batch held requests of several lengths; `lengths` are parallel to `timings`.
 
     Answers of one batch have its worker and its microseconds in common, and are as many as it had requests.
     """

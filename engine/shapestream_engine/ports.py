@@ -59,7 +59,10 @@ class Rule:
         return None
 
     def extents(self, port: OutputPort) -> tuple[Extent | None, ...]:
-        """What each axis follows; None: nothing. A name that no dimension of the inputs has is followed by nothing."""
+        """Return the extent that each axis follows; None for an axis that follows nothing.
+
+        Names that no dimension of the inputs has are not followed.
+        """
         return tuple(None if name is None else Extent(dimension=name) for name in port.shape.names)
 
 
@@ -493,7 +496,7 @@ class OutputPort:
 
     @property
     def extents(self) -> tuple[Extent | None, ...]:
-        """What each axis follows, by the names of the shape or by the rule; None: nothing."""
+        """The extent that each axis follows, by the names of the shape or by the rule; None for an axis without one."""
         return self.rule.extents(self)
 
     def own_sizes(self, own: Mapping[str, int]) -> tuple[int | None, ...]:

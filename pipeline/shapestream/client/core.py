@@ -189,7 +189,7 @@ class Core:
         self.post = self._inbox.post
         self.check_process = self._inbox.check_process
         self._one_by_one = False
-        """Whether the last request was alone in its turn, and the core has not ended."""
+        """True while the last request was alone in its turn, and the core has not ended."""
         self._streams: dict[int, Owner] = {}
         self._stopping = False
         self._timer = trio.CancelScope()

@@ -94,7 +94,7 @@ class Session:
         self._credit: Credit | None = None
         """The server's last word on credit, to be repeated ahead of the requests that it admits."""
         self._heard_news = False
-        """Whether anything but a result was received since the last turn."""
+        """True once anything but a result was received since the last turn."""
 
     # ------------------------------------------------------------ callers
 
@@ -129,7 +129,7 @@ class Session:
 
     @property
     def awaits_replies(self) -> bool:
-        """Whether a request is at the server."""
+        """True while a request is at the server."""
         return self._ledger.outstanding_requests > 0
 
     # ------------------------------------------------------------ the connection
@@ -175,7 +175,7 @@ class Session:
 
     @property
     def turn_is_due(self) -> bool:
-        """Whether `turn` has more to do than to hand back tickets; times apart, which `next_wakeup` tells."""
+        """True where `turn` has more to do than to hand back tickets; `next_wakeup` tells of what is due by time."""
         return self._heard_news or self._ledger.has_waiting
 
     def take_finished(self) -> list[AnyTicket]:

@@ -42,7 +42,7 @@ def in_lanes_s(queue: ModelQueue) -> float:
 
 
 def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowded: bool) -> float:
-    """What goes before a request of this rank, of `all_s` that waits for its turn.
+    """Return the predicted seconds that go before a request of this rank, of `all_s` that wait for their turn.
 
     Virtual time has to reach its rank, and passes at 1/clients of the slots' time. Where it is `crowded` it will: who is
     passed, is passed, whoever that will be. Otherwise what waits altogether is not more than what waits. A newcomer, on
