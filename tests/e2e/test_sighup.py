@@ -57,7 +57,7 @@ def test_a_model_that_was_removed_is_unavailable_and_says_why(workplace: Any) ->
             with pytest.raises(shapestream.Unavailable, match="SIGHUP"):
                 ask(asking, "gone")
         assert [1.0, 2.0] == ask(client, "kept")
-        listed = workplace.run("models", served.address)
+        listed = workplace.invoke("models", served.address)
         assert "model 'gone' is unavailable: " in listed.stdout
         assert "SIGHUP" in listed.stdout
         workplace.write(yaml(model("kept"), model("gone")))
