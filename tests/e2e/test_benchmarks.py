@@ -55,7 +55,7 @@ def preparations(figures: Any) -> None:
     """Runs on OpenVINO, each in a process of its own, check their answers and report."""
     *_, first, memory = figures  # where torch_xla is installed, one of XLA comes before
     assert ["the first of its shape", "a repeated one", "the difference, shape by shape"] == [
-        row["calls"] for row in first["rows"]
+        row["call"] for row in first["rows"]
     ]
     assert ["native", "native, max_prepared: 64"] == [row["strategy"] for row in memory["rows"]]
 
