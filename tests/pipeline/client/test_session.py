@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.client.bench import SIGNATURE, TENSORS, Bench, Caller, refusal, result, sequences
 
-from shapestream.client.tickets import ModelHandle, OpenTicket
+from shapestream.client.models import Model
+from shapestream.client.tickets import OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, TooLarge, Unavailable
 from shapestream.wire.messages import Cancel, Credit, Failure, Goodbye, ModelOpened, Request, Unknown
 
@@ -20,7 +21,7 @@ def test_a_model_that_a_new_server_still_loads_holds_up_no_other() -> None:
     bench.receive(ModelOpened(name="quick", number=8, signature={"name": "quick"}))
     bench.turn()
     quick = ticket.outcome
-    assert isinstance(quick, ModelHandle)
+    assert isinstance(quick, Model)
     for model in (slow, quick, slow, quick):
         bench.submit(model)
     assert [1, 2, 3, 4] == sequences(bench.sent())
@@ -235,8 +236,7 @@ def test_an_answer_that_makes_no_sense_fails_its_request_alone() -> None:
     model = bench.open()
     ticket, other = bench.submit(model), bench.submit(model)
     bench.turn()
-    bench.session.unreadable_entry(ticket.id, "bad shape")
-    bench.session.unreadable_entry(None, "bad kind")
+    bench.session.fail(ticket.id, InternalError("bad shape"))
     bench.turn()
     assert isinstance(ticket.outcome, InternalError)
     assert other.outcome is None

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.client.bench import SIGNATURE, Bench, Caller
 
-from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, StatisticsTicket, WelcomeTicket
+from shapestream.client.models import Model
+from shapestream.client.tickets import AnyTicket, OpenTicket, StatisticsTicket, WelcomeTicket
 from shapestream.errors import InvalidRequest
 from shapestream.wire.messages import (
     Entry,
@@ -133,7 +134,7 @@ def test_no_question_is_out_twice_and_everybody_is_answered(steps: list[str]) ->
     assert len(finished) == len(desk.asked)
     assert set(map(id, finished)) == set(map(id, desk.asked))
     for ticket in desk.asked:
-        if isinstance(ticket, OpenTicket) and isinstance(ticket.outcome, ModelHandle):
+        if isinstance(ticket, OpenTicket) and isinstance(ticket.outcome, Model):
             assert ticket.name == ticket.outcome.name
 
 
@@ -147,4 +148,4 @@ def test_what_nobody_asked_is_not_listened_to() -> None:
         ModelOpened(name="m", number=8, signature={}), ModelRefused(name="m", code="invalid", message="")
     )
     assert (7, False) == (model.number, model.stale)
-    assert ["m"] == list(bench.session._models)  # the bound is the point, hence the look inside
+    assert ["m"] == list(bench.session.models)  # the bound is the point, hence the look inside

@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.pipeline.client.bench import TIMINGS, Caller
 
 from shapestream.client.link import LinkSettings
+from shapestream.client.models import Model
 from shapestream.client.session import Session
-from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
+from shapestream.client.tickets import AnyTicket, OpenTicket, RequestTicket, StatisticsTicket
 from shapestream.errors import DeadlineExceeded, Draining, Unavailable, WorkerLost
 from shapestream.wire.messages import (
     Cancel,
@@ -49,7 +50,7 @@ class AnyServer(RuleBasedStateMachine):
         self.open: list[AnyTicket] = []
         self.withdrawn: list[AnyTicket] = []
         self.ended: list[AnyTicket] = []
-        self.handles: dict[str, ModelHandle] = {}
+        self.handles: dict[str, Model] = {}
         self.connected = False
         self.known = False
         self.epoch = 0
@@ -71,7 +72,7 @@ class AnyServer(RuleBasedStateMachine):
             assert ticket.outcome is not None
             self.open.remove(ticket)
             self.ended.append(ticket)
-            if isinstance(ticket.outcome, ModelHandle):
+            if isinstance(ticket.outcome, Model):
                 self.handles[ticket.outcome.name] = ticket.outcome
         if turn.entries:
             assert self.connected
