@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import trio
 
 from shapestream.client.connector import Connector
 from shapestream.client.link import LinkSettings
+from shapestream.client.models import Model
 from shapestream.client.session import Session
 from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
 from shapestream.errors import Cancelled, InternalError, ProtocolError, RequestError, TransportError
@@ -179,11 +180,16 @@ class Core:
         self._is_abandoned = is_abandoned
         self._rest_s = settings.rest_s
         self._session = Session(
-            client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
+            client=os.urandom(16),
+            software=software,
+            server=connector.name,
+            settings=settings,
+            now=clock(),
+            new_model=Model,
         )
         self._inbox = Inbox(deliver, self._turn_or_end)
         self.post = self._inbox.post
-        self.model = self._session.models.get
+        self.model = cast("dict[str, Model]", self._session.models).get
         self.check_process = self._inbox.check_process
         self._one_by_one = False
         """True while the last request was alone in its turn, and the core has not ended."""

@@ -13,8 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from shapestream.client.models import Model
-from shapestream.client.tickets import AnyTicket, Outcome, Question, RequestTicket, Ticket
+from shapestream.client.tickets import AnyTicket, ModelHandle, Outcome, Question, RequestTicket, Ticket
 from shapestream.errors import DeadlineExceeded, RequestError, TooLarge
 from shapestream.wire.messages import Request
 
@@ -95,7 +94,7 @@ class Ledger:
         self.remove(ticket.id)
         self.finish(ticket, outcome)
 
-    def fail_requests_of(self, model: Model, error: Callable[[], RequestError]) -> None:
+    def fail_requests_of(self, model: ModelHandle, error: Callable[[], RequestError]) -> None:
         """End the requests of a model that is void, each with an error of its own."""
         for ticket in self.of_kind(RequestTicket):
             if ticket.model is model and not ticket.abandoned:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shapestream.client.tickets import ModelHandle
 from shapestream.errors import InternalError, InvalidRequest
 from shapestream.wire.tensor_frames import from_array
 from shapestream_engine.element_types import dtype_of
@@ -26,29 +27,12 @@ from shapestream_engine.signature import ModelSignature
 _COPY_BELOW_BYTES = 64 * 1024
 
 
-class Model:
-    """A model as the server opened it, for any thread: its inputs encoded for sending, the names of its outputs.
-
-    Its signature is read when it is first needed. Raises `InternalError` from then on where that cannot be read.
-    """
-
-    def __init__(self, name: str, described: dict[str, Any], number: int | None) -> None:
-        self.name = name
-        self.described = described
-        """The signature as the server sent it."""
-        self.number = number
-        """None while a new server has not been asked yet."""
-        self.stale = False
-        """True once the server has another model under this name: requests checked against this signature are void."""
-
-    @property
-    def idempotent(self) -> bool:
-        """Whether a request that may have run already may be sent to another server."""
-        return self.described.get("idempotent") is not False
+class Model(ModelHandle):
+    """An opened model that encodes requests. Its signature is read when it is first needed."""
 
     @cached_property
     def signature(self) -> ModelSignature:
-        """The inputs and outputs."""
+        """The inputs and outputs; raises `InternalError` where they cannot be read."""
         try:
             return ModelSignature.from_dict(self.described)
         except EngineError as error:

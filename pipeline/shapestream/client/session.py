@@ -16,14 +16,15 @@ ticket asked for is not listened to, or a server could fill this client's memory
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from shapestream.client.ledger import NEVER_SENT, Ledger
 from shapestream.client.link import Link, LinkSettings
-from shapestream.client.models import Model
 from shapestream.client.tickets import (
     AnyTicket,
+    ModelHandle,
     OpenTicket,
     Owner,
     Question,
@@ -74,18 +75,26 @@ class Session:
     """The protocol's state on the client's side: the ledger, the link, and the models opened so far."""
 
     def __init__(
-        self, *, client: bytes, software: str, server: str, settings: LinkSettings, now: float
+        self,
+        *,
+        client: bytes,
+        software: str,
+        server: str,
+        settings: LinkSettings,
+        now: float,
+        new_model: Callable[[str, dict[str, Any], int], ModelHandle] = ModelHandle,
     ) -> None:
         self._client = client
         self._software = software
         self._server = server
+        self._new_model = new_model
         self._unavailable_after_s = settings.unavailable_after_s
         self._link = Link(settings, now)
         self._ledger = Ledger()
         self._epoch: bytes | None = None
         self._trouble = ""
         """The last connection's trouble, as the end of a sentence; empty after a welcome."""
-        self.models: dict[str, Model] = {}
+        self.models: dict[str, ModelHandle] = {}
         """Opened models by name, for any thread. A model lives for as long as the server keeps its signature."""
         self._models_asked: set[str] = set()
         self._statistics_asked = False
@@ -345,7 +354,7 @@ class Session:
             model.number = entry.number
         else:
             replaced = model
-            model = self.models[entry.name] = Model(entry.name, entry.signature, entry.number)
+            model = self.models[entry.name] = self._new_model(entry.name, entry.signature, entry.number)
             if replaced is not None:
                 replaced.stale = True
                 self._ledger.fail_requests_of(replaced, lambda: Unavailable(_CHANGED))

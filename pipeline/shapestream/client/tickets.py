@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from shapestream.client.models import Model
 from shapestream.errors import InternalError, RequestError
 from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
 from shapestream.wire.messages import Result
@@ -37,7 +36,25 @@ class Owner(Protocol):
         """Take tickets back whose `outcome` is set."""
 
 
-Outcome: TypeAlias = Result | RequestError | Model | dict[str, Any] | BaseException | bool
+@dataclass(eq=False)
+class ModelHandle:
+    """A model as the server opened it, for any thread; `models.Model` encodes requests for it."""
+
+    name: str
+    described: dict[str, Any]
+    """The signature as the server sent it."""
+    number: int | None
+    """None while a new server has not been asked yet."""
+    stale: bool = False
+    """The server now has another model under this name; requests checked against this signature are void."""
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether a request that may have run already may be sent to another server."""
+        return self.described.get("idempotent") is not False
+
+
+Outcome: TypeAlias = Result | RequestError | ModelHandle | dict[str, Any] | BaseException | bool
 """A result, an error, an opened model, statistics; at a stream's end the producer's exception, or True."""
 
 
@@ -59,7 +76,7 @@ class Ticket:
 class RequestTicket(Ticket):
     """One inference request. Its tensors are kept until the terminal reply, since they may be sent again."""
 
-    model: Model = field(kw_only=True)
+    model: ModelHandle = field(kw_only=True)
     tensors: Tensors = field(kw_only=True)
     nbytes: int = field(kw_only=True)
     priority: int = field(kw_only=True, default=0)
@@ -75,7 +92,7 @@ class RequestTicket(Ticket):
 
 @dataclass(slots=True, eq=False)
 class OpenTicket(Ticket):
-    """Asks for a model; its outcome is a `Model`."""
+    """Asks for a model; its outcome is a `ModelHandle`."""
 
     name: str = field(kw_only=True)
 

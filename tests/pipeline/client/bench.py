@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import Model
 from shapestream.client.session import Session, Turn
-from shapestream.client.tickets import AnyTicket, OpenTicket, RequestTicket
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
 from shapestream.wire.messages import Clock, Entry, Failure, ModelOpened, Request, Result, Timings, Welcome
 from shapestream_engine.layout import Tensors
 
@@ -66,7 +65,7 @@ class Bench:
 
     def open(
         self, *, requests: int = 8, nbytes: int = 1 << 20, signature: dict[str, Any] = SIGNATURE
-    ) -> Model:
+    ) -> ModelHandle:
         """Connect, be welcomed, and open the model `m`."""
         self.session.connected(self.now)
         self.turn()
@@ -77,7 +76,7 @@ class Bench:
         self.receive(ModelOpened(name="m", number=7, signature=signature))
         self.turn()
         handle = ticket.outcome
-        assert isinstance(handle, Model)
+        assert isinstance(handle, ModelHandle)
         return handle
 
     def come_back(
@@ -88,7 +87,7 @@ class Bench:
         self.turn()
         self.receive(ModelOpened(name="m", number=number, signature=signature))
 
-    def submit(self, model: Model, *, nbytes: int = 16, timeout: float | None = None) -> RequestTicket:
+    def submit(self, model: ModelHandle, *, nbytes: int = 16, timeout: float | None = None) -> RequestTicket:
         """One request."""
         ticket = RequestTicket(
             self.caller,

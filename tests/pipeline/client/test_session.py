@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.client.bench import SIGNATURE, TENSORS, Bench, Caller, refusal, result, sequences
 
-from shapestream.client.models import Model
-from shapestream.client.tickets import OpenTicket
+from shapestream.client.tickets import ModelHandle, OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, TooLarge, Unavailable
 from shapestream.wire.messages import Cancel, Credit, Failure, Goodbye, ModelOpened, Request, Unknown
 
@@ -21,7 +20,7 @@ def test_a_model_that_a_new_server_still_loads_holds_up_no_other() -> None:
     bench.receive(ModelOpened(name="quick", number=8, signature={"name": "quick"}))
     bench.turn()
     quick = ticket.outcome
-    assert isinstance(quick, Model)
+    assert isinstance(quick, ModelHandle)
     for model in (slow, quick, slow, quick):
         bench.submit(model)
     assert [1, 2, 3, 4] == sequences(bench.sent())

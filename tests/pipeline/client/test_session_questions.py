@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.client.bench import SIGNATURE, Bench, Caller
 
-from shapestream.client.models import Model
-from shapestream.client.tickets import AnyTicket, OpenTicket, StatisticsTicket, WelcomeTicket
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, StatisticsTicket, WelcomeTicket
 from shapestream.errors import InvalidRequest
 from shapestream.wire.messages import (
     Entry,
@@ -134,7 +133,7 @@ def test_no_question_is_out_twice_and_everybody_is_answered(steps: list[str]) ->
     assert len(finished) == len(desk.asked)
     assert set(map(id, finished)) == set(map(id, desk.asked))
     for ticket in desk.asked:
-        if isinstance(ticket, OpenTicket) and isinstance(ticket.outcome, Model):
+        if isinstance(ticket, OpenTicket) and isinstance(ticket.outcome, ModelHandle):
             assert ticket.name == ticket.outcome.name
 
 

@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.pipeline.client.bench import TIMINGS, Caller
 
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import Model
 from shapestream.client.session import Session
-from shapestream.client.tickets import AnyTicket, OpenTicket, RequestTicket, StatisticsTicket
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
 from shapestream.errors import DeadlineExceeded, Draining, Unavailable, WorkerLost
 from shapestream.wire.messages import (
     Cancel,
@@ -50,7 +49,7 @@ class AnyServer(RuleBasedStateMachine):
         self.open: list[AnyTicket] = []
         self.withdrawn: list[AnyTicket] = []
         self.ended: list[AnyTicket] = []
-        self.handles: dict[str, Model] = {}
+        self.handles: dict[str, ModelHandle] = {}
         self.connected = False
         self.known = False
         self.epoch = 0
@@ -72,7 +71,7 @@ class AnyServer(RuleBasedStateMachine):
             assert ticket.outcome is not None
             self.open.remove(ticket)
             self.ended.append(ticket)
-            if isinstance(ticket.outcome, Model):
+            if isinstance(ticket.outcome, ModelHandle):
                 self.handles[ticket.outcome.name] = ticket.outcome
         if turn.entries:
             assert self.connected

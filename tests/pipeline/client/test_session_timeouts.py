@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.client.bench import SETTINGS, SIGNATURE, Bench, refusal, result
 
-from shapestream.client.models import Model
-from shapestream.client.tickets import AnyTicket, WelcomeTicket
+from shapestream.client.tickets import AnyTicket, ModelHandle, WelcomeTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, Unavailable
 from shapestream.wire.messages import Heartbeat
 
@@ -117,7 +116,7 @@ def until(bench: Bench, end: float) -> list[tuple[float, AnyTicket]]:
 def test_every_wait_ends_when_it_is_due_and_not_before(deadlines: list[float | None], lost: bool) -> None:
     """At its own deadline, or with the others when no server has been there for too long; whoever sleeps misses none."""
     bench = Bench()
-    model = Model("m", SIGNATURE, None) if lost else bench.open(requests=0)
+    model = ModelHandle("m", SIGNATURE, None) if lost else bench.open(requests=0)
     start = bench.now
     tickets = [bench.submit(model, timeout=deadline) for deadline in deadlines]
     ended = until(bench, start + 200.0)
@@ -161,6 +160,6 @@ def test_the_last_trouble_is_told_with_the_rest() -> None:
     """Why the server did not let this client in, for instance."""
     bench = Bench()
     bench.session.refused("it refuses this key")
-    ticket = bench.submit(Model("m", SIGNATURE, None), timeout=1.0)
+    ticket = bench.submit(ModelHandle("m", SIGNATURE, None), timeout=1.0)
     until(bench, bench.now + 1.0)
     assert "deadline_exceeded: no server answers at test://; it refuses this key" == str(ticket.outcome)
