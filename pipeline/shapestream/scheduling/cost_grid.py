@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 Sizes: TypeAlias = tuple[int, ...]
 """The sizes of one call: (rows, *shape), with rows 1 for a model without a batch axis."""
-Seconds: TypeAlias = NDArray[np.float64]
-_Columns: TypeAlias = NDArray[np.float64]
-"""(dimensions, calls)."""
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.intp]
 
 LEAST_S = 1e-9
 """Seconds of the shortest call. Corrections are factors, and nothing times a factor stays nothing."""
@@ -56,7 +55,7 @@ def elements_of(sizes: Sequence[int]) -> float:
     return float(min(prod(sizes), _MOST_ELEMENTS))
 
 
-def elements_of_many(columns: Iterable[NDArray[np.intp] | NDArray[np.float64]]) -> Seconds:
+def elements_of_many(columns: Iterable[Integers | Floats]) -> Floats:
     """Return `elements_of` of many calls, given one array per dimension; 1.0 without dimensions."""
     elements = np.asarray(1.0)
     for column in columns:
@@ -118,7 +117,7 @@ class Grid:
         self._flat = self._values.tolist()
         self._pitch = self._slope(self._values)
         """Published seconds per element beyond the grid."""
-        self._lines: tuple[int, Seconds, float] | None = None
+        self._lines: tuple[int, Floats, float] | None = None
         """Most rows, the seconds (nodes of the other axes, rows) of 0 to as many, and those of the smallest call."""
 
     @property
@@ -126,7 +125,7 @@ class Grid:
         """Published seconds of the largest call within the grid: no other takes longer there."""
         return float(self._values[-1])
 
-    def seconds(self, columns: _Columns) -> Seconds:
+    def seconds(self, columns: Floats) -> Floats:
         """Return the published seconds of many calls."""
         return self._blended(self._values, columns)
 
@@ -164,7 +163,7 @@ class Grid:
             inside = min(inside * min(size, last), float(_MOST_ELEMENTS))
         return elements - inside
 
-    def line(self, most: int, shape: Sizes) -> Seconds | None:
+    def line(self, most: int, shape: Sizes) -> Floats | None:
         """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
 
         None where it is not prepared: too many rows, axes or elements, or no elements.
@@ -193,7 +192,7 @@ class Grid:
                 halves = [
                     (high - low) * share + low for low, high in zip(halves[:half], halves[half:], strict=True)
                 ]
-        seconds: Seconds = halves[0]
+        seconds: Floats = halves[0]
         inside = prod([min(size, last) for size, last in zip(shape, self._last[1:], strict=True)])
         if elements > inside or most > self._last[0]:
             rows = np.arange(most + 1.0)
@@ -203,7 +202,7 @@ class Grid:
         seconds[0] = least_s
         return seconds
 
-    def _all_lines(self, most: int) -> Seconds:
+    def _all_lines(self, most: int) -> Floats:
         """Interpolate along the rows at every node of the other axes: (nodes, most + 1)."""
         values = self._values.reshape(len(self._axes[0]), -1).T
         axis = self._axes[0]
@@ -214,7 +213,7 @@ class Grid:
         low = values[:, below]
         return np.ascontiguousarray((values[:, above] - low) * shares + low)
 
-    def _places(self, columns: _Columns) -> tuple[NDArray[np.intp], Seconds]:
+    def _places(self, columns: Floats) -> tuple[Integers, Floats]:
         """Find the corners of each call's cell (corners, n), and per axis the share of the way through it (axes, n)."""
         steps = self._steps
         inside = np.minimum(np.maximum(columns, self._starts), self._ends)[self._varied]
@@ -228,7 +227,7 @@ class Grid:
         nodes = np.minimum(self._strides[self._varied] @ below + self._corners, len(self._values) - 1)
         return nodes, shares
 
-    def _blended(self, values: Seconds, columns: _Columns) -> Seconds:
+    def _blended(self, values: Floats, columns: Floats) -> Floats:
         columns = _folded(columns)
         nodes, shares = self._places(columns)
         corners = values[nodes]
@@ -239,13 +238,13 @@ class Grid:
             corners -= low
             corners *= share
             corners += low
-        seconds: Seconds = corners[0]
+        seconds: Floats = corners[0]
         if (columns > self._ends).any():
             inside = np.minimum(columns, self._ends)
             seconds += self._slope(values) * (elements_of_many(columns) - elements_of_many(inside))
         return seconds
 
-    def _slope(self, values: Seconds) -> float:
+    def _slope(self, values: Floats) -> float:
         """Seconds per element beyond the grid: one slope for all, so that nothing falls. One node shows it from nothing."""
         start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else 0.0
         return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
@@ -323,7 +322,7 @@ class Grid:
         self.publish(0.0)
 
 
-def _folded(columns: _Columns) -> _Columns:
+def _folded(columns: Floats) -> Floats:
     """Bring calls of many sizes to `MOST_AXES`."""
     if len(columns) <= MOST_AXES:
         return columns
@@ -350,7 +349,7 @@ def _folded_points(points: Mapping[Sizes, float]) -> dict[Sizes, float]:
     return {sizes: exp(sum(logs) / len(logs)) for sizes, logs in alike.items()}
 
 
-def _axes(points: Mapping[Sizes, float]) -> list[Seconds]:
+def _axes(points: Mapping[Sizes, float]) -> list[Floats]:
     """List the sizes that occur along each dimension, ascending; thinned evenly where they make too many nodes."""
     axes = [sorted(set(column)) for column in zip(*points, strict=True)]
     while prod(map(len, axes)) > MOST_NODES:
@@ -361,7 +360,7 @@ def _axes(points: Mapping[Sizes, float]) -> list[Seconds]:
     return [np.array(axis, np.float64) for axis in axes]
 
 
-def _filled(axes: list[Seconds], points: Mapping[Sizes, float]) -> Seconds:
+def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
     """Return the seconds of every node of a grid: as measured, or as a line through all points says times a factor.
 
     A calibration measures from small calls to large ones until its time is used up; a table from elsewhere may have any
@@ -403,17 +402,17 @@ def _filled(axes: list[Seconds], points: Mapping[Sizes, float]) -> Seconds:
     return np.where(np.isnan(values), trend * np.exp(factors), values)
 
 
-def _along(factors: Seconds, number: int, axis: Seconds, beyond: float | None) -> Seconds:
+def _along(factors: Floats, number: int, axis: Floats, beyond: float | None) -> Floats:
     """Interpolate along one axis; nodes beyond the known ones of their line are `beyond`, or as the nearest one."""
 
-    def line(values: Seconds) -> Seconds:
+    def line(values: Floats) -> Floats:
         known = ~np.isnan(values)
         return np.interp(axis, axis[known], values[known], beyond, beyond) if known.any() else values
 
     return np.asarray(np.apply_along_axis(line, number, factors))
 
 
-def _monotone(values: Seconds) -> Seconds:
+def _monotone(values: Floats) -> Floats:
     """Return values that never fall along any axis: halfway between what lies before and what lies after.
 
     Larger calls do not take less time, so where it looks so, it is noise. Values that rise are not touched.
@@ -487,7 +486,7 @@ class Line:
         """Whether anything was observed."""
         return self._count > 0
 
-    def seconds(self, elements: Seconds) -> Seconds:
+    def seconds(self, elements: Floats) -> Floats:
         """Return the expected seconds of calls of so many elements."""
         return np.asarray(self.fixed_s + self.element_s * elements)
 

@@ -44,7 +44,7 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.planner import Cut, Plan, plan_batch, portion, together, unplanned
+from shapestream.scheduling.planner import Cut, Plan, batch_of, plan_batch, portion, unplanned
 from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import (
     Apart,
@@ -251,10 +251,10 @@ class Dispatching:
         speed = self._costs.speed(name, slot.id)
         if request.state is RERUN:
             group = queue.take_rerun()
-            cut, predicted_s = self._cut(lambda: together(group, costs), group, costs, speed, actions)
+            cut, predicted_s = self._cut(lambda: batch_of(group, costs), group, costs, speed, actions)
         elif queue.count == 1 or not queue.has_batch:
             cut, predicted_s = self._cut(
-                lambda: together([request], costs, request.bucket), [request], costs, speed, actions
+                lambda: batch_of([request], costs, request.bucket), [request], costs, speed, actions
             )
             queue.shares.dispatched(request.tag, request.rank, request.share_s, clients)
             queue.take(cut.members)
@@ -308,7 +308,7 @@ class Dispatching:
         costs = self._costs.call_costs(name, slot.id)
         request, accused = queue.take_suspect()
         speed = self._costs.speed(name, slot.id)
-        cut, predicted_s = self._cut(lambda: together([request], costs), [request], costs, speed, actions)
+        cut, predicted_s = self._cut(lambda: batch_of([request], costs), [request], costs, speed, actions)
         trial = Trial.ACCUSED if accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
@@ -368,12 +368,12 @@ class Dispatching:
 def _apart(apart: ModelApart, anchor: Request, cut: Cut, costs: CallCosts) -> Cut:
     """The same batch without those that run apart from the anchor; if there are any, only its own shape is left."""
     if apart.runs_alone(anchor):
-        return together([anchor], costs)
+        return batch_of([anchor], costs)
     mark = apart.mark(anchor)
     if all(apart.mark(member) == mark for member in cut.members):
         return cut
     shape = anchor.shape
-    return together(
+    return batch_of(
         [member for member in cut.members if member.shape == shape and apart.mark(member) == mark], costs
     )
 
