@@ -107,14 +107,12 @@ class Grid:
         """`_corner_weights` of calls that ran."""
         self._starts = np.array([axis[:1] for axis in self._axes])
         self._ends = np.array([axis[-1:] for axis in self._axes])
-        # One call is found faster in lists than in arrays.
         self._walks = [
             (number, self._axes[number].tolist(), int(self._strides[number]))
             for number in self._varied.tolist()
         ]
         """The varied axes: place, sizes, and how many nodes further the next size is."""
-        self._last = tuple([float(axis[-1]) for axis in self._axes])
-        self._flat = self._values.tolist()
+        self._last = tuple([int(axis[-1]) for axis in self._axes])
         self._pitch = self._slope(self._values)
         """Published seconds per element beyond the grid."""
         self._lines: tuple[int, Floats, float] | None = None
@@ -129,21 +127,6 @@ class Grid:
         """Return the published seconds of many calls."""
         return self._blended(self._values, columns)
 
-    def second(self, sizes: Sizes) -> float:
-        """Return the published seconds of one call: the same as `seconds`, without arrays."""
-        sizes = _folded_sizes(sizes)
-        values = self._flat
-        place, shares = self._place(sizes)
-        most = len(values) - 1
-        corners = [values[min(place + corner, most)] for corner in self._after]
-        for share in shares:
-            half = len(corners) // 2
-            corners = [
-                (high - low) * share + low for low, high in zip(corners[:half], corners[half:], strict=True)
-            ]
-        beyond = self._beyond(sizes)
-        return corners[0] + self._pitch * beyond if beyond else corners[0]
-
     def _place(self, sizes: Sizes) -> tuple[int, list[float]]:
         """Find the first node of one call's cell, and per varied axis the share of the way through it."""
         place, shares = 0, []
@@ -154,14 +137,6 @@ class Grid:
             shares.append((size - low) / (axis[below + 1] - low) if below + 1 < len(axis) else 0.0)
             place += stride * below
         return place, shares
-
-    def _beyond(self, sizes: Sizes) -> float:
-        """Count the elements of one call that lie beyond the grid."""
-        elements = inside = 1.0
-        for size, last in zip(sizes, self._last, strict=True):
-            elements = min(elements * size, float(_MOST_ELEMENTS))
-            inside = min(inside * min(size, last), float(_MOST_ELEMENTS))
-        return elements - inside
 
     def line(self, most: int, shape: Sizes) -> Floats | None:
         """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
@@ -174,7 +149,7 @@ class Grid:
         if self._lines is None or self._lines[0] != most:
             if (most + 1) * len(self._values) > _MOST_LINES * len(self._axes[0]):
                 return None
-            self._lines = most, self._all_lines(most), self.second((1,) * len(self._axes))
+            self._lines = most, self._all_lines(most), float(self.seconds(np.ones((len(self._axes), 1)))[0])
         _, lines, least_s = self._lines
         place, shares = self._place((1, *shape))
         if self._walks and not self._walks[0][0]:
@@ -266,7 +241,8 @@ class Grid:
             ]
             if len(self._around) >= _REMEMBERED:
                 self._around.clear()
-            known = self._around[sizes] = near, self._beyond(folded)
+            inside = [min(size, last) for size, last in zip(folded, self._last, strict=True)]
+            known = self._around[sizes] = near, elements_of(folded) - elements_of(inside)
         return known
 
     def expected(self, sizes: Sizes) -> float:
@@ -300,7 +276,6 @@ class Grid:
         self._live_flat = self._live.tolist()
         self._values = _monotone(self._live.reshape([len(axis) for axis in self._axes])).ravel()
         self._learned = [0.0] * len(self._live_flat)
-        self._flat = self._values.tolist()
         self._pitch = self._slope(self._values)
         self._lines = None
 
@@ -344,8 +319,7 @@ def _folded_points(points: Mapping[Sizes, float]) -> dict[Sizes, float]:
         return {sizes: max(LEAST_S, seconds) for sizes, seconds in points.items()}
     alike: dict[Sizes, list[float]] = {}
     for sizes, seconds in points.items():
-        folded = (*sizes[: MOST_AXES - 1], min(prod(sizes[MOST_AXES - 1 :]), _MOST_SIZE))
-        alike.setdefault(folded, []).append(log(max(LEAST_S, seconds)))
+        alike.setdefault(_folded_sizes(sizes), []).append(log(max(LEAST_S, seconds)))
     return {sizes: exp(sum(logs) / len(logs)) for sizes, logs in alike.items()}
 
 
@@ -485,10 +459,6 @@ class Line:
     def measured(self) -> bool:
         """Whether anything was observed."""
         return self._count > 0
-
-    def seconds(self, elements: Floats) -> Floats:
-        """Return the expected seconds of calls of so many elements."""
-        return np.asarray(self.fixed_s + self.element_s * elements)
 
     def second(self, elements: float) -> float:
         """Return the expected seconds of one call."""

@@ -47,7 +47,7 @@ _MOST_SECONDS = 1 << 20
 """Predictions remembered per surface and version; when so many are known, all are forgotten."""
 _MOST_SIZE = 1 << 62
 FEW = 4
-"""Requests up to which one after the other is priced sooner than all at once, as an array."""
+"""Requests of new shapes up to which a line for each is priced sooner than all at once."""
 CLOSE = 1.05
 """Factor by which a request may cost more than in the best company: where company hardly pays, it need not be large."""
 
@@ -172,7 +172,7 @@ class Kind:
         if self._grid is not None:
             seconds = self._grid.seconds(columns)
         elif self._line.measured:
-            seconds = self._line.seconds(elements_of_many(columns))
+            seconds = self._line.fixed_s + self._line.element_s * elements_of_many(columns)
         else:
             # Before anything is known a call's fixed part is taken to weigh as much as one row of it.
             seconds = (columns[0] + 1.0) * np.maximum(1.0, elements_of_many(columns[1:]))
@@ -180,17 +180,6 @@ class Kind:
             if static is not None:
                 seconds[(columns == np.array([sizes], np.float64).T).all(axis=0)] = static.longest_s
         return seconds
-
-    def second(self, sizes: Sizes) -> float:
-        """Return the seconds of one call: the same as `seconds`, without arrays."""
-        if 0 in sizes:
-            sizes = (1,) * len(sizes)
-        static = self._static.get(sizes)
-        if static is not None:
-            return static.longest_s
-        if self._grid is not None:
-            return self._grid.second(sizes)
-        return float(self.seconds(np.array([sizes], np.float64).T)[0])
 
     def line(self, most: int, shape: Sizes) -> Floats | None:
         """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
@@ -352,9 +341,8 @@ class Surface:
         self._known: dict[Sizes, None] = {}
         self._rows: dict[Sizes, Floats] = {}
         """`row_seconds` until the version changes."""
-        self._single: dict[tuple[int, Sizes], float] = {}
-        """`second`, likewise."""
-        self._company: dict[tuple[int, Sizes], tuple[float, float]] = {}
+        self._company: dict[tuple[int, Sizes], tuple[float, float, float]] = {}
+        """`company_s` without its bound, and `second`, of requests by rows and shape, likewise."""
         self._version = 0
 
     @property
@@ -416,24 +404,19 @@ class Surface:
                 line[int(self._most[0]) + 1 :] = inf
         return line
 
-    def _one(self, rows: int, shape: Sizes) -> float:
-        """What `seconds` returns for one batch."""
-        if self._row_calls is not None:
-            return float(self.seconds(*_parted([(rows, *shape)]))[0])
-        sizes = tuple([min(size, _MOST_SIZE) for size in (rows, *shape)])
-        if self._is_bounded and any(size > most for size, most in zip(sizes, self._most, strict=True)):
-            return inf
-        return self.kind.second(sizes)
-
     def second(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of one batch."""
-        table = self._remembered().get(shape)
-        if table is not None and rows < len(table):
-            return float(table[rows])
-        known = self._single.get((rows, shape))
-        if known is None:
-            known = self._single[rows, shape] = self._one(rows, shape)
-        return known
+        lines = self._remembered()
+        line = lines.get(shape)
+        if line is None:
+            priced = self._company.get((rows, shape))
+            if priced is not None:
+                return priced[2]
+            if rows <= self.profile.max_batch:
+                line = self.row_seconds([shape])[0]
+        if line is not None and rows < len(line):
+            return float(line[rows])
+        return float(self.seconds(*_parted([(rows, *shape)]))[0])
 
     def expect(self, requests: Iterable[tuple[int, Sizes]]) -> None:
         """Price requests of rows and shapes in one prediction, alone and in company; `company_s` and `second` remember."""
@@ -442,7 +425,10 @@ class Surface:
         if not missing:
             return
         if len(missing) <= FEW:
-            found = [self._doubled(rows, shape) for rows, shape in missing]
+            found = [
+                [self.second(rows << power, shape) for power in range(self._doublings(rows, shape))]
+                for rows, shape in missing
+            ]
         else:
             calls = [
                 (rows << power, *shape)
@@ -457,16 +443,7 @@ class Surface:
             call_s = next(
                 each for each, own_s in zip(doubled, each_s, strict=True) if own_s <= CLOSE * least_s
             )
-            self._company[rows, shape] = least_s, call_s
-            self._single[rows, shape] = doubled[0]
-
-    def _doubled(self, rows: int, shape: Sizes) -> list[float]:
-        """Return the seconds of a request alone, with one like it, with three, and so on."""
-        doublings = self._doublings(rows, shape)
-        if doublings < FEW or self._row_calls is not None:
-            return [self._one(rows << power, shape) for power in range(doublings)]
-        line = self.row_seconds([shape])[0]
-        return [float(line[rows << power]) for power in range(doublings)]
+            self._company[rows, shape] = least_s, call_s, doubled[0]
 
     def _doublings(self, rows: int, shape: Sizes) -> int:
         """How often a request's like may join it: 1, 2, 4, ... A request without elements stays alone."""
@@ -480,16 +457,15 @@ class Surface:
         A request is batched with as many of its like as pays.
         """
         self.expect([(rows, shape)])
-        own_s, call_s = self._company[rows, shape]
+        own_s, call_s, _ = self._company[rows, shape]
         most_s = self.most_s(rows, shape)
         return min(own_s, most_s), min(call_s, most_s)
 
     def _remembered(self) -> dict[Sizes, Floats]:
         """Forget predictions of another version, or all where they are too many; return those by shape and rows."""
-        too_many = len(self._rows) * self.profile.max_batch + len(self._single) > _MOST_SECONDS
+        too_many = len(self._rows) * self.profile.max_batch + len(self._company) > _MOST_SECONDS
         if self._version != self.kind.version or too_many:
             self._rows.clear()
-            self._single.clear()
             self._company.clear()
             self._version = self.kind.version
         return self._rows
