@@ -20,7 +20,7 @@ USES = 8
 """Batches among which a new shape's preparation is divided when batches are compared: what has come once will come again, so
 that a new shape is an investment. Charged in full, a queue would keep to the few small shapes that are known already."""
 _REMEMBERED = 2048
-"""Sizess whose costs are remembered, at most; then all are forgotten."""
+"""Shapes whose costs are remembered, at most; then all are forgotten."""
 _NOTHING = np.zeros(1)
 NEAR_BEST = 1.01
 """A number of equal rows whose seconds per row are so near the least fills a batch."""
@@ -227,16 +227,9 @@ class CallCosts:
         new = self._new.get(shape)
         if new is None:
             count = self.profile.max_batch + 1
-            prepared = [self._preparation_s(max(1, rows), shape) for rows in range(count)]
+            prepared = [self.call(max(1, rows), shape).preparation_s / USES for rows in range(count)]
             new = self._new[shape] = np.array(prepared)
         return new
-
-    def _preparation_s(self, rows: int, shape: Sizes) -> float:
-        call_rows, call_shape = (rows, shape) if self.sizes is None else self.sizes.call_sizes(rows, shape)
-        surface = self.surface
-        if self._statics and self._static(rows, shape, surface.second(call_rows, call_shape)) is not None:
-            return 0.0
-        return surface.preparation_s(call_rows, call_shape) / USES
 
 
 class CallBytes:

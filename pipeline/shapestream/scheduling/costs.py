@@ -45,9 +45,6 @@ class _Model:
     request_s: float | None = None
     """Running mean of a request's share of them."""
 
-    def __post_init__(self) -> None:
-        self.bytes = CallBytes(self.profile, self.rounding)
-
     def parted(self, sizes: Sizes) -> tuple[int, Sizes]:
         """Part sizes into rows and shape."""
         return (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
@@ -79,7 +76,7 @@ class CostModel:
             model.rounding = ShapeRounding(
                 profile, lambda rows, shapes: self._surface(model).seconds(rows, shapes)
             )
-            model.bytes = CallBytes(profile, model.rounding)
+        model.bytes = CallBytes(profile, model.rounding)
         if SizeSteps.suits(profile):
             model.steps = SizeSteps(profile, lambda: self._surface(model))
         for slot, joined in self._joined.items():

@@ -389,8 +389,8 @@ class Surface:
             self._rows.update([(shape, line) for shape, line in lines if line is not None])
             missing = [shape for shape, line in lines if line is None]
         if missing:
-            wide = np.repeat(_integers(missing), number, axis=0)
-            found = self.seconds(np.tile(np.arange(number), len(missing)), wide)
+            _, wide = _parted([(0, *shape) for shape in missing])
+            found = self.seconds(np.tile(np.arange(number), len(missing)), np.repeat(wide, number, axis=0))
             self._rows.update(zip(missing, found.reshape(len(missing), number), strict=True))
         return [known[shape] for shape in shapes]
 
@@ -475,10 +475,7 @@ class Surface:
 
         No price is higher: callers claim sizes, and what lies beyond all that was measured is a guess without end.
         """
-        number = (
-            1.0 if self._row_calls is None else float(self._row_calls.counts(_parted([(rows,)])[0]).sum())
-        )
-        return number * self.kind.longest_s
+        return sum([times for times, _ in self.calls(rows, shape)]) * self.kind.longest_s
 
     def calls(self, rows: int, shape: Sizes) -> Calls:
         """Return how many calls of which sizes such a batch takes."""
@@ -526,13 +523,7 @@ class Surface:
         return self._known.keys()
 
 
-def _integers(sizes: Sequence[Sizes]) -> Integers:
-    """Return an array (n, d) of claimed sizes, none larger than 64 bits hold."""
-    bounded = [[min(size, _MOST_SIZE) for size in own] for own in sizes]
-    return np.array(bounded, np.intp).reshape(len(sizes), len(sizes[0]))
-
-
 def _parted(calls: Sequence[Sizes]) -> tuple[Integers, Integers]:
-    """Return the rows (n,) and shapes (n, d) of calls (rows, *shape)."""
-    sizes = _integers(calls)
-    return sizes[:, 0], sizes[:, 1:]
+    """Return the rows (n,) and shapes (n, d) of calls (rows, *shape), whose sizes may be claimed beyond 64 bits."""
+    bounded = np.array([[min(size, _MOST_SIZE) for size in own] for own in calls], np.intp)
+    return bounded[:, 0], bounded[:, 1:]
