@@ -137,7 +137,7 @@ class Server:
         if local is not None:
             socket = local.listen()
             self._local_port = WorkerPort(
-                Outgoing(socket, "slots", self._counters, WORKER_LIMITS),
+                Outgoing(socket, "slots", self._counters, WORKER_LIMITS, local.handover),
                 self._dispatcher,
                 self._models,
                 self._availability,
