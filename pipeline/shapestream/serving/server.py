@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 import trio
 
-from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
 from shapestream.serving.availability import Availability
