@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -275,16 +275,20 @@ class ServedModels:
         return name in self._expected
 
     def add_all(
-        self, signatures: Mapping[str, ModelSignature], digests: Mapping[str, str] | None = None
+        self,
+        signatures: Mapping[str, ModelSignature],
+        digests: Mapping[str, str] | None = None,
+        once: Collection[str] = (),
     ) -> list[ServedModel]:
-        """Takes the models of a worker, all or none, and the digests of their files. Returns those that are new.
+        """Take the models of a worker, all or none, and the digests of their files. Returns those that are new.
 
+        `once` names the models whose requests must not run twice, beside those that the configuration says it of.
         Raises ConfigurationError when one is known with another signature, or cannot travel on the wire, and when
         there would be more than `MAX_MODELS`: a model is never forgotten, so workers could fill the memory with them.
         """
         new: list[ServedModel] = []
         for name, signature in signatures.items():
-            model = self._checked(len(self.by_number) + len(new), name, signature)
+            model = self._checked(len(self.by_number) + len(new), name, signature, name in once)
             if model is not None:
                 new.append(model)
         if len(self.by_number) + len(new) > MAX_MODELS:
@@ -298,7 +302,7 @@ class ServedModels:
             self.digests.setdefault(name, digest)
         return new
 
-    def _checked(self, number: int, name: str, signature: ModelSignature) -> ServedModel | None:
+    def _checked(self, number: int, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
         """The model to be, or None if it is known already."""
         if name != signature.name:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
@@ -315,5 +319,14 @@ class ServedModels:
                     "(restart the server to change it, or give the model another name)"
                 )
                 raise ConfigurationError([text])
+            if once and known.profile.idempotent:
+                text = (
+                    f"requests of model {name!r} may run twice here, and this worker forbids it "
+                    '(set "idempotent: false" in the server\'s file, and restart the server)'
+                )
+                raise ConfigurationError([text])
             return None
-        return ServedModel(number, name, signature, self._expected.get(name) or ModelSettings(name=name))
+        settings = self._expected.get(name) or ModelSettings(name=name)
+        if once:
+            settings = settings.model_copy(update={"idempotent": False})
+        return ServedModel(number, name, signature, settings)

@@ -355,7 +355,7 @@ class WorkerPort:
             if served := self._models.other_files(offer.models, offer.digests):
                 self._refuse_other_files(peer, hello, served, offer, now)
                 return
-            added = self._models.add_all(offer.models, offer.digests)
+            added = self._models.add_all(offer.models, offer.digests, hello.once)
         except (GreetingRefused, ConfigurationError) as error:
             self._refuse(peer, None, hello, error, now)
             return

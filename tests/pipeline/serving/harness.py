@@ -45,10 +45,10 @@ class Running:
         await peer.open_session(client, model)
         return peer
 
-    async def joined(self, name: str = "w", slots: int = 1) -> RawPeer:
-        """A worker that was welcomed."""
+    async def joined(self, name: str = "w", slots: int = 1, **said: Any) -> RawPeer:
+        """A worker that was welcomed; `said` is the rest of its greeting."""
         peer = self.worker()
-        await peer.join_as_worker(name, slots)
+        await peer.join_as_worker(name, slots, **said)
         return peer
 
     async def client_and_worker(self) -> tuple[RawPeer, RawPeer]:
