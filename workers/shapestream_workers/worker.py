@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError
-from shapestream.serving.slot_threads import News, Slots, ThreadEnded
+from shapestream.serving.slot_threads import News, SlotThreads, ThreadEnded
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import WORKER_LIMITS
@@ -53,7 +53,7 @@ class Worker:
     def __init__(
         self,
         name: str,
-        slots: Slots,
+        slots: SlotThreads,
         connect: Callable[[], Connection],
         *,
         ready: Callable[[], None] = lambda: None,

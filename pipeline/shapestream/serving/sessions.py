@@ -111,7 +111,7 @@ class Session(Link):
     ) -> None:
         super().__init__(peer, now)
         self.heard_by = peer
-        """The routing id of its last connection, also when that is gone and `peer` is None: what came by it may be unread."""
+        """The routing id of its last connection. Once that is gone `peer` is None, and what came by it may be unread."""
         self.number = number
         """The scheduler's number of the owner of a fair share: this session, or its key."""
         self.key_use = key_use

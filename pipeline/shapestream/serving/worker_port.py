@@ -32,8 +32,8 @@ from shapestream.serving.slot_threads import (
     News,
     SessionBroken,
     SlotIdle,
-    Slots,
     SlotSession,
+    SlotThreads,
     ThreadEnded,
 )
 from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker
@@ -127,7 +127,7 @@ class WorkerPort:
         settings: ServerSettings,
         *,
         epoch: bytes,
-        own: Slots | None = None,
+        own: SlotThreads | None = None,
     ) -> None:
         """`own`: the slots of this process, whose port this is."""
         self.outgoing = outgoing
