@@ -210,8 +210,8 @@ class ClientPort:
         except ShapeError as error:
             self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
             return False
-        except Unavailable as error:
-            self._fail(session, sequence, error.code, error.message)
+        if (why := self._models.unavailable.get(model.name)) is not None:
+            self._fail(session, sequence, Unavailable.code, why)
             return False
         nbytes, most = shape.total_nbytes, self._settings.window_bytes
         if nbytes > most:

@@ -9,14 +9,13 @@ from typing import Any
 
 import structlog
 
-from shapestream.errors import ConfigurationError, Unavailable
+from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.layout import Layout, RequestShape
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import BATCH, InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
@@ -43,15 +42,7 @@ _BATCH_BYTES = 64 * 1024
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
-    __slots__ = (
-        "_description",
-        "_known",
-        "name",
-        "number",
-        "profile",
-        "signature",
-        "unavailable",
-    )
+    __slots__ = ("_description", "name", "number", "profile", "resolve", "signature")
 
     def __init__(self, number: int, name: str, signature: ModelSignature, settings: ModelSettings) -> None:
         self.number = number
@@ -59,28 +50,11 @@ class ServedModel:
         self.signature = signature
         self.profile = _profile(name, signature, settings)
         self._description: dict[str, Any] | None = None
-        self._known = Memo(self._resolve)
-        self.unavailable: str | None = None
-        """Why every request is refused, if it is; set by `ServedModels`."""
-
-    def resolve(self, layout: Layout) -> RequestShape:
-        """`ModelSignature.resolve`, one look-up for a layout that was seen before.
+        self.resolve = Memo(signature.resolve)
+        """`ModelSignature.resolve`, one look-up for a layout that was seen before; raises ShapeError.
 
         Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
-        Raises ShapeError, and Unavailable while all requests are refused.
         """
-        return self._known(layout)
-
-    def _resolve(self, layout: Layout) -> RequestShape:
-        shape = self.signature.resolve(layout)
-        if self.unavailable is not None:
-            raise Unavailable(self.unavailable)
-        return shape
-
-    def refuse_all(self, why: str | None) -> None:
-        """From now on, or no longer: every request ends as `unavailable`. Asked only of layouts that are looked at anew."""
-        self.unavailable = why
-        self._known = Memo(self._resolve)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -220,7 +194,7 @@ class ServedModels:
         self._by_name: dict[str, ServedModel] = {}
         self.by_number: list[ServedModel] = []
         self.unavailable: dict[str, str] = {}
-        """Models that were given up, by name, and why."""
+        """Models whose requests are refused, by name, and why; `Availability` keeps it."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_number)
@@ -242,18 +216,6 @@ class ServedModels:
         """The models of these that a worker has read from other files than those served, with the latter's digest."""
         served = ((name, self.digests.get(name)) for name in names)
         return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
-
-    def make_unavailable(self, name: str, why: str) -> None:
-        """Refuse requests for this model from now on."""
-        self.unavailable[name] = why
-        if name in self._by_name:
-            self._by_name[name].refuse_all(why)
-
-    def available_again(self, name: str) -> None:
-        """Accept requests for this model again."""
-        del self.unavailable[name]
-        if name in self._by_name:
-            self._by_name[name].refuse_all(None)
 
     @property
     def promised(self) -> list[str]:
