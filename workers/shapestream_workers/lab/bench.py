@@ -20,7 +20,8 @@ from typing import Any
 import trio
 import yaml
 
-from shapestream.client.trio_client import Client, connect
+from shapestream.client.async_face import Client
+from shapestream.client.trio_client import connect
 from shapestream.errors import RequestError, Unavailable
 from shapestream.settings import LoadedSettings, Location, ModelSettings, WorkerGroupSettings
 from shapestream_engine.machine import divide_cpus, resident_bytes
