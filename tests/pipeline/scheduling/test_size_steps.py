@@ -177,7 +177,7 @@ def test_rounding_saves_first_calls_and_time() -> None:
     goodput."""
     pictures = endless(2000, seed=1)
     rounded, plain = (simulated(replace(PICTURES, free_sizes=free), pictures) for free in (True, False))
-    assert 3 * rounded.slots.preparations < plain.slots.preparations
+    assert 3 * rounded.preparations < plain.preparations
     assert 1.25 * rounded.ended_s < plain.ended_s
 
 
@@ -196,8 +196,8 @@ def test_padding_is_counted_from_a_requests_own_size() -> None:
             in_flight=16,
         ),
     )
-    padded = result.slots.computed - result.slots.useful
-    assert pytest.approx(padded / result.slots.computed) == scheduler.statistics().padding_ratio
+    padded = result.computed - result.useful
+    assert pytest.approx(padded / result.computed) == scheduler.statistics().padding_ratio
 
 
 def test_a_request_that_fails_rounded_up_is_tried_at_its_own_sizes(stage: Stage) -> None:
