@@ -7,6 +7,7 @@ Event, level and keys come from the code; the last column is the page's own and 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,12 @@ ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).parent / "logging.md"
 BEGIN = "<!-- written by docs/log_events.py; the last column by hand -->\n"
 END = "<!-- end of what docs/log_events.py writes -->\n"
-HEAD = "| event | level | keys | meaning, and what to do |\n|---|---|---|---|\n"
+HEAD = "| event, with its keys | meaning, and what to do |\n|---|---|\n"
 LEVELS = ("error", "warning", "info", "debug")
 """The order of the rows."""
 METHODS = dict(zip(LEVELS, LEVELS, strict=True), exception="error")
 """Levels by the log's methods."""
-COMMON = {"like_it_before", "exc_info"}
+COMMON = {"like_it_before", "exc_info", "why", "advice", "what"}
 """Keys that the page explains once."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -98,21 +99,22 @@ def _text(value: ast.expr) -> str | None:
 
 
 def meanings(page: str) -> dict[str, str]:
-    """The last column of the page's table, by event."""
-    rows = page.partition(BEGIN)[2].partition(END)[0].removeprefix(HEAD).splitlines()
-    cells = [row.strip("|").split(" | ", 3) for row in rows]
-    return {cell[0].strip().strip("`"): cell[3].strip() for cell in cells}
+    """The last column of the page's tables, by event."""
+    rows = re.findall(r"^\| `(.+?)`.*? \| (.*) \|$", page.partition(BEGIN)[2].partition(END)[0], re.MULTILINE)
+    return dict(rows)
 
 
 def updated(page: str) -> str:
-    """A page with the events of the present code."""
+    """A page with the events of the present code: one table per level."""
     before, _, rest = page.partition(BEGIN)
     kept = meanings(page)
-    rows = [
-        f"| `{name}` | {event.level} | {', '.join(f'`{key}`' for key in event.keys)} | {kept.get(name, '')} |\n"
-        for name, event in events().items()
-    ]
-    return before + BEGIN + HEAD + "".join(rows) + END + rest.partition(END)[2]
+    tables = dict.fromkeys(LEVELS, "")
+    for name, event in events().items():
+        level, *others = event.level.split(", ")
+        facts = "; ".join(filter(None, ["".join(f"also {other}" for other in others), ", ".join(event.keys)]))
+        tables[level] += f"| `{name}`{facts and f' ({facts})'} | {kept.get(name, '')} |\n"
+    written = "".join(f"\n### {level}\n\n{HEAD}{rows}" for level, rows in tables.items())
+    return before + BEGIN + written + "\n" + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

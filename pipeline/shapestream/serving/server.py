@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 import trio
 
-from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
 from shapestream.serving.availability import Availability
@@ -137,7 +137,7 @@ class Server:
         if local is not None:
             socket = local.listen()
             self._local_port = WorkerPort(
-                Outgoing(socket, "slots", self._counters, WORKER_LIMITS),
+                Outgoing(socket, "slots", self._counters, WORKER_LIMITS, local.handover),
                 self._dispatcher,
                 self._models,
                 self._availability,

@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError, RequestError, TransportError
+from shapestream.serving.handover import Handover
 from shapestream.telemetry.logging import debug_enabled
 from shapestream.transport.blocking_dealer import BlockingDealer, Wake
 from shapestream.transport.interface import Message, PeerSocket
@@ -32,9 +33,9 @@ from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream_engine.batch import BatchReport, ErrorCode
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer
-from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
@@ -120,6 +121,10 @@ class Slots(Protocol):
     def listen(self) -> PeerSocket:
         """A private port that these slots dial, for a server in this process."""
 
+    @property
+    def handover(self) -> Handover | None:
+        """How entries travel over that port; None: as bytes."""
+
     def start(self, tell: Callable[[News], None]) -> None:
         """Start them; news come by `tell`, in the event loop, never within another call."""
 
@@ -160,6 +165,8 @@ class SlotThreads:
         }
         self._compiled = models
         self._dial = dial
+        self.handover: Handover | None = None
+        """Set by `listen`."""
         self._threads: list[_SlotThread] = []
 
     @property
@@ -171,6 +178,7 @@ class SlotThreads:
         """A private port that these slots dial. Its name cannot be guessed: no key is asked for within a process."""
         address = f"inproc://shapestream-slots-{os.urandom(16).hex()}"
         self._dial = lambda wake: BlockingDealer(address, wake)
+        self.handover = Handover()
         socket = RouterSocket(options=SocketOptions(max_frames=WORKER_LIMITS.max_frames + 2))
         socket.bind(address)
         return socket
@@ -188,7 +196,9 @@ class SlotThreads:
 
         pools = {name: RequestPool(model, self.slots) for name, model in self._compiled.items()}
         for number in range(self.slots):
-            thread = _SlotThread(number, Runner(str(number), pools), self.models, self._dial, hand_over)
+            thread = _SlotThread(
+                number, Runner(str(number), pools), self.models, self._dial, hand_over, self.handover
+            )
             self._threads.append(thread)
             thread.start()
 
@@ -240,6 +250,7 @@ class _SlotThread(Thread):
         models: Mapping[str, ModelSignature],
         dial: Callable[[Wake], BlockingDealer],
         tell: Callable[[News], None],
+        handover: Handover | None,
     ) -> None:
         super().__init__(name=f"slot {number}", daemon=True)
         self._context = copy_context()
@@ -250,6 +261,7 @@ class _SlotThread(Thread):
         self._models = models
         self._dial = dial
         self._tell = tell
+        self._handover = handover
         self.wake = Wake()
         # Each of these is set by the event loop alone, and read by the thread.
         self._session: SlotSession | None = None
@@ -340,7 +352,11 @@ class _SlotThread(Thread):
     ) -> str | None:
         """Carry out a message, of which nothing is held afterwards; returns why the connection is of no use, if so."""
         try:
-            envelope = decode(frames, role=Role.WORKER, limits=WORKER_LIMITS)
+            envelope = (
+                decode(frames, role=Role.WORKER, limits=WORKER_LIMITS)
+                if self._handover is None
+                else self._handover.decode(frames)
+            )
         except ProtocolError as error:
             return f"the server sent what cannot be read: {error}"
         if envelope.bad:
@@ -385,7 +401,7 @@ class _SlotThread(Thread):
 
     def _say(self, socket: BlockingDealer, session: SlotSession, entry: Entry) -> bool:
         """Send an entry; False where there was no room for it, for as long as a silent server is waited for."""
-        frames = frames_of(entry)
+        frames = frames_of(entry) if self._handover is None else self._handover.pack([entry])[0]
         while self._session is session and not socket.send(frames, session.silence_s):
             if self._session is session and session.silence_s is not None:
                 return False

@@ -132,8 +132,12 @@ class WorkerPort:
         """`own`: the slots of this process, whose port this is."""
         self.outgoing = outgoing
         self._socket = outgoing.socket
+        handover = None if own is None else own.handover
         self._inbox = Inbox(
-            outgoing.socket, _decode, window_entries=MOST_UNREAD, window_bytes=MOST_UNREAD_BYTES
+            outgoing.socket,
+            _decode if handover is None else handover.decode,
+            window_entries=MOST_UNREAD,
+            window_bytes=MOST_UNREAD_BYTES,
         )
         self._dispatcher = dispatcher
         self._models = models

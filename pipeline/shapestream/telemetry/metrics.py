@@ -421,8 +421,8 @@ METRICS: tuple[Metric, ...] = (
 
 def table() -> str:
     """The metrics as the Markdown table of docs/metrics.md."""
-    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    lines = ["| metric | type | meaning |", "|---|---|---|"]
     for metric in METRICS:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+        labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
+        lines.append(f"| `{metric.name}{labels}` | {metric.kind} | {metric.help} |")
     return "\n".join(lines)

@@ -14,7 +14,8 @@ from time import monotonic
 
 import trio
 
-from shapestream.client.trio_client import Client, connect
+from shapestream.client.async_face import Client
+from shapestream.client.trio_client import connect
 from shapestream.errors import RequestError, Unavailable
 
 GRACE_S = 5.0
