@@ -23,7 +23,8 @@ from math import inf, prod
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.probation import Probation
-from shapestream.scheduling.rounding import ShapeRounding, SizeSteps
+from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.size_steps import SizeSteps
 from shapestream.scheduling.state import QUEUED, RERUN, SUSPECT, Request, RequestState, Slot
 
 

@@ -45,7 +45,7 @@ from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.planner import Cut, Plan, plan_batch, portion, together, unplanned
+from shapestream.scheduling.planner import Cut, Plan, batch_of, plan_batch, portion, unplanned
 from shapestream.scheduling.queueing import ModelQueue, Queues
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.state import RERUN, RUNNING, Batch, BatchState, Request, Slot, SlotTable, Trial
@@ -493,9 +493,9 @@ class Scheduler:
 
         def plan() -> Cut:
             if again:
-                return together(group, costs)
+                return batch_of(group, costs)
             if queue.count == 1 or not queue.has_batch:
-                return together(group, costs, request.bucket)
+                return batch_of(group, costs, request.bucket)
             return self._planned(request, slot, costs, speed, now)
 
         cut, predicted_s = self._cut(plan, group, costs, speed, actions)
@@ -521,7 +521,7 @@ class Scheduler:
         if len(cut.members) > 1 and queue.probation:
             company = queue.probation.company(anchor, cut.members)
             if len(company) < len(cut.members):
-                return together(company, costs)
+                return batch_of(company, costs)
         return cut
 
     def _cut(
@@ -555,7 +555,7 @@ class Scheduler:
         costs = self._costs.call_costs(name, slot.id)
         request, accused = queue.take_suspect()
         speed = self._costs.speed(name, slot.id)
-        cut, predicted_s = self._cut(lambda: together([request], costs), [request], costs, speed, actions)
+        cut, predicted_s = self._cut(lambda: batch_of([request], costs), [request], costs, speed, actions)
         trial = Trial.ACCUSED if accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 

@@ -11,8 +11,8 @@ from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelAdded, ModelProfile, SlotLeft
-from shapestream.scheduling.rounding import SizeSteps
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.scheduling.size_steps import SizeSteps
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import Scenario, Simulated, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
@@ -178,7 +178,7 @@ def test_rounding_saves_first_calls_and_time() -> None:
     goodput."""
     pictures = endless(2000, seed=1)
     rounded, plain = (simulated(replace(PICTURES, free_sizes=free), pictures) for free in (True, False))
-    assert 3 * rounded.slots.preparations < plain.slots.preparations
+    assert 3 * rounded.preparations < plain.preparations
     assert 1.25 * rounded.ended_s < plain.ended_s
 
 
