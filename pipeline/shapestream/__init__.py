@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from shapestream import aio, blocking
+from shapestream.client.async_face import Client, Stream
 from shapestream.client.results import Failed, Result
-from shapestream.client.trio_client import Client, Stream, connect
+from shapestream.client.trio_client import connect
 from shapestream.errors import (
     AlreadyAnswered,
     Cancelled,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from shapestream.client.aio_client import Client, Stream, connect
+from shapestream.client.aio_client import connect
+from shapestream.client.async_face import Client, Stream
 
 __all__ = ["Client", "Stream", "connect"]

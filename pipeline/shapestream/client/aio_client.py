@@ -7,20 +7,19 @@ The core runs in a thread of its own, under trio. The tickets that it finishes i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from shapestream.client.async_face import AsyncClient, AsyncStream, connecting, require_asyncio
+from shapestream.client.async_face import Client, connecting
 from shapestream.client.connector import Address, connector_for
-from shapestream.client.core import BackgroundCore, Core, Withdraw, software
+from shapestream.client.core import Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
-from shapestream.client.results import Result
-from shapestream.client.streaming import Item, ItemT, StreamOptions
-from shapestream.client.tickets import AnyTicket, Question, WelcomeTicket, deadline_at, hand_back, outcome_of
+from shapestream.client.tickets import AnyTicket, Question, hand_back
 
 
-@connecting("shapestream.aio")
+@connecting("asyncio")
 async def connect(
     address: Address,
     *,
@@ -44,35 +43,33 @@ async def connect(
     Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
     keys that cannot be used, TypeError and ValueError for bad times, and RuntimeError outside of asyncio.
     """
-    loop = require_asyncio()
+    loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
     def in_loop(act: Any, *arguments: Any) -> None:
         try:
             loop.call_soon_threadsafe(act, *arguments)
         except RuntimeError:  # the loop was closed under us, and its tasks with it
-            background.core.stop()
+            core.stop()
 
-    background = BackgroundCore(
+    core = Core(
         connector_for(address, key=key, server_key=server_key),
         software=software("asyncio"),
         settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
+        clock=time.monotonic,
         deliver=lambda tickets: in_loop(hand_back, tickets),
-        ended=lambda: in_loop(ended.set),
         is_abandoned=loop.is_closed,
     )
-    background.start()
+    thread = CoreThread(core, ended=lambda: in_loop(ended.set))
+    thread.start()
     try:
-        core = background.core
-        call = _Call(core)
-        welcome = WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))
-        await call.ask(welcome)
-        outcome_of(welcome, bool)
-        yield Client(core)
+        client = Client(core, _Loop())
+        await client._welcome(connect_timeout)
+        yield client
     finally:
-        background.stop()
+        core.stop()
         await ended.wait()
-        background.check()
+        thread.check()
 
 
 class _Call:
@@ -112,33 +109,23 @@ class _Wakeup:
         await self._news.wait()
 
 
-class Stream(AsyncStream[ItemT]):
-    """A stream of results: `async with` it, then `async for` over it, in one task or several."""
+class _Loop:
+    """The waits and tasks of the running event loop."""
 
-    _producer: asyncio.Task[None] | None = None
+    current = staticmethod(asyncio.get_running_loop)
+    call = _Call
+    wakeup = _Wakeup
 
-    def _start_producer(self, pull: Coroutine[Any, Any, None]) -> None:
-        self._producer = asyncio.create_task(pull)
+    async def checkpoint(self) -> None:
+        """Do nothing: asyncio raises where a task waits."""
 
-    async def _end_producer(self) -> None:
-        if self._producer is not None:
-            self._producer.cancel()
+    def start(self, pull: Coroutine[Any, Any, None]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Run a producer in a task; the returned function cancels it, and waits for its end."""
+        task = asyncio.create_task(pull)
+
+        async def end() -> None:
+            task.cancel()
             # Returns when the task has ended, and does not raise its error: the stream has told its own.
-            await asyncio.wait([self._producer])
+            await asyncio.wait([task])
 
-
-class Client(AsyncClient[Stream[Result], Stream[Item]]):
-    """A connected client, for any number of tasks of one event loop. Made by `connect`."""
-
-    def __init__(self, core: Core) -> None:
-        super().__init__(
-            core,
-            call=_Call,
-            wakeup=_Wakeup,
-            current_loop=asyncio.get_running_loop,
-        )
-
-    def _stream(
-        self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
-    ) -> Stream[Any]:
-        return Stream(self, model, source, options)
+        return end

@@ -1,4 +1,4 @@
-"""The trio and the asyncio face: all that the two share. Each face adds how a task waits, and how a producer's task runs.
+"""The client of the trio and the asyncio face. Each face adds `connect` and an `EventLoop`: how tasks wait and run there.
 
 `connect` and `stream` are entered with `async with`. The wrong keyword and the wrong event loop are the first mistakes with
 an async library, and Python's own errors name neither the right keyword nor the right face: the errors here do.
@@ -7,7 +7,7 @@ an async library, and Python's own errors name neither the right keyword nor the
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+import queue
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
@@ -21,34 +21,36 @@ from typing import (
     ParamSpec,
     Protocol,
     Self,
-    TypeVar,
+    TypeAlias,
     overload,
 )
 
 import trio
 
 from shapestream.client.core import Core
-from shapestream.client.models import OpenedModel, OpenModels
+from shapestream.client.models import Model
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
+    Item,
     ItemT,
     Nothing,
     OnError,
     StreamOptions,
     StreamState,
     TaskPermits,
-    ThreadPermits,
     Wakeup,
     pull_async,
     start_pulling,
 )
 from shapestream.client.tickets import (
     AnyTicket,
-    ModelHandle,
+    Kind,
     OpenTicket,
     Owner,
     Question,
+    RequestTicket,
     StatisticsTicket,
+    WelcomeTicket,
     checked_name,
     checked_priority,
     deadline_at,
@@ -60,12 +62,11 @@ from shapestream_engine.signature import ModelSignature
 _WAY_IN = "async with client.stream(…) as results"
 """The code that enters a stream, for messages."""
 
-StreamOfResults = TypeVar("StreamOfResults", covariant=True)
-"""A stream that raises failures."""
-StreamOfItems = TypeVar("StreamOfItems", covariant=True)
-"""A stream that gives failures as items."""
+_FACES = {"trio": "shapestream", "asyncio": "shapestream.aio", None: "shapestream.blocking"}
+"""The face for each event loop, and for none."""
+
 P = ParamSpec("P")
-ClientT = TypeVar("ClientT", covariant=True)
+Library: TypeAlias = Literal["trio", "asyncio"]
 
 
 class AsyncEntered:
@@ -89,14 +90,16 @@ class AsyncEntered:
             raise TypeError(f"this is entered with async with: {self._way_in}")
 
 
-class Connecting(AsyncEntered, Generic[ClientT]):
+class Connecting(AsyncEntered):
     """A client to be, before `async with` and for its block."""
 
-    def __init__(self, inner: AbstractAsyncContextManager[ClientT], face: str) -> None:
+    def __init__(self, inner: AbstractAsyncContextManager[Client], library: Library) -> None:
         self._inner = inner
-        self._way_in = f"async with {face}.connect(…) as client"
+        self._library = library
+        self._way_in = f"async with {_FACES[library]}.connect(…) as client"
 
-    async def __aenter__(self) -> ClientT:
+    async def __aenter__(self) -> Client:
+        _require(self._library)
         return await self._inner.__aenter__()
 
     async def __aexit__(
@@ -111,53 +114,40 @@ class Connecting(AsyncEntered, Generic[ClientT]):
 
 
 def connecting(
-    face: str,
-) -> Callable[[Callable[P, AsyncIterator[ClientT]]], Callable[P, Connecting[ClientT]]]:
-    """Make a generator function the `connect` of this face."""
+    library: Library,
+) -> Callable[[Callable[P, AsyncIterator[Client]]], Callable[P, Connecting]]:
+    """Make a generator function the `connect` of the face for this library's event loop."""
 
-    def decorate(connect: Callable[P, AsyncIterator[ClientT]]) -> Callable[P, Connecting[ClientT]]:
+    def decorate(connect: Callable[P, AsyncIterator[Client]]) -> Callable[P, Connecting]:
         manager = asynccontextmanager(connect)
 
         @wraps(connect)
-        def call(*arguments: P.args, **options: P.kwargs) -> Connecting[ClientT]:
-            return Connecting(manager(*arguments, **options), face)
+        def call(*arguments: P.args, **options: P.kwargs) -> Connecting:
+            return Connecting(manager(*arguments, **options), library)
 
         return call
 
     return decorate
 
 
-def require_trio() -> None:
-    """Raise RuntimeError outside of trio, naming the face for the loop that runs."""
-    if not _in_trio():
-        instead = "shapestream.aio.connect" if _in_asyncio() else "shapestream.blocking.connect"
-        runs = "asyncio runs here, as it does in notebooks" if _in_asyncio() else "no trio runs here"
-        raise RuntimeError(f"shapestream.connect is for trio, and {runs}; use {instead}")
+def _require(library: Library) -> None:
+    """Raise RuntimeError where another event loop runs, or none, and name the face for that."""
+    running = _running_library()
+    if running != library:
+        habitat = ", as it does in notebooks" if running == "asyncio" else ""
+        runs = f"{running} runs here{habitat}" if running else f"no {library} runs here"
+        face = f"{_FACES[library]}.connect is for {library}"
+        raise RuntimeError(f"{face}, and {runs}; use {_FACES[running]}.connect")
 
 
-def require_asyncio() -> asyncio.AbstractEventLoop:
-    """The running event loop; raises RuntimeError outside of asyncio, naming the right face."""
-    if not _in_asyncio():
-        instead = "shapestream.connect" if _in_trio() else "shapestream.blocking.connect"
-        runs = "trio runs here" if _in_trio() else "no asyncio runs here"
-        raise RuntimeError(f"shapestream.aio.connect is for asyncio, and {runs}; use {instead}")
-    return asyncio.get_running_loop()
-
-
-def _in_trio() -> bool:
-    try:
-        trio.lowlevel.current_task()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _in_asyncio() -> bool:
+def _running_library() -> Library | None:
+    if trio.lowlevel.in_trio_task():
+        return "trio"
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
+    return "asyncio"
 
 
 class AsyncCall(Owner, Protocol):
@@ -167,30 +157,38 @@ class AsyncCall(Owner, Protocol):
         """Wait until the ticket is finished; when cancelled, the ticket is withdrawn."""
 
 
-class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
+class EventLoop(Protocol):
+    """The waits and tasks of one event loop."""
+
+    def current(self) -> object:
+        """The running event loop; raises RuntimeError where there is none."""
+
+    def call(self, core: Core) -> AsyncCall:
+        """A call of the present task."""
+
+    def wakeup(self) -> Wakeup:
+        """Tasks that wait for news; none yet."""
+
+    async def checkpoint(self) -> None:
+        """Raise where the task is cancelled, under an event loop that wants such points."""
+
+    def start(self, pull: Coroutine[Any, Any, None]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Run a producer in a task; the returned function cancels it, and waits for its end."""
+
+
+class Client:
     """A connected client, for any number of tasks of one event loop. Made by `connect`."""
 
-    def __init__(
-        self,
-        core: Core,
-        *,
-        call: Callable[[Core], AsyncCall],
-        wakeup: Callable[[], Wakeup],
-        current_loop: Callable[[], object],
-    ) -> None:
-        """`current_loop` gives the running event loop, and raises RuntimeError where there is none."""
+    def __init__(self, core: Core, loop: EventLoop) -> None:
         self._core = core
-        self._call = call
-        self._wakeup = wakeup
-        self._models = OpenModels()
-        self._current_loop = current_loop
-        self._loop = current_loop()
+        self._loop = loop
+        self._home = loop.current()
 
     def _check_loop(self) -> None:
         """Raise RuntimeError where no answer would ever arrive: outside the loop, or the process, that connected."""
         self._core.check_process()
         try:
-            here = self._current_loop() is self._loop
+            here = self._loop.current() is self._home
         except RuntimeError:
             here = False
         if not here:
@@ -219,9 +217,12 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         self._check_loop()
         priority = checked_priority(priority)
         due = deadline_at(self._core.clock, deadline)
-        opened = self._models.get(model) or await self._open(model, due)
-        call = self._call(self._core)
-        ticket = opened.request(call, inputs, deadline=due, priority=priority)
+        opened = self._core.model(model) or await self._open(model, due)
+        tensors, nbytes = opened.encode(inputs)
+        call = self._loop.call(self._core)
+        ticket = RequestTicket(
+            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority
+        )
         await call.ask(ticket)
         return Result(None, outcome_of(ticket, Answer), opened.outputs)
 
@@ -236,7 +237,7 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         on_error: Literal["raise"] = "raise",
         deadline: float | None = None,
         priority: int = 0,
-    ) -> StreamOfResults: ...
+    ) -> Stream[Result]: ...
 
     @overload
     def stream(
@@ -249,7 +250,7 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         on_error: Literal["yield"],
         deadline: float | None = None,
         priority: int = 0,
-    ) -> StreamOfItems: ...
+    ) -> Stream[Item]: ...
 
     def stream(
         self,
@@ -261,7 +262,7 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         on_error: OnError = "raise",
         deadline: float | None = None,
         priority: int = 0,
-    ) -> StreamOfResults | StreamOfItems:
+    ) -> Stream[Result] | Stream[Item]:
         """Run `model` on everything that `source` gives: `async with client.stream(…) as results`.
 
         `source` is an iterable, pulled in a thread, or an async one, pulled in a task; of inputs, or of `(key, inputs)`.
@@ -282,8 +283,7 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
             deadline=deadline,
             priority=priority,
         )
-        stream: StreamOfResults | StreamOfItems = self._stream(model, source, options)
-        return stream
+        return Stream(self, model, source, options)
 
     async def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
         """The inputs and outputs of `model`; asked for once, and then remembered.
@@ -294,7 +294,7 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         """
         self._check_loop()
         due = deadline_at(self._core.clock, deadline)
-        opened = self._models.get(model) or await self._open(model, due)
+        opened = self._core.model(model) or await self._open(model, due)
         return opened.signature
 
     async def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
@@ -304,32 +304,31 @@ class AsyncClient(ABC, Generic[StreamOfResults, StreamOfItems]):
         `RequestError` that fits; RuntimeError in another event loop or process.
         """
         self._check_loop()
-        call = self._call(self._core)
-        ticket = StatisticsTicket(call, deadline=deadline_at(self._core.clock, deadline))
+        due = deadline_at(self._core.clock, deadline)
+        return await self._ask(dict, StatisticsTicket, deadline=due)
+
+    async def _welcome(self, timeout_s: float) -> None:
+        """Wait until a server has answered; raises `Unavailable` where none does in time."""
+        await self._ask(bool, WelcomeTicket, deadline=deadline_at(self._core.clock, timeout_s))
+
+    async def _open(self, name: str, due: float | None) -> Model:
+        return await self._ask(Model, OpenTicket, deadline=due, name=checked_name(name))
+
+    async def _ask(self, kind: type[Kind], question: Callable[..., Question], **fields: Any) -> Kind:
+        call = self._loop.call(self._core)
+        ticket = question(call, **fields)
         await call.ask(ticket)
-        return outcome_of(ticket, dict)
-
-    async def _open(self, name: str, due: float | None) -> OpenedModel:
-        call = self._call(self._core)
-        ticket = OpenTicket(call, deadline=due, name=checked_name(name))
-        await call.ask(ticket)
-        return self._models.add(outcome_of(ticket, ModelHandle))
-
-    @abstractmethod
-    def _stream(self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions) -> Any:
-        """The face's own stream."""
+        return outcome_of(ticket, kind)
 
 
-class AsyncStream(AsyncEntered, ABC, Generic[ItemT]):
+class Stream(AsyncEntered, Generic[ItemT]):
     """A stream of results: `async with` it, then `async for` over it, in one task or several."""
 
     _way_in = _WAY_IN
-    _checkpoint: Callable[[], Coroutine[Any, Any, None]] | None = None
-    """Raises where the task is cancelled, before each item; under an event loop that wants no such points, None."""
 
     def __init__(
         self,
-        client: AsyncClient[Any, Any],
+        client: Client,
         model: str,
         source: Iterable[Any] | AsyncIterable[Any],
         options: StreamOptions,
@@ -339,32 +338,24 @@ class AsyncStream(AsyncEntered, ABC, Generic[ItemT]):
         self._source = source
         self._options = options
         self._state: _State[ItemT] | None = None
+        self._end_producer: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """None for a thread, which is not waited for: how long its `next()` takes is not known."""
 
     async def __aenter__(self) -> Self:
-        client = self._client
+        client, core, loop = self._client, self._client._core, self._client._loop
         client._check_loop()
-        opened = client._models.get(self._model) or await client._open(self._model, None)
+        opened = core.model(self._model) or await client._open(self._model, None)
         if isinstance(self._source, AsyncIterable):
-            permits = TaskPermits(client._wakeup())
-            state = self._begin(opened, permits)
-            self._start_producer(pull_async(self._source, state, permits, client._core.post))
+            permits = TaskPermits(loop.wakeup())
+            self._state = _State(loop.wakeup(), opened, self._options, permits.grant, core)
+            self._state.begin()
+            self._end_producer = loop.start(pull_async(self._source, self._state, permits))
         else:
-            thread_permits = ThreadPermits()
-            start_pulling(
-                self._source,
-                self._begin(opened, thread_permits),
-                thread_permits,
-                client._core.post,
-            )
+            granted: queue.SimpleQueue[int] = queue.SimpleQueue()
+            self._state = _State(loop.wakeup(), opened, self._options, granted.put, core)
+            self._state.begin()
+            start_pulling(self._source, self._state, granted)
         return self
-
-    def _begin(self, opened: OpenedModel, permits: TaskPermits | ThreadPermits) -> _State[ItemT]:
-        client = self._client
-        self._state = _State(
-            client._wakeup(), opened, self._options, permits, client._core.post, client._core.clock
-        )
-        self._state.begin()
-        return self._state
 
     def __aiter__(self) -> Self:
         return self
@@ -372,8 +363,7 @@ class AsyncStream(AsyncEntered, ABC, Generic[ItemT]):
     async def __anext__(self) -> ItemT:
         if self._state is None:
             raise RuntimeError(f"enter the stream first: {_WAY_IN}")
-        if self._checkpoint is not None:
-            await self._checkpoint()
+        await self._client._loop.checkpoint()
         while True:
             item = self._state.take()
             if item is Nothing.YET:
@@ -390,15 +380,8 @@ class AsyncStream(AsyncEntered, ABC, Generic[ItemT]):
         if self._state is not None:
             self._state.close()
             self._state.news.wake()
-            await self._end_producer()
-
-    @abstractmethod
-    def _start_producer(self, pull: Coroutine[Any, Any, None]) -> None:
-        """Run this coroutine in a task. A thread that pulls a plain iterable is not started here."""
-
-    @abstractmethod
-    async def _end_producer(self) -> None:
-        """Cancel the producer's task, if there is one, and wait for its end."""
+            if self._end_producer is not None:
+                await self._end_producer()
 
 
 class _State(StreamState[ItemT]):

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, overload
 
 from shapestream.client.connector import Address, connector_for
-from shapestream.client.core import BackgroundCore, Core, Withdraw, software
+from shapestream.client.core import Core, CoreThread, Withdraw, software
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import OpenedModel, OpenModels
+from shapestream.client.models import Model
 from shapestream.client.results import Result
 from shapestream.client.streaming import (
     Item,
@@ -27,20 +28,19 @@ from shapestream.client.streaming import (
     OnError,
     StreamOptions,
     StreamState,
-    ThreadPermits,
     start_pulling,
 )
 from shapestream.client.tickets import (
     AnyTicket,
-    ModelHandle,
+    Kind,
     OpenTicket,
     Question,
+    RequestTicket,
     StatisticsTicket,
     WelcomeTicket,
     checked_name,
     checked_priority,
     deadline_at,
-    hand_back,
     outcome_of,
 )
 from shapestream.wire.messages import Result as Answer
@@ -49,6 +49,8 @@ from shapestream_engine.signature import ModelSignature
 # A Ctrl-C interrupts a lock that is waited for, unless it comes just before: while this thread waits for the
 # interpreter, CPython notes the signal and then enters the wait without another look. So waits are cut this short.
 _LOOK_FOR_SIGNALS_S = 0.5
+# The background thread waits for nothing when it leaves: this bound is for a machine that hangs.
+_JOIN_S = 5.0
 
 
 def connect(
@@ -74,22 +76,18 @@ def connect(
     Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
     keys that cannot be used, TypeError and ValueError for bad times.
     """
-    background = BackgroundCore(
+    core = Core(
         connector_for(address, key=key, server_key=server_key),
         software=software("blocking"),
         settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
-        deliver=hand_back,
-        ended=lambda: None,
+        clock=time.monotonic,
     )
-    client = Client(background)
+    thread = CoreThread(core)
+    client = Client(core, thread)
     welcomed = False
     try:
-        background.start()
-        core = background.core
-        call = _Call(core)
-        welcome = WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))
-        call.ask(welcome)
-        outcome_of(welcome, bool)
+        thread.start()
+        client._ask(bool, WelcomeTicket, deadline=deadline_at(core.clock, connect_timeout))
         welcomed = True
     finally:
         if not welcomed:
@@ -100,12 +98,11 @@ def connect(
 class Client:
     """A connected client, for any number of threads. Made by `connect`."""
 
-    def __init__(self, background: BackgroundCore) -> None:
-        self._background = background
-        self._core: Core = background.core
-        self._models = OpenModels()
+    def __init__(self, core: Core, thread: CoreThread) -> None:
+        self._core = core
+        self._thread = thread
         # Not at the interpreter's end: the thread, a daemon, may then hold a lock without end.
-        weakref.finalize(self, _dropped, background).atexit = False
+        weakref.finalize(self, _dropped, core, thread).atexit = False
 
     def infer(
         self,
@@ -130,9 +127,12 @@ class Client:
         self._core.check_process()
         priority = checked_priority(priority)
         due = deadline_at(self._core.clock, deadline)
-        opened = self._models.get(model) or self._open(model, due)
+        opened = self._core.model(model) or self._open(model, due)
+        tensors, nbytes = opened.encode(inputs)
         call = _Call(self._core)
-        ticket = opened.request(call, inputs, deadline=due, priority=priority)
+        ticket = RequestTicket(
+            call, deadline=due, model=opened, tensors=tensors, nbytes=nbytes, priority=priority
+        )
         call.ask(ticket)
         return Result(None, outcome_of(ticket, Answer), opened.outputs)
 
@@ -201,7 +201,7 @@ class Client:
         """
         self._core.check_process()
         due = deadline_at(self._core.clock, deadline)
-        opened = self._models.get(model) or self._open(model, due)
+        opened = self._core.model(model) or self._open(model, due)
         return opened.signature
 
     def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
@@ -211,16 +211,13 @@ class Client:
         `RequestError` that fits; RuntimeError in a forked child.
         """
         self._core.check_process()
-        call = _Call(self._core)
-        ticket = StatisticsTicket(call, deadline=deadline_at(self._core.clock, deadline))
-        call.ask(ticket)
-        return outcome_of(ticket, dict)
+        return self._ask(dict, StatisticsTicket, deadline=deadline_at(self._core.clock, deadline))
 
     def close(self) -> None:
         """End unfinished requests, here and at the server; other threads that wait for them get `Cancelled`."""
-        self._background.stop()
-        self._background.join()
-        self._background.check()
+        self._core.stop()
+        self._thread.join(_JOIN_S)
+        self._thread.check()
 
     def __enter__(self) -> Client:
         return self
@@ -242,20 +239,23 @@ class Client:
         async def __aexit__(self, *_: object) -> None:
             """Never called; `async with` looks for it first."""
 
-    def _open(self, name: str, due: float | None) -> OpenedModel:
+    def _open(self, name: str, due: float | None) -> Model:
+        return self._ask(Model, OpenTicket, deadline=due, name=checked_name(name))
+
+    def _ask(self, kind: type[Kind], question: Callable[..., Question], **fields: Any) -> Kind:
         call = _Call(self._core)
-        ticket = OpenTicket(call, deadline=due, name=checked_name(name))
+        ticket = question(call, **fields)
         call.ask(ticket)
-        return self._models.add(outcome_of(ticket, ModelHandle))
+        return outcome_of(ticket, kind)
 
 
-def _dropped(background: BackgroundCore) -> None:
+def _dropped(core: Core, thread: CoreThread) -> None:
     """Stop a client that was not closed, and that no reference is left to."""
-    if background.is_running:
+    if thread.is_alive():
         warnings.warn(
             "a client was dropped unclosed; use it by `with`, or call close()", ResourceWarning, stacklevel=2
         )
-        background.stop()
+        core.stop()
 
 
 class _Call:
@@ -299,14 +299,13 @@ class Stream(Generic[ItemT]):
     def __enter__(self) -> Self:
         client, core = self._client, self._client._core
         core.check_process()
-        post = core.post
-        opened = client._models.get(self._model) or client._open(self._model, None)
-        permits = ThreadPermits()
+        opened = core.model(self._model) or client._open(self._model, None)
+        granted: queue.SimpleQueue[int] = queue.SimpleQueue()
         entered = False
         try:
-            self._state = _State(opened, self._options, permits, post, core.clock)
+            self._state = _State(opened, self._options, granted.put, core)
             self._state.begin()
-            start_pulling(self._source, self._state, permits, post)
+            start_pulling(self._source, self._state, granted)
             entered = True
         finally:
             # A Ctrl-C in here: the block is never entered, so `__exit__` will not be called, yet items may be out.

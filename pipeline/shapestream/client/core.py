@@ -2,7 +2,7 @@
 
 Tickets come in by the core's inbox, from any thread. All that is ready in one turn of the event loop goes out together, in
 as few messages as the limits allow, and the tickets that a turn finishes are handed back together. The trio face runs the
-core in its own nursery; for the asyncio and the blocking face a thread runs it (`BackgroundCore`).
+core in its own nursery; for the asyncio and the blocking face a thread runs it (`CoreThread`).
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ import math
 import os
 import platform
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import trio
 
 from shapestream.client.connector import Connector
 from shapestream.client.link import LinkSettings
+from shapestream.client.models import Model
 from shapestream.client.session import Session
 from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
-from shapestream.errors import Cancelled, ProtocolError, RequestError, TransportError
+from shapestream.errors import Cancelled, InternalError, ProtocolError, RequestError, TransportError
 from shapestream.transport.interface import Connection, Message
 from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.messages import Entry, Request, Role
 
-# How long leaving waits for the background thread. The thread waits for nothing itself: this bound is for a machine that
-# hangs.
-_JOIN_S = 5.0
 _CLOSED = "the client is closed"
 
 
@@ -183,10 +180,16 @@ class Core:
         self._is_abandoned = is_abandoned
         self._rest_s = settings.rest_s
         self._session = Session(
-            client=os.urandom(16), software=software, server=connector.name, settings=settings, now=clock()
+            client=os.urandom(16),
+            software=software,
+            server=connector.name,
+            settings=settings,
+            now=clock(),
+            new_model=Model,
         )
         self._inbox = Inbox(deliver, self._turn_or_end)
         self.post = self._inbox.post
+        self.model = cast("dict[str, Model]", self._session.models).get
         self.check_process = self._inbox.check_process
         self._one_by_one = False
         """True while the last request was alone in its turn, and the core has not ended."""
@@ -303,7 +306,9 @@ class Core:
                 break
             self._session.receive(envelope.entries, now)
             for bad in envelope.bad:
-                self._session.unreadable_entry(bad.id, bad.message)
+                if bad.id is not None:
+                    reason = f"the server's answer could not be read: {bad.message}"
+                    self._session.fail(bad.id, InternalError(reason))
         if self._inbox or self._session.turn_is_due:
             self._turn()
         elif finished := self._session.take_finished():
@@ -387,7 +392,7 @@ class Core:
             encode([entry])
         except RequestError as error:
             if isinstance(entry, Request):
-                self._session.unsendable(entry.sequence, error)
+                self._session.fail(entry.sequence, error)
                 self._inbox.wake()
             return False
         return True
@@ -409,61 +414,29 @@ class Core:
         self._inbox.close()
 
 
-class BackgroundCore:
-    """A core, and the thread that runs it. The thread is a daemon: an unclosed client keeps no process alive."""
+class CoreThread(threading.Thread):
+    """The thread that runs a core. It is a daemon: an unclosed client keeps no process alive."""
 
-    def __init__(
-        self,
-        connector: Connector,
-        *,
-        software: str,
-        settings: LinkSettings,
-        deliver: Callable[[list[AnyTicket]], None],
-        ended: Callable[[], None],
-        is_abandoned: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.core = Core(
-            connector,
-            software=software,
-            settings=settings,
-            clock=time.monotonic,
-            deliver=deliver,
-            is_abandoned=is_abandoned,
-        )
-        self.error: Exception | None = None
-        """The error that ended the core, if it was not `stop`."""
+    def __init__(self, core: Core, *, ended: Callable[[], None] = lambda: None) -> None:
+        """`ended` is called at its end, in this thread."""
+        super().__init__(name="shapestream-client", daemon=True)
+        self._core = core
         self._ended = ended
-        self._thread = threading.Thread(target=self._run, name="shapestream-client", daemon=True)
+        self._error: Exception | None = None
 
-    def start(self) -> None:
-        """Start the thread. Its first turn takes the tickets that were posted before."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask the core to end; from any thread, any number of times. In a forked child it does nothing."""
-        self.core.stop()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread is alive, in this process."""
-        return self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait for the thread's end. A Ctrl-C interrupts it."""
-        self._thread.join(_JOIN_S)
+    def run(self) -> None:
+        """Run the core until it is stopped. Its first turn takes the tickets that were posted before."""
+        try:
+            trio.run(self._core.run)
+        except Exception as error:  # noqa: BLE001 - the thread's edge; `check` raises it for the caller
+            self._error = error
+        finally:
+            self._ended()
 
     def check(self) -> None:
         """Raise the error that ended the core, if it was not `stop`."""
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            trio.run(self.core.run)
-        except Exception as error:  # noqa: BLE001 - the thread's edge; `check` raises it for the caller
-            self.error = error
-        finally:
-            self._ended()
+        if self._error is not None:
+            raise self._error
 
 
 def software(face: str) -> str:

@@ -7,18 +7,19 @@ cost a round trip; the server checks them all again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shapestream.client.tickets import ModelHandle, Owner, RequestTicket
+from shapestream.client.tickets import ModelHandle
 from shapestream.errors import InternalError, InvalidRequest
 from shapestream.wire.tensor_frames import from_array
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
 from shapestream_engine.input_arrays import plain_array, same_numbers
-from shapestream_engine.layout import Buffer, Layout, Tensors
+from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.memo import Memo
 from shapestream_engine.signature import ModelSignature
 
@@ -26,15 +27,31 @@ from shapestream_engine.signature import ModelSignature
 _COPY_BELOW_BYTES = 64 * 1024
 
 
-class InputEncoder:
-    """Encodes requests for one model."""
+class Model(ModelHandle):
+    """An opened model that encodes requests. Its signature is read when it is first needed."""
 
-    def __init__(self, signature: ModelSignature) -> None:
-        self._signature = signature
-        self._resolve = Memo(signature.resolve)
-        self._ports = [
+    @cached_property
+    def signature(self) -> ModelSignature:
+        """The inputs and outputs; raises `InternalError` where they cannot be read."""
+        try:
+            return ModelSignature.from_dict(self.described)
+        except EngineError as error:
+            raise InternalError(f"the server's signature of {self.name!r} cannot be read: {error}") from error
+
+    @cached_property
+    def outputs(self) -> dict[int, str]:
+        """Names of the outputs by their numbers."""
+        return {number: port.name for number, port in enumerate(self.signature.outputs)}
+
+    @cached_property
+    def _resolve(self) -> Memo[Layout, RequestShape]:
+        return Memo(self.signature.resolve)
+
+    @cached_property
+    def _ports(self) -> list[tuple[int, str, str, np.dtype[Any]]]:
+        return [
             (number, port.name, port.element_type, dtype_of(port.element_type))
-            for number, port in enumerate(signature.inputs)
+            for number, port in enumerate(self.signature.inputs)
         ]
 
     def encode(self, inputs: Mapping[str, Any]) -> tuple[Tensors, int]:
@@ -60,7 +77,7 @@ class InputEncoder:
         try:
             shape = self._resolve(layout)
         except ShapeError as error:
-            raise InvalidRequest(f"model {self._signature.name!r}: {error}") from error
+            raise InvalidRequest(f"model {self.name!r}: {error}") from error
         return Tensors(layout=layout, buffers=buffers), shape.total_nbytes
 
     def _refuse_names(self, inputs: Mapping[str, Any]) -> None:
@@ -69,72 +86,10 @@ class InputEncoder:
         if extra:
             known = ", ".join(names)
             raise InvalidRequest(
-                f"model {self._signature.name!r} has no input {', '.join(map(repr, extra))}; it takes {known}"
+                f"model {self.name!r} has no input {', '.join(map(repr, extra))}; it takes {known}"
             )
         empty = [name for name in names if name in inputs and inputs[name] is None]
-        raise InvalidRequest(
-            f"model {self._signature.name!r}: input {empty[0]!r} is None, which is no tensor"
-        )
-
-
-class OpenedModel:
-    """A model's handle with its signature, ready to make requests."""
-
-    def __init__(self, handle: ModelHandle) -> None:
-        self.handle = handle
-        try:
-            self.signature = ModelSignature.from_dict(handle.signature)
-            self._encode = InputEncoder(self.signature).encode
-        except EngineError as error:
-            raise InternalError(
-                f"the server's signature of {handle.name!r} cannot be read: {error}"
-            ) from error
-        self.outputs: Mapping[int, str] = {
-            number: port.name for number, port in enumerate(self.signature.outputs)
-        }
-
-    def request(
-        self,
-        owner: Owner,
-        inputs: Mapping[str, Any],
-        *,
-        key: Any = None,
-        place: int = 0,
-        deadline: float | None = None,
-        priority: int = 0,
-    ) -> RequestTicket:
-        """A ticket for these inputs; raises `InvalidRequest` where the model does not take them."""
-        tensors, nbytes = self._encode(inputs)
-        return RequestTicket(
-            owner,
-            key,
-            place,
-            deadline,
-            model=self.handle,
-            tensors=tensors,
-            nbytes=nbytes,
-            priority=priority,
-        )
-
-
-class OpenModels:
-    """The models that this client has opened; read by any thread."""
-
-    def __init__(self) -> None:
-        self._models: dict[str, OpenedModel] = {}
-
-    def get(self, name: str) -> OpenedModel | None:
-        """The model, unless it must be opened (again)."""
-        model = self._models.get(name)
-        return None if model is None or model.handle.stale else model
-
-    def add(self, handle: ModelHandle) -> OpenedModel:
-        """Keep a model that the server has opened."""
-        known = self._models.get(handle.name)
-        if known is not None and known.handle is handle:
-            return known
-        model = self._models[handle.name] = OpenedModel(handle)
-        return model
+        raise InvalidRequest(f"model {self.name!r}: input {empty[0]!r} is None, which is no tensor")
 
 
 def _converted(name: str, value: Any, element_type: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -16,8 +16,9 @@ ticket asked for is not listened to, or a server could fill this client's memory
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from shapestream.client.ledger import NEVER_SENT, Ledger
 from shapestream.client.link import Link, LinkSettings
@@ -36,7 +37,6 @@ from shapestream.errors import (
     Cancelled,
     DeadlineExceeded,
     Draining,
-    InternalError,
     RequestError,
     Unavailable,
     WorkerLost,
@@ -75,19 +75,27 @@ class Session:
     """The protocol's state on the client's side: the ledger, the link, and the models opened so far."""
 
     def __init__(
-        self, *, client: bytes, software: str, server: str, settings: LinkSettings, now: float
+        self,
+        *,
+        client: bytes,
+        software: str,
+        server: str,
+        settings: LinkSettings,
+        now: float,
+        new_model: Callable[[str, dict[str, Any], int], ModelHandle] = ModelHandle,
     ) -> None:
         self._client = client
         self._software = software
         self._server = server
+        self._new_model = new_model
         self._unavailable_after_s = settings.unavailable_after_s
         self._link = Link(settings, now)
         self._ledger = Ledger()
         self._epoch: bytes | None = None
         self._trouble = ""
         """The last connection's trouble, as the end of a sentence; empty after a welcome."""
-        self._models: dict[str, ModelHandle] = {}
-        """Handles by name. A handle lives for as long as the server keeps the model's signature."""
+        self.models: dict[str, ModelHandle] = {}
+        """Opened models by name, for any thread. A model lives for as long as the server keeps its signature."""
         self._models_asked: set[str] = set()
         self._statistics_asked = False
         self._control: list[Entry] = []
@@ -107,7 +115,7 @@ class Session:
                 self._ledger.add(ticket)
             return
         is_open = self._link.is_open
-        model = self._models.get(ticket.name) if isinstance(ticket, OpenTicket) else None
+        model = self.models.get(ticket.name) if isinstance(ticket, OpenTicket) else None
         if model is not None and model.number is not None:
             self._ledger.finish(ticket, model)
         elif is_open and isinstance(ticket, WelcomeTicket):
@@ -162,14 +170,11 @@ class Session:
         if reason is not None:
             self._trouble = f"; {reason}"
 
-    def unreadable_entry(self, sequence: int | None, reason: str) -> None:
-        """One entry could not be read; the request that it names, if any, fails."""
-        if sequence is not None:
-            self._fail(sequence, InternalError(f"the server's answer could not be read: {reason}"))
-
-    def unsendable(self, sequence: int, error: RequestError) -> None:
-        """A request that was to be sent cannot be encoded: it fails, and the server never hears of it."""
-        self._fail(sequence, error)
+    def fail(self, sequence: int, error: RequestError) -> None:
+        """End a request that cannot be encoded, or whose answer cannot be read."""
+        ticket = self._ledger.answered(sequence)
+        if ticket is not None:
+            self._ledger.finish(ticket, error)
 
     # ------------------------------------------------------------ time
 
@@ -330,11 +335,11 @@ class Session:
         """
         self._models_asked.clear()
         self._statistics_asked = False
-        for model in self._models.values():
+        for model in self.models.values():
             model.number = None
         for welcomed in self._ledger.of_kind(WelcomeTicket):
             self._ledger.end(welcomed, True)
-        for name in self._models:
+        for name in self.models:
             self._ask_for_model(name)
         for opening in self._ledger.of_kind(OpenTicket):
             self._ask(opening)
@@ -344,12 +349,12 @@ class Session:
     def _model_opened(self, entry: ModelOpened) -> None:
         """Give the model to all tickets that wait for it; requests checked against another signature of it fail."""
         self._models_asked.discard(entry.name)
-        model = self._models.get(entry.name)
-        if model is not None and model.signature == entry.signature:
+        model = self.models.get(entry.name)
+        if model is not None and model.described == entry.signature:
             model.number = entry.number
         else:
             replaced = model
-            model = self._models[entry.name] = ModelHandle(entry.name, entry.signature, entry.number)
+            model = self.models[entry.name] = self._new_model(entry.name, entry.signature, entry.number)
             if replaced is not None:
                 replaced.stale = True
                 self._ledger.fail_requests_of(replaced, lambda: Unavailable(_CHANGED))
@@ -360,7 +365,7 @@ class Session:
     def _model_refused(self, entry: ModelRefused) -> None:
         """Tell all tickets that wait for the model why there is none, and the requests of a model that was open."""
         self._models_asked.discard(entry.name)
-        model = self._models.pop(entry.name, None)
+        model = self.models.pop(entry.name, None)
         if model is not None:
             model.stale = True
             self._ledger.fail_requests_of(model, lambda: error_from_code(entry.code, entry.message))
@@ -391,16 +396,11 @@ class Session:
             entries.append(Heartbeat())
         return entries
 
-    def _fail(self, sequence: int, error: RequestError) -> None:
-        ticket = self._ledger.answered(sequence)
-        if ticket is not None:
-            self._ledger.finish(ticket, error)
-
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself; for tests, after every step."""
         self._ledger.check_invariants()
-        assert not any(model.stale for model in self._models.values())
-        assert all(name == model.name for name, model in self._models.items())
+        assert not any(model.stale for model in self.models.values())
+        assert all(name == model.name for name, model in self.models.items())
         if self._link.is_open:
             assert all(ticket.name in self._models_asked for ticket in self._ledger.of_kind(OpenTicket))
             assert self._statistics_asked or not self._ledger.of_kind(StatisticsTicket)

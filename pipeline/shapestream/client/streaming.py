@@ -20,8 +20,8 @@ from itertools import islice
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from shapestream.client.core import Attend, Posted, WithdrawAll
-from shapestream.client.models import OpenedModel
+from shapestream.client.core import Attend, Core, WithdrawAll
+from shapestream.client.models import Model
 from shapestream.client.results import Failed, Result
 from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket, checked_deadline, checked_priority
 from shapestream.errors import InvalidRequest, RequestError
@@ -78,38 +78,15 @@ class TaskPermits:
         self._news = news
 
     def grant(self, number: int) -> None:
-        """Grant `number` more permits."""
+        """Grant `number` more permits; 0, the end, needs nothing more: the task is cancelled then."""
         self._available += number
         self._news.wake()
-
-    def stop(self) -> None:
-        """Do nothing: the producer's task is cancelled anyway."""
 
     async def take_one(self) -> None:
         """Wait for a permit, and use it."""
         while self._available < 1:
             await self._news.wait()
         self._available -= 1
-
-
-class ThreadPermits:
-    """The number of items that a producer's thread may pull. The consumer grants them, in its own thread."""
-
-    def __init__(self) -> None:
-        # Unbounded, but it holds only granted permits, which are at most max_in_flight in all.
-        self._granted: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def grant(self, number: int) -> None:
-        """Grant `number` more permits."""
-        self._granted.put(number)
-
-    def stop(self) -> None:
-        """Grant none from here on: the producer ends where it next asks."""
-        self._granted.put(0)
-
-    def take(self) -> int:
-        """Wait for permits; 0 is the end."""
-        return self._granted.get()
 
 
 class StreamState(Generic[ItemT]):
@@ -120,18 +97,19 @@ class StreamState(Generic[ItemT]):
 
     def __init__(
         self,
-        model: OpenedModel,
+        model: Model,
         options: StreamOptions,
-        permits: TaskPermits | ThreadPermits,
-        post: Callable[[Posted], None],
-        clock: Callable[[], float],
+        grant: Callable[[int], None],
+        core: Core,
     ) -> None:
+        """`grant` lets the producer pull so many more items; 0: none from here on."""
         self.closed = False
+        self.post = core.post
         self._model = model
+        self._outputs = model.outputs
         self._options = options
-        self._permits = permits
-        self._post = post
-        self._clock = clock
+        self._grant = grant
+        self._clock = core.clock
         self._ready: deque[RequestTicket] = deque()
         self._early: dict[int, RequestTicket] = {}
         """Finished items behind one that is not, by their places; always empty where the stream is not ordered."""
@@ -151,8 +129,8 @@ class StreamState(Generic[ItemT]):
 
     def begin(self) -> None:
         """Let the producer begin. From here on `close` is needed."""
-        self._post(Attend(self))
-        self._permits.grant(self._options.max_in_flight)
+        self.post(Attend(self))
+        self._grant(self._options.max_in_flight)
 
     # ------------------------------------------------------------ the producer's thread
 
@@ -161,18 +139,21 @@ class StreamState(Generic[ItemT]):
         key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
         left_s = self._options.deadline
         try:
-            return self._model.request(
-                self,
-                inputs,
-                key=key,
-                place=place,
-                deadline=None if left_s is None else self._clock() + left_s,
-                priority=self._options.priority,
-            )
+            tensors, nbytes = self._model.encode(inputs)
         except InvalidRequest as error:
             return RequestTicket(
-                self, key, place, outcome=error, model=self._model.handle, tensors=_NO_TENSORS, nbytes=0
+                self, key, place, outcome=error, model=self._model, tensors=_NO_TENSORS, nbytes=0
             )
+        return RequestTicket(
+            self,
+            key,
+            place,
+            None if left_s is None else self._clock() + left_s,
+            model=self._model,
+            tensors=tensors,
+            nbytes=nbytes,
+            priority=self._options.priority,
+        )
 
     # ------------------------------------------------------------ the consumer's thread
 
@@ -199,7 +180,7 @@ class StreamState(Generic[ItemT]):
             self._return_permits()
         outcome = ticket.outcome
         if type(outcome) is Answer:
-            return cast("ItemT", Result(ticket.key, outcome, self._model.outputs))
+            return cast("ItemT", Result(ticket.key, outcome, self._outputs))
         assert isinstance(outcome, RequestError)
         if self._options.yields_failures:
             return cast("ItemT", Failed(ticket.key, outcome, ticket.id))
@@ -210,8 +191,8 @@ class StreamState(Generic[ItemT]):
         """End the stream: the producer stops, and unfinished items are withdrawn here and at the server."""
         if not self.closed:
             self.closed = True
-            self._permits.stop()
-            self._post(WithdrawAll(self))
+            self._grant(0)
+            self.post(WithdrawAll(self))
 
     def _put_in_order(self, ticket: RequestTicket) -> None:
         if not self._options.ordered:
@@ -247,42 +228,36 @@ class StreamState(Generic[ItemT]):
 
     def _return_permits(self) -> None:
         if self._owed and not self._doomed:
-            self._permits.grant(self._owed)
+            self._grant(self._owed)
             self._owed = 0
 
 
-def start_pulling(
-    source: Iterable[Any], stream: StreamState[Any], permits: ThreadPermits, post: Callable[[Posted], None]
-) -> None:
-    """Pull `source` in a thread of its own, in the caller's context.
+def start_pulling(source: Iterable[Any], stream: StreamState[Any], granted: queue.SimpleQueue[int]) -> None:
+    """Pull `source` in a thread of its own, in the caller's context, as many items as are `granted`; 0 is the end.
 
     The thread cannot be interrupted: when the stream is left, it ends after the `next()` that it is in. It is
     a daemon, so a producer that never ends keeps no process alive.
     """
+    # The queue is unbounded, but it holds only granted permits, which are at most max_in_flight in all.
     context = contextvars.copy_context()
     threading.Thread(
-        target=context.run,
-        args=(_pull, source, stream, permits, post),
-        name="shapestream-producer",
-        daemon=True,
+        target=context.run, args=(_pull, source, stream, granted), name="shapestream-producer", daemon=True
     ).start()
 
 
-def _pull(
-    source: Iterable[Any], stream: StreamState[Any], permits: ThreadPermits, post: Callable[[Posted], None]
-) -> None:
+def _pull(source: Iterable[Any], stream: StreamState[Any], granted: queue.SimpleQueue[int]) -> None:
     place = 0
     # The error where the thread ends otherwise, such as by SystemExit: the consumer must not wait on.
     error: Exception | None = RuntimeError("the stream's producer was ended from outside")
     iterator: Iterator[Any] | None = None
     try:
         iterator = iter(source)
-        while allowed := permits.take():
+        while allowed := granted.get():
             before = place
             for item in islice(iterator, allowed):
                 if stream.closed:
                     break
-                post(stream.make(item, place))
+                stream.post(stream.make(item, place))
                 place += 1
             if place - before < allowed:
                 break
@@ -295,17 +270,12 @@ def _pull(
             error.__cause__ = raised
         raise
     finally:
-        post(EndTicket(stream, place=place, outcome=error))
+        stream.post(EndTicket(stream, place=place, outcome=error))
         if stream.closed and isinstance(iterator, GeneratorType):
             iterator.close()
 
 
-async def pull_async(
-    source: AsyncIterable[Any],
-    stream: StreamState[Any],
-    permits: TaskPermits,
-    post: Callable[[Posted], None],
-) -> None:
+async def pull_async(source: AsyncIterable[Any], stream: StreamState[Any], permits: TaskPermits) -> None:
     """Pull `source` in this task until it ends, or the task is cancelled."""
     place = 0
     error: Exception | None = RuntimeError("the stream's producer was cancelled from outside")
@@ -318,13 +288,13 @@ async def pull_async(
                 item = await anext(iterator)
             except StopAsyncIteration:
                 break
-            post(stream.make(item, place))
+            stream.post(stream.make(item, place))
             place += 1
         error = None
     except Exception as raised:  # noqa: BLE001 - the edge to the caller's code; raised in its block
         error = raised
     finally:
-        post(EndTicket(stream, place=place, outcome=error))
+        stream.post(EndTicket(stream, place=place, outcome=error))
         if isinstance(iterator, AsyncGeneratorType):
             await iterator.aclose()
 

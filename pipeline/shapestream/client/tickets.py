@@ -36,20 +36,22 @@ class Owner(Protocol):
         """Take tickets back whose `outcome` is set."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class ModelHandle:
-    """A model as the server opened it. `number` is None while a new server has not been asked yet."""
+    """A model as the server opened it, for any thread; `models.Model` encodes requests for it."""
 
     name: str
-    signature: dict[str, Any]
+    described: dict[str, Any]
+    """The signature as the server sent it."""
     number: int | None
+    """None while a new server has not been asked yet."""
     stale: bool = False
     """The server now has another model under this name; requests checked against this signature are void."""
 
     @property
     def idempotent(self) -> bool:
         """Whether a request that may have run already may be sent to another server."""
-        return self.signature.get("idempotent") is not False
+        return self.described.get("idempotent") is not False
 
 
 Outcome: TypeAlias = Result | RequestError | ModelHandle | dict[str, Any] | BaseException | bool

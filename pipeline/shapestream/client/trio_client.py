@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from shapestream.client.async_face import AsyncClient, AsyncStream, connecting, require_trio
+from shapestream.client.async_face import Client, connecting
 from shapestream.client.connector import Address, connector_for
 from shapestream.client.core import Core, Withdraw, software
 from shapestream.client.link import LinkSettings
-from shapestream.client.results import Result
-from shapestream.client.streaming import Item, ItemT, StreamOptions
-from shapestream.client.tickets import AnyTicket, Question, WelcomeTicket, deadline_at, outcome_of
+from shapestream.client.tickets import AnyTicket, Question
 
 
-@connecting("shapestream")
+@connecting("trio")
 async def connect(
     address: Address,
     *,
@@ -41,7 +39,6 @@ async def connect(
     Raises `Unavailable` where no server answers in time, `TransportError` for a bad address, `ConfigurationError` for
     keys that cannot be used, TypeError and ValueError for bad times, and RuntimeError outside of trio.
     """
-    require_trio()
     core = Core(
         connector_for(address, key=key, server_key=server_key),
         software=software("trio"),
@@ -54,11 +51,9 @@ async def connect(
         async with trio.open_nursery() as nursery:
             await nursery.start(core.run)
             try:
-                call = _Call(core)
-                welcome = WelcomeTicket(call, deadline=deadline_at(core.clock, connect_timeout))
-                await call.ask(welcome)
-                outcome_of(welcome, bool)
-                yield Client(core, nursery)
+                client = Client(core, _Loop(nursery))
+                await client._welcome(connect_timeout)
+                yield client
             finally:
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
@@ -108,54 +103,36 @@ class _Wakeup:
         self.wake = lot.unpark_all
 
 
-class Stream(AsyncStream[ItemT]):
-    """A stream of results: `async with` it, then `async for` over it, in one task or several."""
+class _Loop:
+    """The waits of tasks in a trio run; producers run in the nursery of `connect`."""
 
+    current = staticmethod(trio.lowlevel.current_trio_token)
+    call = _Call
+    wakeup = _Wakeup
     # Cheap where an item is there: no turn of the event loop. There are at most max_in_flight in a row.
-    _checkpoint = staticmethod(trio.lowlevel.checkpoint_if_cancelled)
+    checkpoint = staticmethod(trio.lowlevel.checkpoint_if_cancelled)
 
-    def __init__(
-        self, client: Client, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
-    ) -> None:
-        super().__init__(client, model, source, options)
-        self._nursery = client._nursery
-        self._producer = trio.CancelScope()
-        self._producer_ended = trio.Event()
-        self._producer_ended.set()  # a thread is not waited for: how long its next() takes is not known
-
-    def _start_producer(self, pull: Coroutine[Any, Any, None]) -> None:
-        try:
-            self._nursery.start_soon(self._produce, pull)
-        except RuntimeError:  # the client is closed, and has told the stream so: the first item raises that
-            pull.close()
-        else:
-            self._producer_ended = trio.Event()
-
-    async def _produce(self, pull: Coroutine[Any, Any, None]) -> None:
-        try:
-            with self._producer:
-                await pull
-        finally:
-            self._producer_ended.set()
-
-    async def _end_producer(self) -> None:
-        self._producer.cancel()
-        await self._producer_ended.wait()
-
-
-class Client(AsyncClient[Stream[Result], Stream[Item]]):
-    """A connected client, for any number of tasks of one trio run. Made by `connect`."""
-
-    def __init__(self, core: Core, nursery: trio.Nursery) -> None:
-        super().__init__(
-            core,
-            call=_Call,
-            wakeup=_Wakeup,
-            current_loop=trio.lowlevel.current_trio_token,
-        )
+    def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
 
-    def _stream(
-        self, model: str, source: Iterable[Any] | AsyncIterable[Any], options: StreamOptions
-    ) -> Stream[Any]:
-        return Stream(self, model, source, options)
+    def start(self, pull: Coroutine[Any, Any, None]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Run a producer in a task; the returned function cancels it, and waits for its end."""
+        scope, ended = trio.CancelScope(), trio.Event()
+
+        async def produce() -> None:
+            try:
+                with scope:
+                    await pull
+            finally:
+                ended.set()
+
+        async def end() -> None:
+            scope.cancel()
+            await ended.wait()
+
+        try:
+            self._nursery.start_soon(produce)
+        except RuntimeError:  # the client is closed, and has told the stream so: the first item raises that
+            pull.close()
+            ended.set()
+        return end

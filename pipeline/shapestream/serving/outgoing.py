@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from shapestream.errors import OutboxFull, PeerGone, RequestError
+from shapestream.serving.handover import Handover
 from shapestream.telemetry.logging import RateLimit
 from shapestream.telemetry.statistics import ServerStatistics
 from shapestream.transport.interface import PeerSocket
@@ -42,12 +43,21 @@ class Outgoing:
     """The entries of a port by link, sent at `flush` in few messages."""
 
     def __init__(
-        self, socket: PeerSocket, port: str, statistics: ServerStatistics, limits: Limits = CLIENT_LIMITS
+        self,
+        socket: PeerSocket,
+        port: str,
+        statistics: ServerStatistics,
+        limits: Limits = CLIENT_LIMITS,
+        handover: Handover | None = None,
     ) -> None:
-        """`port` is its name in logs and counters; `limits` are those of the peers' decoders."""
+        """`port` is its name in logs and counters; `limits` are those of the peers' decoders.
+
+        `handover`: peers in this process, who need no bytes.
+        """
         self.socket = socket
         self.statistics = statistics
         self._limits = limits
+        self._handover = handover
         self._port = port
         self._ready: list[Link] = []
         self._limit = RateLimit()
@@ -65,7 +75,8 @@ class Outgoing:
     def say_once(self, peer: bytes, entry: Entry) -> None:
         """Send one entry to a peer that has no link, at once, if it can be reached."""
         try:
-            self.socket.send_nowait(peer, encode([entry], limits=self._limits))
+            own = None if self._handover is None else self._handover.pack([entry])[0]
+            self.socket.send_nowait(peer, own or encode([entry], limits=self._limits))
         except (PeerGone, OutboxFull):
             self.socket.forget(peer)
 
@@ -90,6 +101,8 @@ class Outgoing:
         return lost
 
     def _pack(self, link: Link, entries: list[Entry]) -> list[list[Buffer]]:
+        if self._handover is not None:
+            return self._handover.pack(entries)
         try:
             return pack_messages(entries, limits=self._limits)
         except RequestError as error:

@@ -32,8 +32,8 @@ from shapestream.serving.slot_threads import (
     News,
     SessionBroken,
     SlotIdle,
-    Slots,
     SlotSession,
+    SlotThreads,
     ThreadEnded,
 )
 from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker
@@ -127,13 +127,17 @@ class WorkerPort:
         settings: ServerSettings,
         *,
         epoch: bytes,
-        own: Slots | None = None,
+        own: SlotThreads | None = None,
     ) -> None:
         """`own`: the slots of this process, whose port this is."""
         self.outgoing = outgoing
         self._socket = outgoing.socket
+        handover = None if own is None else own.handover
         self._inbox = Inbox(
-            outgoing.socket, _decode, window_entries=MOST_UNREAD, window_bytes=MOST_UNREAD_BYTES
+            outgoing.socket,
+            _decode if handover is None else handover.decode,
+            window_entries=MOST_UNREAD,
+            window_bytes=MOST_UNREAD_BYTES,
         )
         self._dispatcher = dispatcher
         self._models = models
@@ -355,7 +359,7 @@ class WorkerPort:
             if served := self._models.other_files(offer.models, offer.digests):
                 self._refuse_other_files(peer, hello, served, offer, now)
                 return
-            added = self._models.add_all(offer.models, offer.digests)
+            added = self._models.add_all(offer.models, offer.digests, hello.once)
         except (GreetingRefused, ConfigurationError) as error:
             self._refuse(peer, None, hello, error, now)
             return

@@ -1,26 +1,47 @@
-"""The three faces behind one: a scenario is written once, as a coroutine, and run under trio, asyncio and neither."""
+"""The three faces behind one: an async test that takes a face is written once, and run under trio, asyncio and neither.
+
+Other async tests of this folder run under trio, on a clock that jumps to the next deadline whenever all tasks wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
+from inspect import iscoroutinefunction, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import trio
+from trio.testing import MockClock
 
 import shapestream
 from shapestream.errors import ModelError
 from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, identity_signature, serve_in_thread
 
-Scenario = Callable[..., Coroutine[Any, Any, None]]
+Test: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test in an event loop."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
+    test = partial(pyfuncitem.obj, **arguments)
+    for argument in arguments.values():
+        if isinstance(argument, Face):
+            argument.run(test)
+            return True
+    trio.run(test, clock=MockClock(autojump_threshold=0))
+    return True
 
 
 class Face:
-    """One way to use the client. `run` runs a scenario to its end."""
+    """One way to use the client."""
 
     name = ""
     has_async_sources = True
@@ -30,8 +51,8 @@ class Face:
         self.server = server
         self.address = address
 
-    def run(self, scenario: Scenario) -> None:
-        """Run `scenario(face)`."""
+    def run(self, test: Test) -> None:
+        """Run the test to its end."""
         raise NotImplementedError
 
     def connect(self, **options: Any) -> Any:
@@ -52,9 +73,9 @@ class TrioFace(Face):
 
     name = "trio"
 
-    def run(self, scenario: Scenario) -> None:
+    def run(self, test: Test) -> None:
         """Under trio."""
-        trio.run(scenario, self)
+        trio.run(test)
 
     def connect(self, **options: Any) -> Any:
         """The face's own client."""
@@ -70,9 +91,9 @@ class AioFace(Face):
 
     name = "aio"
 
-    def run(self, scenario: Scenario) -> None:
+    def run(self, test: Test) -> None:
         """Under asyncio."""
-        asyncio.run(scenario(self))
+        asyncio.run(test())
 
     def connect(self, **options: Any) -> Any:
         """The face's own client."""
@@ -89,11 +110,10 @@ class BlockingFace(Face):
     name = "blocking"
     has_async_sources = False
 
-    def run(self, scenario: Scenario) -> None:
+    def run(self, test: Test) -> None:
         """With nothing that could suspend it."""
-        coroutine = scenario(self)
         with pytest.raises(StopIteration):
-            coroutine.send(None)
+            test().send(None)
 
     @asynccontextmanager
     async def connect(self, **options: Any) -> AsyncIterator[Any]:  # type: ignore[override]  # of Any
@@ -174,6 +194,25 @@ def face(request: pytest.FixtureRequest, server: ScriptedServer, address: str) -
     """Each face in turn, with a server to talk to."""
     made: Face = request.param(server, address)
     return made
+
+
+@pytest.fixture(params=[TrioFace, AioFace], ids=lambda face: face.name)
+def async_face(request: pytest.FixtureRequest, server: ScriptedServer, address: str) -> Face:
+    """Each of the faces for an event loop."""
+    made: Face = request.param(server, address)
+    return made
+
+
+@pytest.fixture
+def aio_face(server: ScriptedServer, address: str) -> Face:
+    """The face for asyncio."""
+    return AioFace(server, address)
+
+
+@pytest.fixture
+def trio_face(server: ScriptedServer, address: str) -> Face:
+    """The face for trio."""
+    return TrioFace(server, address)
 
 
 @pytest.fixture(

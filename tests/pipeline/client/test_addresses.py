@@ -20,16 +20,12 @@ def refusal(address: Any, kind: type[Exception] = TransportError) -> str:
     return str(raised.value)
 
 
-def test_each_face_says_what_was_probably_meant(face: Any) -> None:
+async def test_each_face_says_what_was_probably_meant(face: Any) -> None:
     """Before anything is sent or waited for."""
-
-    async def scenario(face: Any) -> None:
-        face.address = "localhost:5601"
-        with pytest.raises(TransportError, match=r"did you mean tcp://localhost:5601\?"):
-            async with face.connect():
-                pytest.fail("connected to nowhere")
-
-    face.run(scenario)
+    face.address = "localhost:5601"
+    with pytest.raises(TransportError, match=r"did you mean tcp://localhost:5601\?"):
+        async with face.connect():
+            pytest.fail("connected to nowhere")
 
 
 @pytest.mark.parametrize(

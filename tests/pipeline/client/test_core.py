@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from tests.pipeline.client.virtual_time import ROW, run, serving, until
+from tests.pipeline.client.virtual_time import ROW, serving, until
 
 import shapestream
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest
@@ -21,157 +21,125 @@ from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 
 
-def test_a_deadline_passes_on_time_while_the_server_is_silent() -> None:
+async def test_a_deadline_passes_on_time_while_the_server_is_silent() -> None:
     """The core wakes for it by itself; nothing needs to arrive."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-            await client.signature("identity")
-            server.go_silent()
-            start = trio.current_time()
-            with pytest.raises(DeadlineExceeded):
-                await client.infer("identity", ROW, deadline=3)
-            assert 3 == pytest.approx(trio.current_time() - start)
-
-    run(main)
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        server.go_silent()
+        start = trio.current_time()
+        with pytest.raises(DeadlineExceeded):
+            await client.infer("identity", ROW, deadline=3)
+        assert 3 == pytest.approx(trio.current_time() - start)
 
 
-def test_what_is_ready_together_travels_together() -> None:
+async def test_what_is_ready_together_travels_together() -> None:
     """Sixty-four calls in one turn are one message there."""
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        before = server.messages
+        async with trio.open_nursery() as nursery:
+            for _ in range(64):
+                nursery.start_soon(client.infer, "identity", ROW)
+        assert 64 == len(server.requests)
+        assert 1 == server.messages - before
 
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-            await client.signature("identity")
-            before = server.messages
+
+async def test_calls_that_came_one_by_one_leave_at_once() -> None:
+    """Of calls in one turn the first leaves alone then, and the others travel together, as all do in the next turn."""
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        for _ in range(2):
+            await client.infer("identity", ROW)
+        before = server.messages
+        for messages in (2, 1):
             async with trio.open_nursery() as nursery:
                 for _ in range(64):
                     nursery.start_soon(client.infer, "identity", ROW)
-            assert 64 == len(server.requests)
-            assert 1 == server.messages - before
-
-    run(main)
-
-
-def test_calls_that_came_one_by_one_leave_at_once() -> None:
-    """Of calls in one turn the first leaves alone then, and the others travel together, as all do in the next turn."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-            for _ in range(2):
-                await client.infer("identity", ROW)
+            assert messages == server.messages - before
             before = server.messages
-            for messages in (2, 1):
-                async with trio.open_nursery() as nursery:
-                    for _ in range(64):
-                        nursery.start_soon(client.infer, "identity", ROW)
-                assert messages == server.messages - before
-                before = server.messages
-
-    run(main)
 
 
-def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
+async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
     """Whether it waits for its result or for its model, nothing of it is left behind."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-            await client.signature("identity")
-            server.hold()
-            with trio.move_on_after(1) as scope:
-                await client.infer("identity", ROW)
-            assert scope.cancelled_caught
-            await until(lambda: server.cancelled == [1])
-            server.go_silent()
-            with trio.move_on_after(1) as scope:
-                await client.infer("other", ROW)
-            assert scope.cancelled_caught
-            await trio.testing.wait_all_tasks_blocked()
-            assert {} == client._core._session._ledger.tickets
-
-    run(main)
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        server.hold()
+        with trio.move_on_after(1) as scope:
+            await client.infer("identity", ROW)
+        assert scope.cancelled_caught
+        await until(lambda: server.cancelled == [1])
+        server.go_silent()
+        with trio.move_on_after(1) as scope:
+            await client.infer("other", ROW)
+        assert scope.cancelled_caught
+        await trio.testing.wait_all_tasks_blocked()
+        assert {} == client._core._session._ledger.tickets
 
 
-def test_the_result_of_a_call_that_is_cancelled_in_the_same_turn_is_not_lost_on_another() -> None:
+async def test_the_result_of_a_call_that_is_cancelled_in_the_same_turn_is_not_lost_on_another() -> None:
     """Cancellation and answer race in every order; the other calls get their own answers."""
+    async with serving() as (_, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        answers: dict[int, float] = {}
 
-    async def main() -> None:
-        async with serving() as (_, endpoint), shapestream.connect(endpoint.connect) as client:
-            await client.signature("identity")
-            answers: dict[int, float] = {}
+        async def call(number: int, give_up_after: float) -> None:
+            with trio.move_on_after(give_up_after):
+                result = await client.infer("identity", {"x": np.full((1, 16), number, np.float32)})
+                answers[number] = float(result["y"][0, 0])
 
-            async def call(number: int, give_up_after: float) -> None:
-                with trio.move_on_after(give_up_after):
-                    result = await client.infer("identity", {"x": np.full((1, 16), number, np.float32)})
-                    answers[number] = float(result["y"][0, 0])
-
-            async with trio.open_nursery() as nursery:
-                for number in range(100):
-                    nursery.start_soon(call, number, 0 if number % 3 == 0 else 10)
-            assert all(number == answer for number, answer in answers.items())
-            assert {number for number in range(100) if number % 3} <= answers.keys()
-
-    run(main)
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(call, number, 0 if number % 3 == 0 else 10)
+        assert all(number == answer for number, answer in answers.items())
+        assert {number for number in range(100) if number % 3} <= answers.keys()
 
 
-def test_leaving_while_calls_run_ends_them() -> None:
+async def test_leaving_while_calls_run_ends_them() -> None:
     """Tasks outside the block that wait for a result get `Cancelled`; the server hears goodbye."""
+    errors: list[Exception] = []
 
-    async def main() -> None:
-        errors: list[Exception] = []
+    async def call(client: shapestream.Client) -> None:
+        try:
+            await client.infer("identity", ROW)
+        except Cancelled as error:
+            errors.append(error)
 
-        async def call(client: shapestream.Client) -> None:
-            try:
-                await client.infer("identity", ROW)
-            except Cancelled as error:
-                errors.append(error)
-
-        async with serving() as (server, endpoint), trio.open_nursery() as nursery:
-            server.hold()
-            async with shapestream.connect(endpoint.connect) as client:
-                for _ in range(3):
-                    nursery.start_soon(call, client)
-                await until(lambda: len(server.held) == 3)
-            await until(lambda: server.goodbyes == 1)
-        assert 3 == len(errors)
-
-    run(main)
+    async with serving() as (server, endpoint), trio.open_nursery() as nursery:
+        server.hold()
+        async with shapestream.connect(endpoint.connect) as client:
+            for _ in range(3):
+                nursery.start_soon(call, client)
+            await until(lambda: len(server.held) == 3)
+        await until(lambda: server.goodbyes == 1)
+    assert 3 == len(errors)
 
 
-def test_a_group_that_the_block_raises_stays_one_group() -> None:
+async def test_a_group_that_the_block_raises_stays_one_group() -> None:
     """Only the client's own nursery is taken away from around an exception."""
-
-    async def main() -> None:
-        async with serving() as (_, endpoint):
-            with pytest.raises(ExceptionGroup) as caught:
-                async with shapestream.connect(endpoint.connect):
-                    raise ExceptionGroup("mine", [LookupError(), ValueError()])
-            assert "mine" == caught.value.message
-
-    run(main)
+    async with serving() as (_, endpoint):
+        with pytest.raises(ExceptionGroup) as caught:
+            async with shapestream.connect(endpoint.connect):
+                raise ExceptionGroup("mine", [LookupError(), ValueError()])
+        assert "mine" == caught.value.message
 
 
-def test_ctrl_c_ends_the_block_and_the_server_is_told() -> None:
+async def test_ctrl_c_ends_the_block_and_the_server_is_told() -> None:
     """A real SIGINT while a call waits: KeyboardInterrupt comes out, not in a group, after a goodbye."""
+    async with serving() as (server, endpoint):
+        server.hold()
 
-    async def main() -> None:
-        async with serving() as (server, endpoint):
-            server.hold()
+        async def press() -> None:
+            await until(lambda: server.held)
+            signal.raise_signal(signal.SIGINT)
 
-            async def press() -> None:
-                await until(lambda: server.held)
-                signal.raise_signal(signal.SIGINT)
-
-            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the block is the point
-                async with shapestream.connect(endpoint.connect) as client:
-                    client._nursery.start_soon(press)
-                    await client.infer("identity", ROW)
-            await until(lambda: server.goodbyes == 1)
-            assert [1] == server.cancelled
-
-    run(main)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the block is the point
+            async with shapestream.connect(endpoint.connect) as client:
+                client._loop._nursery.start_soon(press)
+                await client.infer("identity", ROW)
+        await until(lambda: server.goodbyes == 1)
+        assert [1] == server.cancelled
 
 
-def test_a_request_that_cannot_be_written_down_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_cannot_be_written_down_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """More tensors than the protocol allows: it is refused, and its neighbours in the turn are served."""
     # A signature allows no more than the protocol does, so the protocol is made to allow less.
     monkeypatch.setattr(layouts, "MAX_TENSORS", 1)
@@ -182,23 +150,20 @@ def test_a_request_that_cannot_be_written_down_fails_alone(monkeypatch: pytest.M
         outputs=(OutputPort("y", "f32", shape, Whole()),),
     )
 
-    async def main() -> None:
-        array = np.zeros(300, np.float32)
-        inputs = {port.name: array for port in wide.inputs}
-        models = ScriptedModel(wide), ScriptedModel(identity_signature())
-        async with serving(*models) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
-            await client.signature("identity")
-            await client.signature("wide")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.infer, "identity", ROW)
-                with pytest.raises(InvalidRequest, match="at most 1 "):
-                    await client.infer("wide", inputs)
-                nursery.start_soon(client.infer, "identity", ROW)
-
-    run(main)
+    array = np.zeros(300, np.float32)
+    inputs = {port.name: array for port in wide.inputs}
+    models = ScriptedModel(wide), ScriptedModel(identity_signature())
+    async with serving(*models) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        await client.signature("wide")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.infer, "identity", ROW)
+            with pytest.raises(InvalidRequest, match="at most 1 "):
+                await client.infer("wide", inputs)
+            nursery.start_soon(client.infer, "identity", ROW)
 
 
-def test_a_signature_that_cannot_be_read_is_the_servers_fault() -> None:
+async def test_a_signature_that_cannot_be_read_is_the_servers_fault() -> None:
     """Nonsense where a signature should be is `InternalError`, not a crash of the client."""
 
     class Nonsense(ModelSignature):
@@ -208,15 +173,12 @@ def test_a_signature_that_cannot_be_read_is_the_servers_fault() -> None:
     plain = identity_signature()
     nonsense = ScriptedModel(Nonsense(plain.name, plain.inputs, plain.outputs))
 
-    async def main() -> None:
-        async with serving(nonsense) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
-            with pytest.raises(InternalError, match="signature"):
-                await client.infer("identity", ROW)
-
-    run(main)
+    async with serving(nonsense) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
+        with pytest.raises(InternalError, match="signature"):
+            await client.infer("identity", ROW)
 
 
-def test_a_model_that_takes_its_time_delays_only_its_own_requests() -> None:
+async def test_a_model_that_takes_its_time_delays_only_its_own_requests() -> None:
     """Durations pass on the mock clock; an unordered stream gives the quick ones first."""
 
     def seconds(inputs: Any) -> float:
@@ -224,32 +186,26 @@ def test_a_model_that_takes_its_time_delays_only_its_own_requests() -> None:
 
     slow = ScriptedModel(identity_signature(), duration_s=seconds)
 
-    async def main() -> None:
-        async with serving(slow) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
+    async with serving(slow) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
 
-            async def source() -> AsyncIterator[Any]:
-                for number in (30.0, 10.0, 20.0):
-                    yield number, {"x": np.full((1, 16), number, np.float32)}
+        async def source() -> AsyncIterator[Any]:
+            for number in (30.0, 10.0, 20.0):
+                yield number, {"x": np.full((1, 16), number, np.float32)}
 
-            async with client.stream("identity", source(), ordered=False) as results:
-                assert [10.0, 20.0, 30.0] == [item.key async for item in results]
-
-    run(main)
+        async with client.stream("identity", source(), ordered=False) as results:
+            assert [10.0, 20.0, 30.0] == [item.key async for item in results]
 
 
-def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
+async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
     """Whether its source is awaited or not."""
 
     async def items() -> AsyncIterator[Any]:
         yield ROW
 
-    async def main() -> None:
-        async with serving() as (_, endpoint):
-            async with shapestream.connect(endpoint.connect) as client:
-                await client.signature("identity")
-            for source in (items(), [ROW]):
-                async with client.stream("identity", source) as results:
-                    with pytest.raises(Cancelled, match="closed"):
-                        await anext(results)
-
-    run(main)
+    async with serving() as (_, endpoint):
+        async with shapestream.connect(endpoint.connect) as client:
+            await client.signature("identity")
+        for source in (items(), [ROW]):
+            async with client.stream("identity", source) as results:
+                with pytest.raises(Cancelled, match="closed"):
+                    await anext(results)

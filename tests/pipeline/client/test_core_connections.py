@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from tests.pipeline.client.virtual_time import ROW, run, serving, until
+from tests.pipeline.client.virtual_time import ROW, serving, until
 
 import shapestream
 from shapestream.errors import (
@@ -26,92 +26,72 @@ from shapestream.testing import (
 from shapestream.wire.messages import Goodbye
 
 
-def test_without_a_server_connecting_ends_at_its_timeout() -> None:
+async def test_without_a_server_connecting_ends_at_its_timeout() -> None:
     """Nobody listens: `Unavailable` after exactly `connect_timeout` seconds."""
-
-    async def main() -> None:
-        start = trio.current_time()
-        with pytest.raises(Unavailable, match="no server answered"):
-            async with shapestream.connect(MemoryEndpoint().connect, connect_timeout=7):
-                pytest.fail("connected to nobody")
-        assert 7 == pytest.approx(trio.current_time() - start)
-
-    run(main)
+    start = trio.current_time()
+    with pytest.raises(Unavailable, match="no server answered"):
+        async with shapestream.connect(MemoryEndpoint().connect, connect_timeout=7):
+            pytest.fail("connected to nobody")
+    assert 7 == pytest.approx(trio.current_time() - start)
 
 
-def test_a_server_may_come_after_its_client() -> None:
+async def test_a_server_may_come_after_its_client() -> None:
     """Connecting waits for it, within the timeout."""
+    endpoint = MemoryEndpoint()
+    server = ScriptedServer(ScriptedModel(identity_signature()))
 
-    async def main() -> None:
-        endpoint = MemoryEndpoint()
-        server = ScriptedServer(ScriptedModel(identity_signature()))
+    async def come_late() -> None:
+        await trio.sleep(5)
+        await server.run(endpoint.bind())
 
-        async def come_late() -> None:
-            await trio.sleep(5)
-            await server.run(endpoint.bind())
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(come_late)
-            async with shapestream.connect(endpoint.connect) as client:
-                await client.infer("identity", ROW)
-            nursery.cancel_scope.cancel()
-
-    run(main)
-
-
-def test_a_server_that_hangs_is_given_up_and_found_again() -> None:
-    """After the silence a new connection is made; the request is answered once the server is back."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-            await client.signature("identity")
-            first = set(endpoint.connections)
-            server.go_silent()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.infer, "identity", ROW)
-                await trio.sleep(15)
-                server.go_silent(False)
-            assert first.isdisjoint(endpoint.connections)
-            assert 1 == len(endpoint.connections)
-
-    run(main)
-
-
-def test_a_server_that_stays_away_fails_what_waits() -> None:
-    """After `unavailable_after` seconds requests end as `Unavailable`, and later ones do so at once."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint):
-            async with shapestream.connect(endpoint.connect, silence=10, unavailable_after=30) as client:
-                await client.signature("identity")
-                server.go_silent()
-                start = trio.current_time()
-                with pytest.raises(Unavailable, match="no server has answered"):
-                    await client.infer("identity", ROW)
-                assert 40 == pytest.approx(trio.current_time() - start, abs=1)
-                start = trio.current_time()
-                with pytest.raises(Unavailable):
-                    await client.infer("identity", ROW)
-                assert start == trio.current_time()
-
-    run(main)
-
-
-def test_a_server_that_says_goodbye_is_looked_for_again() -> None:
-    """A restart that is announced costs half a second, not the silence."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-            await client.signature("identity")
-            server.say(Goodbye())
-            server.restart()
-            await trio.testing.wait_all_tasks_blocked()
-            start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come_late)
+        async with shapestream.connect(endpoint.connect) as client:
             await client.infer("identity", ROW)
-            assert trio.current_time() - start < 1
-            assert 2 == server.hellos
+        nursery.cancel_scope.cancel()
 
-    run(main)
+
+async def test_a_server_that_hangs_is_given_up_and_found_again() -> None:
+    """After the silence a new connection is made; the request is answered once the server is back."""
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        first = set(endpoint.connections)
+        server.go_silent()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.infer, "identity", ROW)
+            await trio.sleep(15)
+            server.go_silent(False)
+        assert first.isdisjoint(endpoint.connections)
+        assert 1 == len(endpoint.connections)
+
+
+async def test_a_server_that_stays_away_fails_what_waits() -> None:
+    """After `unavailable_after` seconds requests end as `Unavailable`, and later ones do so at once."""
+    async with serving() as (server, endpoint):
+        async with shapestream.connect(endpoint.connect, silence=10, unavailable_after=30) as client:
+            await client.signature("identity")
+            server.go_silent()
+            start = trio.current_time()
+            with pytest.raises(Unavailable, match="no server has answered"):
+                await client.infer("identity", ROW)
+            assert 40 == pytest.approx(trio.current_time() - start, abs=1)
+            start = trio.current_time()
+            with pytest.raises(Unavailable):
+                await client.infer("identity", ROW)
+            assert start == trio.current_time()
+
+
+async def test_a_server_that_says_goodbye_is_looked_for_again() -> None:
+    """A restart that is announced costs half a second, not the silence."""
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        server.say(Goodbye())
+        server.restart()
+        await trio.testing.wait_all_tasks_blocked()
+        start = trio.current_time()
+        await client.infer("identity", ROW)
+        assert trio.current_time() - start < 1
+        assert 2 == server.hellos
 
 
 class Gate(MemoryConnection):
@@ -131,99 +111,83 @@ class Gate(MemoryConnection):
         await super().send(frames)
 
 
-def test_a_blocked_connection_keeps_what_can_still_be_withdrawn() -> None:
+async def test_a_blocked_connection_keeps_what_can_still_be_withdrawn() -> None:
     """Behind a full socket deadlines pass, cancelled calls are never sent, and the rest goes in order."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint):
-            gate = Gate(endpoint)
-            endpoint.connections.add(gate)
-            assert endpoint.server is not None
-            gate._attach(endpoint.server)
-            gate.opened = trio.Event()
-            gate.opened.set()
-            async with shapestream.connect(lambda: gate) as client:
-                await client.signature("identity")
-                gate.opened = trio.Event()
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(client.infer, "identity", ROW)
-                    await trio.testing.wait_all_tasks_blocked()
-                    with pytest.raises(DeadlineExceeded, match="never sent"):
-                        await client.infer("identity", ROW, deadline=2)
-                    with trio.move_on_after(2):
-                        await client.infer("identity", ROW)
-                    nursery.start_soon(client.infer, "identity", ROW)
-                    await trio.testing.wait_all_tasks_blocked()
-                    assert [] == server.requests
-                    gate.opened.set()
-                assert [1, 4] == [request.sequence for request in server.requests]
-                assert [] == server.cancelled
-
-    run(main)
-
-
-def test_a_message_that_makes_no_sense_starts_a_new_connection() -> None:
-    """The connection is given up, and what was unfinished is sent again on the next."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+    async with serving() as (server, endpoint):
+        gate = Gate(endpoint)
+        endpoint.connections.add(gate)
+        assert endpoint.server is not None
+        gate._attach(endpoint.server)
+        gate.opened = trio.Event()
+        gate.opened.set()
+        async with shapestream.connect(lambda: gate) as client:
             await client.signature("identity")
-            server.hold()
+            gate.opened = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.infer, "identity", ROW)
-                await until(lambda: server.held)
-                assert endpoint.server is not None
-                endpoint.server.send_nowait(server.held[0][0], [b"\xc1 is no msgpack"])
-                await until(lambda: server.hellos == 2)
-                server.release()
-            assert [1, 1] == [request.sequence for request in server.requests]
-
-    run(main)
-
-
-def test_where_no_connection_can_be_made_for_a_while_the_client_goes_on_trying() -> None:
-    """No descriptors are left just when the server must be looked for: nothing that waits is lost over it."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint):
-            refusals = [TransportError("too many open files")] * 3
-            failed: list[TransportError] = []
-
-            def connect() -> MemoryConnection:
-                if server.hellos and len(failed) < len(refusals):
-                    failed.append(refusals[len(failed)])
-                    raise failed[-1]
-                return endpoint.connect()
-
-            async with shapestream.connect(connect) as client:
-                await client.signature("identity")
-                server.say(Goodbye())
-                server.restart()
-                await client.infer("identity", ROW)
-            assert refusals == failed
-            assert 2 == server.hellos
-
-    run(main)
-
-
-def test_who_waits_while_no_connection_can_be_made_is_told_why() -> None:
-    """At the deadline, or when nothing has helped for `unavailable_after` seconds."""
-
-    async def main() -> None:
-        async with serving() as (server, endpoint):
-
-            def connect() -> MemoryConnection:
-                if server.hellos:
-                    raise TransportError("too many open files")
-                return endpoint.connect()
-
-            async with shapestream.connect(connect, unavailable_after=30) as client:
-                await client.signature("identity")
-                server.say(Goodbye())
                 await trio.testing.wait_all_tasks_blocked()
-                with pytest.raises(DeadlineExceeded, match="too many open files"):
-                    await client.infer("identity", ROW, deadline=3)
-                with pytest.raises(Unavailable, match="too many open files"):
+                with pytest.raises(DeadlineExceeded, match="never sent"):
+                    await client.infer("identity", ROW, deadline=2)
+                with trio.move_on_after(2):
                     await client.infer("identity", ROW)
+                nursery.start_soon(client.infer, "identity", ROW)
+                await trio.testing.wait_all_tasks_blocked()
+                assert [] == server.requests
+                gate.opened.set()
+            assert [1, 4] == [request.sequence for request in server.requests]
+            assert [] == server.cancelled
 
-    run(main)
+
+async def test_a_message_that_makes_no_sense_starts_a_new_connection() -> None:
+    """The connection is given up, and what was unfinished is sent again on the next."""
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        server.hold()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.infer, "identity", ROW)
+            await until(lambda: server.held)
+            assert endpoint.server is not None
+            endpoint.server.send_nowait(server.held[0][0], [b"\xc1 is no msgpack"])
+            await until(lambda: server.hellos == 2)
+            server.release()
+        assert [1, 1] == [request.sequence for request in server.requests]
+
+
+async def test_where_no_connection_can_be_made_for_a_while_the_client_goes_on_trying() -> None:
+    """No descriptors are left just when the server must be looked for: nothing that waits is lost over it."""
+    async with serving() as (server, endpoint):
+        refusals = [TransportError("too many open files")] * 3
+        failed: list[TransportError] = []
+
+        def connect() -> MemoryConnection:
+            if server.hellos and len(failed) < len(refusals):
+                failed.append(refusals[len(failed)])
+                raise failed[-1]
+            return endpoint.connect()
+
+        async with shapestream.connect(connect) as client:
+            await client.signature("identity")
+            server.say(Goodbye())
+            server.restart()
+            await client.infer("identity", ROW)
+        assert refusals == failed
+        assert 2 == server.hellos
+
+
+async def test_who_waits_while_no_connection_can_be_made_is_told_why() -> None:
+    """At the deadline, or when nothing has helped for `unavailable_after` seconds."""
+    async with serving() as (server, endpoint):
+
+        def connect() -> MemoryConnection:
+            if server.hellos:
+                raise TransportError("too many open files")
+            return endpoint.connect()
+
+        async with shapestream.connect(connect, unavailable_after=30) as client:
+            await client.signature("identity")
+            server.say(Goodbye())
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(DeadlineExceeded, match="too many open files"):
+                await client.infer("identity", ROW, deadline=3)
+            with pytest.raises(Unavailable, match="too many open files"):
+                await client.infer("identity", ROW)

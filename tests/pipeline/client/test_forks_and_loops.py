@@ -207,7 +207,7 @@ def test_a_stream_of_another_event_loop_is_refused(server: ScriptedServer, addre
     first.close()
 
 
-def test_a_second_trio_run_is_refused(address: str) -> None:
+async def test_a_second_trio_run_is_refused(trio_face: Any) -> None:
     """The same under trio, where another thread runs another loop."""
     refused: list[str] = []
 
@@ -226,28 +226,21 @@ def test_a_second_trio_run_is_refused(address: str) -> None:
                 await call()  # type: ignore[operator]
             refused.append("refused")
 
-    async def main() -> None:
-        async with shapestream.connect(address) as client:
-            await client.infer("double", ROW)
-            await trio.to_thread.run_sync(trio.run, elsewhere, client)
-            await client.infer("double", ROW)
-
-    trio.run(main)
+    async with trio_face.connect() as client:
+        await client.infer("double", ROW)
+        await trio.to_thread.run_sync(trio.run, elsewhere, client)
+        await client.infer("double", ROW)
     assert ["refused"] * 4 == refused
 
 
-def test_a_forked_child_of_an_asyncio_program_is_told(address: str) -> None:
+async def test_a_forked_child_of_an_asyncio_program_is_told(aio_face: Any) -> None:
     """Also where it runs an event loop of its own."""
-
-    async def main() -> None:
-        async with aio.connect(address) as client:
-            await client.infer("double", ROW)
-            said = in_forked_child(lambda: _drive(client.infer("double", ROW)))
-            assert said.startswith("RuntimeError: ")
-            assert "fork" in said
-            await client.infer("double", ROW)
-
-    asyncio.run(main())
+    async with aio_face.connect() as client:
+        await client.infer("double", ROW)
+        said = in_forked_child(lambda: _drive(client.infer("double", ROW)))
+        assert said.startswith("RuntimeError: ")
+        assert "fork" in said
+        await client.infer("double", ROW)
 
 
 def _drive(call: Any) -> Any:

@@ -84,22 +84,18 @@ def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
     assert sorted(id(one) for tickets in posted for one in tickets) == fates
 
 
-def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_not_again() -> None:
+async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_not_again() -> None:
     """What comes before the turn begins is taken by that turn; a withdrawal always wakes."""
-
-    async def main() -> None:
-        turns: list[int] = []
-        inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox)))
-        inbox.open()
-        await trio.to_thread.run_sync(inbox.post, ticket())
-        await trio.testing.wait_all_tasks_blocked()
-        assert [1] == turns
-        await trio.to_thread.run_sync(inbox.post, ticket())
-        await trio.testing.wait_all_tasks_blocked()
-        assert [1] == turns
-        await trio.to_thread.run_sync(inbox.post, Withdraw(ticket()))
-        await trio.testing.wait_all_tasks_blocked()
-        assert [1, 3] == turns
-        assert 3 == len(list(inbox.take()))
-
-    trio.run(main)
+    turns: list[int] = []
+    inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox)))
+    inbox.open()
+    await trio.to_thread.run_sync(inbox.post, ticket())
+    await trio.testing.wait_all_tasks_blocked()
+    assert [1] == turns
+    await trio.to_thread.run_sync(inbox.post, ticket())
+    await trio.testing.wait_all_tasks_blocked()
+    assert [1] == turns
+    await trio.to_thread.run_sync(inbox.post, Withdraw(ticket()))
+    await trio.testing.wait_all_tasks_blocked()
+    assert [1, 3] == turns
+    assert 3 == len(list(inbox.take()))

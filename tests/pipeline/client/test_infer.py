@@ -23,22 +23,18 @@ def rows(value: float, count: int = 1, width: int = 3) -> dict[str, Any]:
     return {"x": np.full((count, width), value, np.float32)}
 
 
-def test_gives_named_arrays_that_cannot_be_written_to(face: Any) -> None:
+async def test_gives_named_arrays_that_cannot_be_written_to(face: Any) -> None:
     """A result maps the outputs' names to read-only arrays, and says where the time went."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            result = await client.infer("double", rows(3.0, 2))
-            assert ["y"] == list(result)
-            np.testing.assert_array_equal(np.full((2, 3), 6, np.float32), result["y"])
-            assert not result["y"].flags.writeable
-            assert 1 == result.timings.batch_requests
-            with pytest.raises(AttributeError):
-                result.timings.batch_requests = 2  # a user's mistake
-            assert 1 == result.sequence
-            assert result.ok
-
-    face.run(scenario)
+    async with face.connect() as client:
+        result = await client.infer("double", rows(3.0, 2))
+        assert ["y"] == list(result)
+        np.testing.assert_array_equal(np.full((2, 3), 6, np.float32), result["y"])
+        assert not result["y"].flags.writeable
+        assert 1 == result.timings.batch_requests
+        with pytest.raises(AttributeError):
+            result.timings.batch_requests = 2  # a user's mistake
+        assert 1 == result.sequence
+        assert result.ok
 
 
 @pytest.mark.parametrize(
@@ -53,15 +49,11 @@ def test_gives_named_arrays_that_cannot_be_written_to(face: Any) -> None:
     ],
     ids=["large", "strided", "empty", "list", "big-endian", "scalar"],
 )
-def test_what_goes_in_comes_out(face: Any, model: str, value: Any) -> None:
+async def test_what_goes_in_comes_out(face: Any, model: str, value: Any) -> None:
     """Arrays of every kind, and plain numbers, arrive as they are."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            result = await client.infer(model, {"x": value})
-            np.testing.assert_array_equal(np.asarray(value), result["y"])
-
-    face.run(scenario)
+    async with face.connect() as client:
+        result = await client.infer(model, {"x": value})
+        np.testing.assert_array_equal(np.asarray(value), result["y"])
 
 
 @pytest.mark.parametrize(
@@ -77,139 +69,99 @@ def test_what_goes_in_comes_out(face: Any, model: str, value: Any) -> None:
         ([1, 2], "mapping"),
     ],
 )
-def test_what_the_signature_forbids_is_refused_before_it_is_sent(
+async def test_what_the_signature_forbids_is_refused_before_it_is_sent(
     face: Any, inputs: Any, message: str
 ) -> None:
     """Wrong names, types, ranks and sizes raise `InvalidRequest`; the server never sees them."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            with pytest.raises(InvalidRequest, match=message):
-                await client.infer("double", inputs)
-            await client.infer("double", rows(1))
-
-    face.run(scenario)
+    async with face.connect() as client:
+        with pytest.raises(InvalidRequest, match=message):
+            await client.infer("double", inputs)
+        await client.infer("double", rows(1))
     assert 1 == len(face.server.requests)
 
 
-def test_an_unknown_model_is_refused_with_the_known_ones(face: Any) -> None:
+async def test_an_unknown_model_is_refused_with_the_known_ones(face: Any) -> None:
     """The server's words reach the caller, from `infer` and from entering a stream."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            with pytest.raises(InvalidRequest, match="known: identity, double"):
-                await client.infer("dubble", rows(1))
-            with pytest.raises(InvalidRequest, match="known: identity, double"):
-                async with client.stream("dubble", []):
-                    pytest.fail("the stream was entered")
-
-    face.run(scenario)
+    async with face.connect() as client:
+        with pytest.raises(InvalidRequest, match="known: identity, double"):
+            await client.infer("dubble", rows(1))
+        with pytest.raises(InvalidRequest, match="known: identity, double"):
+            async with client.stream("dubble", []):
+                pytest.fail("the stream was entered")
 
 
-def test_the_models_own_error_is_raised_with_its_words(face: Any) -> None:
+async def test_the_models_own_error_is_raised_with_its_words(face: Any) -> None:
     """A request that the model cannot bear fails alone."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            with pytest.raises(ModelError, match="overwhelm"):
-                await client.infer("double", rows(-1))
-            await client.infer("double", rows(1))
-
-    face.run(scenario)
+    async with face.connect() as client:
+        with pytest.raises(ModelError, match="overwhelm"):
+            await client.infer("double", rows(-1))
+        await client.infer("double", rows(1))
 
 
-def test_a_deadline_passes_although_the_server_does_not_answer(face: Any) -> None:
+async def test_a_deadline_passes_although_the_server_does_not_answer(face: Any) -> None:
     """The caller is let go at its deadline, and the client goes on working."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            await client.signature("double")
-            face.server.hold()
-            with pytest.raises(DeadlineExceeded):
-                await client.infer("double", rows(1), deadline=0.02)
-            face.server.release()
-            await client.infer("double", rows(1), deadline=30)
-
-    face.run(scenario)
+    async with face.connect() as client:
+        await client.signature("double")
+        face.server.hold()
+        with pytest.raises(DeadlineExceeded):
+            await client.infer("double", rows(1), deadline=0.02)
+        face.server.release()
+        await client.infer("double", rows(1), deadline=30)
 
 
-def test_signature_and_statistics(face: Any) -> None:
+async def test_signature_and_statistics(face: Any) -> None:
     """What a model takes, and what the server counts, can be asked for."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            signature = await client.signature("double")
-            assert ["x"] == [port.name for port in signature.inputs]
-            assert {"requests": 0} == await client.statistics()
-
-    face.run(scenario)
+    async with face.connect() as client:
+        signature = await client.signature("double")
+        assert ["x"] == [port.name for port in signature.inputs]
+        assert {"requests": 0} == await client.statistics()
 
 
-def test_an_exception_in_the_block_comes_out_as_it_is(face: Any) -> None:
+async def test_an_exception_in_the_block_comes_out_as_it_is(face: Any) -> None:
     """No exception group around it, and the server hears goodbye."""
-
-    async def scenario(face: Any) -> None:
-        error = LookupError("mine")
-        with pytest.raises(LookupError, match="mine") as caught:
-            async with face.connect():
-                raise error
-        assert error is caught.value
-        await face.until(lambda server: server.goodbyes == 1)
-
-    face.run(scenario)
+    error = LookupError("mine")
+    with pytest.raises(LookupError, match="mine") as caught:
+        async with face.connect():
+            raise error
+    assert error is caught.value
+    await face.until(lambda server: server.goodbyes == 1)
 
 
-def test_a_closed_client_refuses(face: Any) -> None:
+async def test_a_closed_client_refuses(face: Any) -> None:
     """After the block every call raises `Cancelled` at once."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            await client.signature("double")
-        with pytest.raises(Cancelled, match="closed"):
-            await client.infer("double", rows(1))
-        with pytest.raises(Cancelled, match="closed"):
-            await client.statistics()
-
-    face.run(scenario)
+    async with face.connect() as client:
+        await client.signature("double")
+    with pytest.raises(Cancelled, match="closed"):
+        await client.infer("double", rows(1))
+    with pytest.raises(Cancelled, match="closed"):
+        await client.statistics()
 
 
-def test_a_server_that_restarts_is_found_again(face: Any) -> None:
+async def test_a_server_that_restarts_is_found_again(face: Any) -> None:
     """Requests that the old server had are answered by the new one, under the same numbers."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            await client.infer("double", rows(1))
-            face.server.restart()
-            await face.until(lambda server: server.restarts == 1)
-            result = await client.infer("double", rows(2))
-            np.testing.assert_array_equal(np.full((1, 3), 4, np.float32), result["y"])
-
-    face.run(scenario)
+    async with face.connect() as client:
+        await client.infer("double", rows(1))
+        face.server.restart()
+        await face.until(lambda server: server.restarts == 1)
+        result = await client.infer("double", rows(2))
+        np.testing.assert_array_equal(np.full((1, 3), 4, np.float32), result["y"])
     assert 2 == face.server.hellos
 
 
-def test_connecting_to_nobody_raises_unavailable(face: Any, tmp_path: Any) -> None:
+async def test_connecting_to_nobody_raises_unavailable(face: Any, tmp_path: Any) -> None:
     """After `connect_timeout` seconds the caller learns that no server answers, and where."""
-
-    async def scenario(face: Any) -> None:
-        face.address = f"ipc://{tmp_path}/nobody"
-        with pytest.raises(Unavailable, match=r"no server answered at ipc://.*/nobody"):
-            async with face.connect(connect_timeout=0.02):
-                pytest.fail("connected to nobody")
-
-    face.run(scenario)
+    face.address = f"ipc://{tmp_path}/nobody"
+    with pytest.raises(Unavailable, match=r"no server answered at ipc://.*/nobody"):
+        async with face.connect(connect_timeout=0.02):
+            pytest.fail("connected to nobody")
 
 
-def test_an_address_that_is_none_is_refused_at_once(face: Any) -> None:
+async def test_an_address_that_is_none_is_refused_at_once(face: Any) -> None:
     """A mistyped address is an error of its own, not a timeout."""
-
-    async def scenario(face: Any) -> None:
-        face.address = "htpp://127.0.0.1:5555"
-        with pytest.raises(TransportError, match="htpp"):
-            async with face.connect():
-                pytest.fail("connected to nowhere")
-
-    face.run(scenario)
+    face.address = "htpp://127.0.0.1:5555"
+    with pytest.raises(TransportError, match="htpp"):
+        async with face.connect():
+            pytest.fail("connected to nowhere")
 
 
 def test_the_package_says_what_is_public() -> None:

@@ -10,17 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shapestream.client.models import InputEncoder
+from shapestream.client.models import Model
 from shapestream.errors import InvalidRequest
 from shapestream.testing import identity_signature
 from shapestream.wire.tensor_frames import to_array
 
 
+def opened(shape: str, element_type: str) -> Model:
+    """A model with one input."""
+    signature = identity_signature(shape=shape, element_type=element_type)
+    return Model(signature.name, signature.to_dict(), 0)
+
+
 def encoded(element_type: str, value: Any, shape: str = "?") -> Any:
     """The array that travels for `value`."""
-    tensors, nbytes = InputEncoder(identity_signature(shape=shape, element_type=element_type)).encode(
-        {"x": value}
-    )
+    tensors, nbytes = opened(shape, element_type).encode({"x": value})
     ((port, travels_as, sizes),) = tensors.layout
     array = to_array(travels_as, sizes, tensors.buffers[0])
     assert (0, element_type, array.nbytes) == (port, travels_as, nbytes)
@@ -152,7 +156,7 @@ def test_what_another_library_raises_is_said_with_the_name_of_the_input() -> Non
 
 def test_small_arrays_are_copied_at_once_and_large_ones_are_not() -> None:
     """A small array may change as soon as the call has begun; a large one travels from where it is."""
-    encoder = InputEncoder(identity_signature(shape="?", element_type="u8"))
+    encoder = opened("?", "u8")
     for size, shared in ((1000, False), (64 * 1024, True)):
         array = np.zeros(size, np.uint8)
         tensors, _ = encoder.encode({"x": array})

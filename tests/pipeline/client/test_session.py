@@ -235,8 +235,7 @@ def test_an_answer_that_makes_no_sense_fails_its_request_alone() -> None:
     model = bench.open()
     ticket, other = bench.submit(model), bench.submit(model)
     bench.turn()
-    bench.session.unreadable_entry(ticket.id, "bad shape")
-    bench.session.unreadable_entry(None, "bad kind")
+    bench.session.fail(ticket.id, InternalError("bad shape"))
     bench.turn()
     assert isinstance(ticket.outcome, InternalError)
     assert other.outcome is None

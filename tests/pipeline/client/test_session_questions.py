@@ -147,4 +147,4 @@ def test_what_nobody_asked_is_not_listened_to() -> None:
         ModelOpened(name="m", number=8, signature={}), ModelRefused(name="m", code="invalid", message="")
     )
     assert (7, False) == (model.number, model.stale)
-    assert ["m"] == list(bench.session._models)  # the bound is the point, hence the look inside
+    assert ["m"] == list(bench.session.models)  # the bound is the point, hence the look inside

@@ -163,7 +163,7 @@ def test_what_may_not_run_twice_is_not_sent_to_another_server() -> None:
     assert sequences(bench.sent()) == [1, 2]
     bench.receive(refusal(2, "draining"), Unknown())
     bench.turn()
-    bench.come_back(epoch=b"b", signature=model.signature)
+    bench.come_back(epoch=b"b", signature=model.described)
     assert sequences(bench.sent()) == [2, 3]
     assert isinstance(had.outcome, WorkerLost)
     assert refused.outcome is unsent.outcome is None
@@ -193,7 +193,7 @@ def test_what_may_not_run_twice_is_sent_again_to_the_same_server() -> None:
     bench.turn()
     bench.receive(Unknown())
     bench.turn()
-    bench.come_back(signature=model.signature)
+    bench.come_back(signature=model.described)
     assert sequences(bench.sent()) == [1]
 
 

@@ -54,133 +54,106 @@ class Counted:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 3, 64])
-def test_every_item_comes_back_in_order(sourced: Any, max_in_flight: int) -> None:
+async def test_every_item_comes_back_in_order(sourced: Any, max_in_flight: int) -> None:
     """Each result belongs to its item, in the producer's order; keys are positions where none are given."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            async with client.stream(
-                "double", face.as_source(Counted(200)), max_in_flight=max_in_flight
-            ) as results:
-                items = await collect(results)
-            assert list(range(200)) == [item.key for item in items]
-            assert list(range(200)) == [value_of(item) for item in items]
-
-    sourced.run(scenario)
+    async with sourced.connect() as client:
+        async with client.stream(
+            "double", sourced.as_source(Counted(200)), max_in_flight=max_in_flight
+        ) as results:
+            items = await collect(results)
+        assert list(range(200)) == [item.key for item in items]
+        assert list(range(200)) == [value_of(item) for item in items]
 
 
-def test_items_may_bring_their_own_keys(sourced: Any) -> None:
+async def test_items_may_bring_their_own_keys(sourced: Any) -> None:
     """`(key, inputs)` comes back under its key, whatever object that is."""
     key = object()
 
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            async with client.stream("double", face.as_source([("a", rows(1)), (key, rows(2))])) as results:
-                assert ["a", key] == [item.key for item in await collect(results)]
-
-    sourced.run(scenario)
+    async with sourced.connect() as client:
+        async with client.stream("double", sourced.as_source([("a", rows(1)), (key, rows(2))])) as results:
+            assert ["a", key] == [item.key for item in await collect(results)]
 
 
-def test_an_empty_source_gives_nothing(sourced: Any) -> None:
+async def test_an_empty_source_gives_nothing(sourced: Any) -> None:
     """No items, no results, no waiting."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            async with client.stream("double", face.as_source([])) as results:
-                assert [] == await collect(results)
-                assert [] == await collect(results)
-
-    sourced.run(scenario)
+    async with sourced.connect() as client:
+        async with client.stream("double", sourced.as_source([])) as results:
+            assert [] == await collect(results)
+            assert [] == await collect(results)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_slow_head_holds_up_only_an_ordered_stream(face: Any, ordered: bool) -> None:
+async def test_a_slow_head_holds_up_only_an_ordered_stream(face: Any, ordered: bool) -> None:
     """Answered last to first, an ordered stream still gives first to last; an unordered one as they come."""
-
-    async def scenario(face: Any) -> None:
-        face.server.hold()
-        async with face.connect() as client:
-            async with client.stream("double", Counted(4), ordered=ordered) as results:
-                await face.until(lambda server: len(server.held) == 4)
-                for _ in range(4):
-                    face.server.release(1, newest_first=True)
-                keys = [item.key for item in await collect(results)]
-        assert ([0, 1, 2, 3] if ordered else [3, 2, 1, 0]) == keys
-
-    face.run(scenario)
+    face.server.hold()
+    async with face.connect() as client:
+        async with client.stream("double", Counted(4), ordered=ordered) as results:
+            await face.until(lambda server: len(server.held) == 4)
+            for _ in range(4):
+                face.server.release(1, newest_first=True)
+            keys = [item.key for item in await collect(results)]
+    assert ([0, 1, 2, 3] if ordered else [3, 2, 1, 0]) == keys
 
 
-def test_the_producer_is_pulled_at_most_max_in_flight_ahead(sourced: Any) -> None:
+async def test_the_producer_is_pulled_at_most_max_in_flight_ahead(sourced: Any) -> None:
     """With the server holding everything the producer stops at the limit; each result taken lets one more in."""
     source = Counted(100)
 
-    async def scenario(face: Any) -> None:
-        face.server.hold()
-        async with face.connect() as client:
-            async with client.stream("double", face.as_source(source), max_in_flight=4) as results:
-                await face.until(lambda server: len(server.held) == 4)
-                assert 4 == source.pulled
-                for taken in range(1, 20):
-                    face.server.release(1)
-                    await anext(results)
-                    await face.until(lambda server, sent=taken + 4: len(server.requests) == sent)
-                    assert taken + 4 == source.pulled
-
-    sourced.run(scenario)
+    sourced.server.hold()
+    async with sourced.connect() as client:
+        async with client.stream("double", sourced.as_source(source), max_in_flight=4) as results:
+            await sourced.until(lambda server: len(server.held) == 4)
+            assert 4 == source.pulled
+            for taken in range(1, 20):
+                sourced.server.release(1)
+                await anext(results)
+                await sourced.until(lambda server, sent=taken + 4: len(server.requests) == sent)
+                assert taken + 4 == source.pulled
 
 
-def test_results_that_nobody_takes_hold_the_producer_back(sourced: Any) -> None:
+async def test_results_that_nobody_takes_hold_the_producer_back(sourced: Any) -> None:
     """Finished items count too until they are taken, so that nothing piles up before a slow consumer."""
     source = Counted(1000)
 
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            async with client.stream("double", face.as_source(source), max_in_flight=8) as results:
-                await face.until(lambda server: len(server.requests) == 8)
-                taken = 0
-                async for _ in results:
-                    taken += 1
-                    assert source.pulled <= taken + 8
-                assert 1000 == taken
-
-    sourced.run(scenario)
+    async with sourced.connect() as client:
+        async with client.stream("double", sourced.as_source(source), max_in_flight=8) as results:
+            await sourced.until(lambda server: len(server.requests) == 8)
+            taken = 0
+            async for _ in results:
+                taken += 1
+                assert source.pulled <= taken + 8
+            assert 1000 == taken
 
 
-def test_a_failed_item_raises_in_its_place(sourced: Any) -> None:
+async def test_a_failed_item_raises_in_its_place(sourced: Any) -> None:
     """Results before it are given first; after it the stream is over, and the client goes on."""
-
-    async def scenario(face: Any) -> None:
-        items = [rows(1), rows(2), rows(-1), rows(3)]
-        async with face.connect() as client:
-            seen: list[Any] = []
-            async with client.stream("double", face.as_source(items)) as results:
-                with pytest.raises(ModelError, match="overwhelm"):
-                    await collect_into(seen, results)
-                assert [] == await collect(results)
-            assert [1, 2] == [value_of(item) for item in seen]
-            await client.infer("double", rows(1))
-
-    sourced.run(scenario)
+    items = [rows(1), rows(2), rows(-1), rows(3)]
+    async with sourced.connect() as client:
+        seen: list[Any] = []
+        async with client.stream("double", sourced.as_source(items)) as results:
+            with pytest.raises(ModelError, match="overwhelm"):
+                await collect_into(seen, results)
+            assert [] == await collect(results)
+        assert [1, 2] == [value_of(item) for item in seen]
+        await client.infer("double", rows(1))
 
 
-def test_failed_items_can_be_yielded_in_their_places(sourced: Any) -> None:
+async def test_failed_items_can_be_yielded_in_their_places(sourced: Any) -> None:
     """With `on_error="yield"` neither the server's refusals nor the client's end the stream."""
-
-    async def scenario(face: Any) -> None:
-        items = [("a", rows(1)), ("b", rows(-1)), ("c", {"z": 1}), ("d", "nonsense"), ("e", rows(2))]
-        async with face.connect() as client:
-            async with client.stream("double", face.as_source(items), on_error="yield") as results:
-                seen = await collect(results)
-        assert ["a", "b", "c", "d", "e"] == [item.key for item in seen]
-        assert [True, False, False, False, True] == [item.ok for item in seen]
-        failed = [item for item in seen if isinstance(item, Failed)]
-        assert [ModelError, InvalidRequest, InvalidRequest] == [type(item.error) for item in failed]
-
-    sourced.run(scenario)
+    items = [("a", rows(1)), ("b", rows(-1)), ("c", {"z": 1}), ("d", "nonsense"), ("e", rows(2))]
+    async with sourced.connect() as client:
+        async with client.stream("double", sourced.as_source(items), on_error="yield") as results:
+            seen = await collect(results)
+    assert ["a", "b", "c", "d", "e"] == [item.key for item in seen]
+    assert [True, False, False, False, True] == [item.ok for item in seen]
+    failed = [item for item in seen if isinstance(item, Failed)]
+    assert [ModelError, InvalidRequest, InvalidRequest] == [type(item.error) for item in failed]
 
 
 @pytest.mark.parametrize("on_error", ["raise", "yield"])
-def test_what_the_producer_raises_surfaces_after_the_results_before_it(sourced: Any, on_error: str) -> None:
+async def test_what_the_producer_raises_surfaces_after_the_results_before_it(
+    sourced: Any, on_error: str
+) -> None:
     """The items that it gave are answered; then its own exception is raised in the block."""
     error = LookupError("out of pictures")
 
@@ -189,53 +162,42 @@ def test_what_the_producer_raises_surfaces_after_the_results_before_it(sourced: 
         yield rows(2)
         raise error
 
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            seen: list[Any] = []
-            async with client.stream("double", face.as_source(source()), on_error=on_error) as results:
-                with pytest.raises(LookupError, match="out of pictures") as caught:
-                    await collect_into(seen, results)
-            assert error is caught.value
-            assert [1, 2] == [value_of(item) for item in seen]
-
-    sourced.run(scenario)
+    async with sourced.connect() as client:
+        seen: list[Any] = []
+        async with client.stream("double", sourced.as_source(source()), on_error=on_error) as results:
+            with pytest.raises(LookupError, match="out of pictures") as caught:
+                await collect_into(seen, results)
+        assert error is caught.value
+        assert [1, 2] == [value_of(item) for item in seen]
 
 
-def test_leaving_early_withdraws_what_is_unfinished(sourced: Any) -> None:
+async def test_leaving_early_withdraws_what_is_unfinished(sourced: Any) -> None:
     """The server hears a cancel for everything that it still has; the client goes on."""
-
-    async def scenario(face: Any) -> None:
-        face.server.hold()
-        async with face.connect() as client:
-            async with client.stream("double", face.as_source(Counted(1000)), max_in_flight=5) as results:
-                await face.until(lambda server: len(server.held) == 5)
-                face.server.release(1)
-                await anext(results)
-                await face.until(lambda server: len(server.held) == 5)
-            await face.until(lambda server: len(server.cancelled) == 5)
-            face.server.release()
-            await client.infer("double", rows(1))
-        assert [2, 3, 4, 5, 6] == sorted(face.server.cancelled)
-
-    sourced.run(scenario)
+    sourced.server.hold()
+    async with sourced.connect() as client:
+        async with client.stream("double", sourced.as_source(Counted(1000)), max_in_flight=5) as results:
+            await sourced.until(lambda server: len(server.held) == 5)
+            sourced.server.release(1)
+            await anext(results)
+            await sourced.until(lambda server: len(server.held) == 5)
+        await sourced.until(lambda server: len(server.cancelled) == 5)
+        sourced.server.release()
+        await client.infer("double", rows(1))
+    assert [2, 3, 4, 5, 6] == sorted(sourced.server.cancelled)
 
 
-def test_an_exception_in_the_block_leaves_it_like_a_break(sourced: Any) -> None:
+async def test_an_exception_in_the_block_leaves_it_like_a_break(sourced: Any) -> None:
     """It comes out as it is, and what is unfinished is withdrawn."""
-
-    async def scenario(face: Any) -> None:
-        face.server.hold()
-        async with face.connect() as client:
-            with pytest.raises(LookupError, match="mine"):  # noqa: PT012 - the block is the point
-                async with client.stream("double", face.as_source(Counted(9)), max_in_flight=2):
-                    await face.until(lambda server: len(server.held) == 2)
-                    raise LookupError("mine")
-            await face.until(lambda server: len(server.cancelled) == 2)
-
-    sourced.run(scenario)
+    sourced.server.hold()
+    async with sourced.connect() as client:
+        with pytest.raises(LookupError, match="mine"):  # noqa: PT012 - the block is the point
+            async with client.stream("double", sourced.as_source(Counted(9)), max_in_flight=2):
+                await sourced.until(lambda server: len(server.held) == 2)
+                raise LookupError("mine")
+        await sourced.until(lambda server: len(server.cancelled) == 2)
 
 
-def test_a_generator_that_is_left_early_is_closed(sourced: Any) -> None:
+async def test_a_generator_that_is_left_early_is_closed(sourced: Any) -> None:
     """Its clean-up runs, in the thread or task that pulled it."""
     closed = threading.Event()
 
@@ -246,98 +208,76 @@ def test_a_generator_that_is_left_early_is_closed(sourced: Any) -> None:
         finally:
             closed.set()
 
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            async with client.stream("double", face.as_source(source()), max_in_flight=2) as results:
-                await anext(results)
-            assert await face.in_thread(closed.wait, 10)
-
-    sourced.run(scenario)
+    async with sourced.connect() as client:
+        async with client.stream("double", sourced.as_source(source()), max_in_flight=2) as results:
+            await anext(results)
+        assert await sourced.in_thread(closed.wait, 10)
 
 
-def test_a_window_smaller_than_the_stream_only_slows_it(face: Any) -> None:
+async def test_a_window_smaller_than_the_stream_only_slows_it(face: Any) -> None:
     """Requests beyond the server's credit wait in the client, in order."""
     face.server._window = (2, 24)
 
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            async with client.stream("double", Counted(50)) as results:
-                assert list(range(50)) == [value_of(item) for item in await collect(results)]
-
-    face.run(scenario)
+    async with face.connect() as client:
+        async with client.stream("double", Counted(50)) as results:
+            assert list(range(50)) == [value_of(item) for item in await collect(results)]
 
 
-def test_a_server_that_restarts_in_the_middle_is_not_noticed(face: Any) -> None:
+async def test_a_server_that_restarts_in_the_middle_is_not_noticed(face: Any) -> None:
     """What the old one had is sent to the new one; no result is lost, doubled or out of order."""
-
-    async def scenario(face: Any) -> None:
-        face.server.hold()
-        async with face.connect() as client:
-            async with client.stream("double", Counted(100), max_in_flight=10) as results:
-                await face.until(lambda server: len(server.held) == 10)
-                face.server.release(3)
-                face.server.restart()
-                await face.until(lambda server: len(server.held) >= 7)
-                face.server.release()
-                assert list(range(100)) == [value_of(item) for item in await collect(results)]
-
-    face.run(scenario)
-
-
-def test_a_stream_that_outlives_its_client_is_cut_off(face: Any) -> None:
-    """Whoever goes on iterating after the client was closed gets `Cancelled`, and does not wait for ever."""
-
-    async def scenario(face: Any) -> None:
-        face.server.hold()
-        connecting = face.connect()
-        client = await connecting.__aenter__()
-        async with client.stream("double", Counted(9), max_in_flight=2) as results:
-            await face.until(lambda server: len(server.held) == 2)
-            await connecting.__aexit__(None, None, None)
-            with pytest.raises(Cancelled, match="closed"):
-                await collect(results)
-
-    face.run(scenario)
-
-
-def test_wrong_arguments_are_refused_where_they_are_given(face: Any) -> None:
-    """Not when the first item comes, but when `stream` is called."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            with pytest.raises(TypeError, match="iterable"):
-                client.stream("double", 7 if face.has_async_sources else as_async([]))
-            with pytest.raises(ValueError, match="max_in_flight"):
-                client.stream("double", [], max_in_flight=0)
-            with pytest.raises(TypeError, match="max_in_flight"):
-                client.stream("double", [], max_in_flight=True)
-            with pytest.raises(ValueError, match="on_error"):
-                client.stream("double", [], on_error="ignore")
-            with pytest.raises(RuntimeError, match=r"with client\.stream"):
-                await anext(client.stream("double", []))
-
-    face.run(scenario)
-
-
-def test_each_item_has_a_deadline_of_its_own_from_when_it_was_pulled(sourced: Any) -> None:
-    """Whoever pulls it, a thread or a task: the item fails in its place, and the stream goes on."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            await client.signature("double")
-            face.server.hold()
-            options: dict[str, Any] = {"on_error": "yield", "max_in_flight": 2}
-            async with client.stream(
-                "double", face.as_source(Counted(4)), deadline=0.02, **options
-            ) as results:
-                late = await collect(results)
+    face.server.hold()
+    async with face.connect() as client:
+        async with client.stream("double", Counted(100), max_in_flight=10) as results:
+            await face.until(lambda server: len(server.held) == 10)
+            face.server.release(3)
+            face.server.restart()
+            await face.until(lambda server: len(server.held) >= 7)
             face.server.release()
-            async with client.stream(
-                "double", face.as_source(Counted(4)), deadline=600.0, **options
-            ) as results:
-                in_time = await collect(results)
-            assert [0, 1, 2, 3] == [item.key for item in late] == [item.key for item in in_time]
-            assert all(isinstance(item.error, DeadlineExceeded) for item in late)
-            assert all(item.ok for item in in_time)
+            assert list(range(100)) == [value_of(item) for item in await collect(results)]
 
-    sourced.run(scenario)
+
+async def test_a_stream_that_outlives_its_client_is_cut_off(face: Any) -> None:
+    """Whoever goes on iterating after the client was closed gets `Cancelled`, and does not wait for ever."""
+    face.server.hold()
+    connecting = face.connect()
+    client = await connecting.__aenter__()
+    async with client.stream("double", Counted(9), max_in_flight=2) as results:
+        await face.until(lambda server: len(server.held) == 2)
+        await connecting.__aexit__(None, None, None)
+        with pytest.raises(Cancelled, match="closed"):
+            await collect(results)
+
+
+async def test_wrong_arguments_are_refused_where_they_are_given(face: Any) -> None:
+    """Not when the first item comes, but when `stream` is called."""
+    async with face.connect() as client:
+        with pytest.raises(TypeError, match="iterable"):
+            client.stream("double", 7 if face.has_async_sources else as_async([]))
+        with pytest.raises(ValueError, match="max_in_flight"):
+            client.stream("double", [], max_in_flight=0)
+        with pytest.raises(TypeError, match="max_in_flight"):
+            client.stream("double", [], max_in_flight=True)
+        with pytest.raises(ValueError, match="on_error"):
+            client.stream("double", [], on_error="ignore")
+        with pytest.raises(RuntimeError, match=r"with client\.stream"):
+            await anext(client.stream("double", []))
+
+
+async def test_each_item_has_a_deadline_of_its_own_from_when_it_was_pulled(sourced: Any) -> None:
+    """Whoever pulls it, a thread or a task: the item fails in its place, and the stream goes on."""
+    async with sourced.connect() as client:
+        await client.signature("double")
+        sourced.server.hold()
+        options: dict[str, Any] = {"on_error": "yield", "max_in_flight": 2}
+        async with client.stream(
+            "double", sourced.as_source(Counted(4)), deadline=0.02, **options
+        ) as results:
+            late = await collect(results)
+        sourced.server.release()
+        async with client.stream(
+            "double", sourced.as_source(Counted(4)), deadline=600.0, **options
+        ) as results:
+            in_time = await collect(results)
+        assert [0, 1, 2, 3] == [item.key for item in late] == [item.key for item in in_time]
+        assert all(isinstance(item.error, DeadlineExceeded) for item in late)
+        assert all(item.ok for item in in_time)

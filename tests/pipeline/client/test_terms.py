@@ -78,34 +78,26 @@ def test_patience_is_above_zero(name: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "terms", [{"deadline": math.nan}, {"deadline": "soon"}, {"priority": 1 << 70}, {"priority": 1.5}], ids=str
 )
-def test_a_call_with_impossible_terms_fails_alone(face: Any, terms: dict[str, Any]) -> None:
+async def test_a_call_with_impossible_terms_fails_alone(face: Any, terms: dict[str, Any]) -> None:
     """In each face, single or as a stream; the client goes on working."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            with pytest.raises((TypeError, ValueError), match=r"a (deadline|priority) is"):
-                await client.infer("identity", ROW, **terms)
-            with pytest.raises((TypeError, ValueError), match=r"a (deadline|priority) is"):
-                client.stream("identity", [ROW], **terms)
-            assert (await client.infer("identity", ROW, deadline=math.inf)).ok
-
-    face.run(scenario)
+    async with face.connect() as client:
+        with pytest.raises((TypeError, ValueError), match=r"a (deadline|priority) is"):
+            await client.infer("identity", ROW, **terms)
+        with pytest.raises((TypeError, ValueError), match=r"a (deadline|priority) is"):
+            client.stream("identity", [ROW], **terms)
+        assert (await client.infer("identity", ROW, deadline=math.inf)).ok
 
 
 @pytest.mark.parametrize("name", ["x" * 513, "\ud800", b"identity", 7], ids=repr)
-def test_a_call_with_an_impossible_name_fails_alone(face: Any, name: Any) -> None:
+async def test_a_call_with_an_impossible_name_fails_alone(face: Any, name: Any) -> None:
     """In each face, single or as a stream: the server could not answer, or nobody write it down."""
-
-    async def scenario(face: Any) -> None:
-        async with face.connect() as client:
-            with pytest.raises((TypeError, ValueError), match="a model's name"):
-                await client.infer(name, ROW)
-            with pytest.raises((TypeError, ValueError), match="a model's name"):
-                async with client.stream(name, [ROW]) as results:
-                    [result async for result in results]
-            assert (await client.infer("identity", ROW)).ok
-
-    face.run(scenario)
+    async with face.connect() as client:
+        with pytest.raises((TypeError, ValueError), match="a model's name"):
+            await client.infer(name, ROW)
+        with pytest.raises((TypeError, ValueError), match="a model's name"):
+            async with client.stream(name, [ROW]) as results:
+                [result async for result in results]
+        assert (await client.infer("identity", ROW)).ok
 
 
 class SlowInputs(dict[str, Any]):
@@ -121,33 +113,28 @@ class SlowInputs(dict[str, Any]):
         return super().get(name, default)
 
 
-def test_a_call_that_stands_still_before_it_is_sent_has_no_more_time_for_that() -> None:
+async def test_a_call_that_stands_still_before_it_is_sent_has_no_more_time_for_that() -> None:
     """The deadline counts from the call: the server never hears of a request that is late before it leaves."""
-    clock = MockClock(autojump_threshold=0)
-
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-            await client.signature("identity")
-            with pytest.raises(DeadlineExceeded, match="never sent"):
-                await client.infer("identity", SlowInputs(clock), deadline=3)
-            assert [] == server.requests
-
-    trio.run(main, clock=clock)
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, MockClock)
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        await client.signature("identity")
+        with pytest.raises(DeadlineExceeded, match="never sent"):
+            await client.infer("identity", SlowInputs(clock), deadline=3)
+        assert [] == server.requests
 
 
-def test_an_item_that_stands_still_before_it_is_sent_has_no_more_time_for_that() -> None:
+async def test_an_item_that_stands_still_before_it_is_sent_has_no_more_time_for_that() -> None:
     """It counts from when the item was pulled, not from when the core next looks at its clock."""
-    clock = MockClock(autojump_threshold=0)
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, MockClock)
 
     async def stops_behind_its_item() -> AsyncIterator[Any]:
         yield ROW
         clock.jump(5)  # with no checkpoint since the item was handed over
 
-    async def main() -> None:
-        async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-            async with client.stream("identity", stops_behind_its_item(), deadline=3) as results:
-                with pytest.raises(DeadlineExceeded, match="never sent"):
-                    await anext(results)
-            assert [] == server.requests
-
-    trio.run(main, clock=clock)
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        async with client.stream("identity", stops_behind_its_item(), deadline=3) as results:
+            with pytest.raises(DeadlineExceeded, match="never sent"):
+                await anext(results)
+        assert [] == server.requests

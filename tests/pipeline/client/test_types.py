@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal, assert_type
 
 import numpy as np
-import trio
 
 import shapestream
 from shapestream import Failed, Result, aio, blocking
@@ -48,40 +46,18 @@ def test_blocking(address: str) -> None:
             assert [6.0] == told_apart(list(some))
 
 
-def test_asyncio(address: str) -> None:
-    """The same."""
-
-    async def main() -> None:
-        async with aio.connect(address) as client:
-            assert_type(client, aio.Client)
-            assert_type(await client.infer("double", GOOD), Result)
-            async with client.stream("double", [GOOD]) as results:
-                assert_type(results, aio.Stream[Result])
-                async for result in results:
-                    assert_type(result, Result)
-            async with client.stream("double", [GOOD, BAD], on_error="yield") as items:
-                assert_type(items, aio.Stream[Result | Failed])
-                assert [6.0, "model_error"] == told_apart([item async for item in items])
-
-    asyncio.run(main())
-
-
-def test_trio(address: str) -> None:
-    """The same."""
-
-    async def main() -> None:
-        async with shapestream.connect(address) as client:
-            assert_type(client, shapestream.Client)
-            assert_type(await client.infer("double", GOOD), Result)
-            async with client.stream("double", [GOOD]) as results:
-                assert_type(results, shapestream.Stream[Result])
-                async for result in results:
-                    assert_type(result, Result)
-            async with client.stream("double", [GOOD, BAD], on_error="yield") as items:
-                assert_type(items, shapestream.Stream[Result | Failed])
-                assert [6.0, "model_error"] == told_apart([item async for item in items])
-
-    trio.run(main)
+async def test_trio(trio_face: Any) -> None:
+    """The same of the faces for event loops."""
+    async with shapestream.connect(trio_face.address) as client:
+        assert_type(client, shapestream.Client)
+        assert_type(await client.infer("double", GOOD), Result)
+        async with client.stream("double", [GOOD]) as results:
+            assert_type(results, shapestream.Stream[Result])
+            async for result in results:
+                assert_type(result, Result)
+        async with client.stream("double", [GOOD, BAD], on_error="yield") as items:
+            assert_type(items, shapestream.Stream[Result | Failed])
+            assert [6.0, "model_error"] == told_apart([item async for item in items])
 
 
 def test_what_type_checkers_refuse(server: ScriptedServer, address: str) -> None:

@@ -13,11 +13,8 @@ import trio
 
 import shapestream
 from shapestream import aio, blocking
-from shapestream.testing import ScriptedServer
 
 ROW = {"x": np.ones((1, 3), np.float32)}
-FACES = [(shapestream, trio.run), (aio, lambda main: asyncio.run(main()))]
-IDS = ["trio", "asyncio"]
 
 
 async def enter(connecting: Any) -> None:
@@ -38,70 +35,53 @@ def test_the_asyncio_face_under_trio_names_the_trio_face(address: str) -> None:
         trio.run(enter, aio.connect(address))
 
 
-@pytest.mark.parametrize("face", [shapestream, aio], ids=IDS)
+@pytest.mark.parametrize("face", [shapestream, aio], ids=["trio", "asyncio"])
 def test_an_async_face_without_an_event_loop_names_the_blocking_face(face: Any, address: str) -> None:
     """Driven by hand, or by an event loop that neither of them knows."""
     with pytest.raises(RuntimeError, match=r"use shapestream\.blocking\.connect"):
         enter(face.connect(address)).send(None)
 
 
-@pytest.mark.parametrize(("face", "run"), FACES, ids=IDS)
-def test_connect_without_async_with_says_how(face: Any, run: Any, address: str) -> None:
+async def test_connect_without_async_with_says_how(async_face: Any) -> None:
     """Awaited, entered by `with`, or used as if it were the client."""
-    way_in = rf"async with {face.__name__}\.connect\(…\) as client"
+    way_in = r"async with shapestream(\.aio)?\.connect\(…\) as client"
 
-    async def main() -> None:
-        with pytest.raises(TypeError, match=way_in):
-            await face.connect(address)
-        with pytest.raises(TypeError, match=way_in):
-            with face.connect(address):
-                pytest.fail("entered")
-        with pytest.raises(AttributeError, match=way_in):
-            await face.connect(address).infer("double", ROW)
-        assert not hasattr(face.connect(address), "close")
-
-    run(main)
+    with pytest.raises(TypeError, match=way_in):
+        await async_face.connect()
+    with pytest.raises(TypeError, match=way_in):
+        with async_face.connect():
+            pytest.fail("entered")
+    with pytest.raises(AttributeError, match=way_in):
+        await async_face.connect().infer("double", ROW)
+    assert not hasattr(async_face.connect(), "close")
 
 
-@pytest.mark.parametrize(("face", "run"), FACES, ids=IDS)
-def test_a_stream_without_async_with_says_how(face: Any, run: Any, address: str) -> None:
+async def test_a_stream_without_async_with_says_how(async_face: Any) -> None:
     """Awaited, entered by `with`, or consumed before it is entered."""
     way_in = r"async with client\.stream\(…\) as results"
 
-    async def main() -> None:
-        async with face.connect(address) as client:
-            with pytest.raises(TypeError, match=way_in):
-                await client.stream("double", [ROW])
-            with pytest.raises(TypeError, match=way_in):
-                with client.stream("double", [ROW]):
-                    pytest.fail("entered")
-            with pytest.raises(RuntimeError, match=way_in):
-                await anext(client.stream("double", [ROW]))
-
-    run(main)
-
-
-def test_the_blocking_face_with_async_with_names_the_others(server: ScriptedServer, address: str) -> None:
-    """The connection that was made is closed."""
-
-    async def main() -> None:
-        with pytest.raises(TypeError, match=r"shapestream\.aio\.connect"):
-            async with blocking.connect(address):  # type: ignore[attr-defined]
+    async with async_face.connect() as client:
+        with pytest.raises(TypeError, match=way_in):
+            await client.stream("double", [ROW])
+        with pytest.raises(TypeError, match=way_in):
+            with client.stream("double", [ROW]):
                 pytest.fail("entered")
+        with pytest.raises(RuntimeError, match=way_in):
+            await anext(client.stream("double", [ROW]))
 
-    asyncio.run(main())
-    server.wait_until(lambda server: server.goodbyes == 1)
+
+async def test_the_blocking_face_with_async_with_names_the_others(aio_face: Any) -> None:
+    """The connection that was made is closed."""
+    with pytest.raises(TypeError, match=r"shapestream\.aio\.connect"):
+        async with blocking.connect(aio_face.address):  # type: ignore[attr-defined]
+            pytest.fail("entered")
+    await aio_face.until(lambda server: server.goodbyes == 1)
 
 
-@pytest.mark.parametrize("run", [run for _, run in FACES], ids=IDS)
-def test_the_blocking_face_works_inside_an_event_loop(run: Any, address: str) -> None:
+async def test_the_blocking_face_works_inside_an_event_loop(async_face: Any) -> None:
     """It blocks the loop, as any blocking call does; in the cell of a notebook that is what is wanted."""
-
-    async def main() -> None:
-        with blocking.connect(address) as client:
-            assert 6.0 == client.infer("double", ROW)["y"].sum()
-
-    run(main)
+    with blocking.connect(async_face.address) as client:
+        assert 6.0 == client.infer("double", ROW)["y"].sum()
 
 
 def test_what_is_refused_leaves_nothing_behind(address: str) -> None:

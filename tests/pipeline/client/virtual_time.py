@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import trio
-import trio.testing
 
 from shapestream.testing import MemoryEndpoint, ScriptedModel, ScriptedServer, identity_signature
 
 ROW = {"x": np.zeros((1, 16), np.float32)}
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run it on a clock that jumps to the next deadline whenever everybody waits."""
-    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 @asynccontextmanager

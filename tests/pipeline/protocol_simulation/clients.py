@@ -13,8 +13,8 @@ from tests.pipeline.protocol_simulation.slots import answer_of, question_of
 from shapestream.client.connector import Connector
 from shapestream.client.core import Core, Withdraw
 from shapestream.client.link import LinkSettings
-from shapestream.client.models import OpenedModel, OpenModels
-from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, deadline_at
+from shapestream.client.models import Model
+from shapestream.client.tickets import AnyTicket, OpenTicket, RequestTicket, deadline_at
 from shapestream.wire.messages import Result
 from shapestream.wire.tensor_frames import to_array
 
@@ -70,7 +70,6 @@ class SimulatedClient:
 
     def _begin(self) -> None:
         scope = self._scope = trio.CancelScope()
-        self._models = OpenModels()
         self._waiting: dict[str, list[Question]] = {}
         self._tickets: dict[int, RequestTicket] = {}
         self._core = Core(
@@ -109,7 +108,7 @@ class SimulatedClient:
         """Somebody asks; where the model is not open yet, it is opened first."""
         question.wanted = True
         name = (RARE if question.ask.rare else COMMON).name
-        model = self._models.get(name)
+        model = self._core.model(name)
         if model is not None:
             self._submit(model, question)
             return
@@ -132,21 +131,21 @@ class SimulatedClient:
 
     def _opened(self, name: str, ticket: AnyTicket) -> None:
         waiting = self._waiting.pop(name, [])
-        if not isinstance(ticket.outcome, ModelHandle):
+        if not isinstance(ticket.outcome, Model):
             for question in waiting:
                 self._journal.unopened(question, ticket.outcome)
             return
-        model = self._models.add(ticket.outcome)
         for question in waiting:
-            self._submit(model, question)
+            self._submit(ticket.outcome, question)
 
-    def _submit(self, model: OpenedModel, question: Question) -> None:
+    def _submit(self, model: Model, question: Question) -> None:
         ask = question.ask
         inputs = {"x": question_of(question.uid, ask.rows, ask.length)}
         caller = _Caller(self._journal, question)
         due = deadline_at(trio.current_time, ask.timeout_s)
-        ticket = self._tickets[question.uid] = model.request(
-            caller, inputs, deadline=due, priority=ask.priority
+        tensors, nbytes = model.encode(inputs)
+        ticket = self._tickets[question.uid] = RequestTicket(
+            caller, deadline=due, model=model, tensors=tensors, nbytes=nbytes, priority=ask.priority
         )
         self._journal.asked(question)
         self._core.post(ticket)

@@ -26,6 +26,7 @@ class ScriptedSlots:
     digests: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
     occupied = False
+    handover = None
 
     def __init__(self, signature: ModelSignature = SIGNATURE, slots: int = 1) -> None:
         self.slots = slots

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -17,6 +18,8 @@ import trio.lowlevel
 import trio.testing
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
+from shapestream.errors import ProtocolError
+from shapestream.serving.handover import Handover
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
     News,
@@ -44,8 +47,9 @@ from shapestream.wire.messages import (
     SlotHello,
 )
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.slot import Runner
 
 LONG_S = 600.0
@@ -76,14 +80,16 @@ def times(factor: int, before: Callable[[], object] = lambda: None) -> CompiledM
 class Bench:
     """Slots, the port that they dial, what they report there, and their news."""
 
-    def __init__(self, slots: SlotThreads) -> None:
-        self.slots = slots
-        self.socket = slots.listen()
+    def __init__(self, models: Mapping[str, CompiledModel], slots: int) -> None:
+        address = f"inproc://bench-{os.urandom(8).hex()}"
+        self.socket = RouterSocket(options=SocketOptions())
+        self.socket.bind(address)
+        self.slots = SlotThreads(models=models, slots=slots, dial=lambda wake: BlockingDealer(address, wake))
         self.reports: dict[int, BatchDone | BatchFailed] = {}
         self.news: list[News] = []
         self._peers: dict[int, bytes] = {}
         self._arrival = trio.Event()
-        slots.start(self._hear)
+        self.slots.start(self._hear)
 
     def _hear(self, news: News) -> None:
         self.news.append(news)
@@ -185,7 +191,7 @@ async def bench(
             release.wait(REAL_PATIENCE_S)
 
     models = {model.signature.name: model for model in (times(2, enter), times(3))}
-    opened = Bench(SlotThreads(models=models, slots=slots))
+    opened = Bench(models, slots)
     async with trio.open_nursery() as nursery:
         await nursery.start(opened.socket.run)
         nursery.start_soon(opened.read)
@@ -528,6 +534,16 @@ def test_news_after_the_event_loop_has_ended_are_dropped() -> None:
     thread.close()
     thread.join(REAL_PATIENCE_S)
     assert not thread.is_alive()
+
+
+def test_entries_are_handed_over_once_and_nothing_else_is_read() -> None:
+    """Between a server and its own slots, where no bytes are checked."""
+    handover = Handover()
+    (frames,) = handover.pack([entry := Heartbeat()])
+    assert [entry] == handover.decode(frames).entries
+    for unknown in (frames, encode([entry], limits=WORKER_LIMITS), [b"", b""]):
+        with pytest.raises(ProtocolError):
+            handover.decode(unknown)
 
 
 def test_results_that_fit_no_message_fail_their_batch() -> None:

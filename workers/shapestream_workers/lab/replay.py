@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from shapestream.client.trio_client import Client
+from shapestream.client.async_face import Client
 from shapestream.errors import ConfigurationError, DeadlineExceeded, RequestError
 from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest

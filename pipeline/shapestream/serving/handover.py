@@ -1,0 +1,46 @@
+"""Entries between the server and the slots of its own process, handed over as objects.
+
+A slot in process has a connection like any other, so it needs no path of its own through the server. A message on that
+connection is one frame, a number; its entries lie here under that number until they are read. Writing them to bytes, and
+reading these, would cost a lone request 12 % more CPU, and a stream of tiny ones 5 to 20 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from shapestream.errors import ProtocolError
+from shapestream.wire.codec import Envelope
+from shapestream.wire.messages import Entry
+from shapestream_engine.layout import Buffer
+
+_NUMBER_BYTES = 8
+
+
+class Handover:
+    """Entries on their way over a private port, in both directions. Any thread may call these.
+
+    What a slot whose thread has died did not read stays here: two batches at most.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._entries: dict[bytes, list[Entry]] = {}
+        """By the frame that announces them."""
+
+    def __repr__(self) -> str:
+        return f"<handover: {len(self._entries)} messages on their way>"
+
+    def pack(self, entries: Sequence[Entry]) -> list[list[Buffer]]:
+        """The one message of these entries."""
+        number = next(self._numbers).to_bytes(_NUMBER_BYTES, "big")
+        self._entries[number] = list(entries)
+        return [[number]]
+
+    def decode(self, frames: Sequence[Buffer]) -> Envelope:
+        """The entries of a message, each of which can be read once. Raises `ProtocolError` for any other."""
+        entries = self._entries.pop(bytes(frames[0]), None)
+        if entries is None or len(frames) != 1:
+            raise ProtocolError("no message of this process")
+        return Envelope(entries=entries, bad=[])
