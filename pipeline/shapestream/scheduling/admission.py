@@ -54,7 +54,7 @@ def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowd
     if turn_s >= all_s:
         return turn_s if crowded else all_s
     before_s = [
-        min(other.cost_s, other.oldest.cost_until(rank)) / max(1, other.slot_count)
+        min(other.cost_s, other.by_rank.cost_until(rank)) / max(1, other.slot_count)
         for other in shares.queues
         if other.count
     ]
@@ -85,7 +85,7 @@ class Expiry:
             deadline = request.deadline
             if deadline is None or deadline <= now or request.state is not RUNNING:
                 return request
-            # It has started, or was sent ahead, in time; now its deadline itself counts.
+            # It left the queue in time; now its deadline itself counts.
             self._first.postpone(deadline)
         return None
 

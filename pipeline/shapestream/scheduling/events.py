@@ -67,7 +67,7 @@ class ModelProfile:
     """Seconds after which a running batch is taken to hang; `inf`: never. None: by what its batches usually take."""
     idempotent: bool = True
     """Whether a request may run twice. If not, each runs alone in its call and is started once: a lost one is answered
-    `worker_lost`, and none is sent ahead, since of a batch that waited on a lost slot nobody knows whether it ran."""
+    `worker_lost`. None is prefetched: a batch queued on a lost slot may have run."""
 
     def __post_init__(self) -> None:
         if not self.idempotent and self.has_batch and self.max_batch != 1:
@@ -77,7 +77,7 @@ class ModelProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelGivenUp:
+class ModelUnavailable:
     """No slot will come for this model: what waits for it is answered `unavailable`. The caller sends no more.
 
     What runs goes on, on slots that close. If it is lost, or comes back, it is answered in the same way, unless a slot has
@@ -147,8 +147,8 @@ class SlotJoined:
     costs: Mapping[str, CostTable] = field(default_factory=dict)
     """What its process has measured, by model."""
     prefetch_s: float | None = None
-    """How long a batch takes from the decision to the slot. While all slots are busy, the next batch is sent
-    that long before a slot is predicted to become free. None: never before it is free."""
+    """Seconds of the way from the decision to the slot. While all slots are busy, the next batch is sent that long before
+    the running one is predicted to end. None: no prefetch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ class TimePassed:
 
 Event: TypeAlias = (
     ModelAdded
-    | ModelGivenUp
+    | ModelUnavailable
     | RequestsArrived
     | RequestCancelled
     | RequestsAbandoned
@@ -243,7 +243,7 @@ class StartBatch:
     sizes: tuple[int, ...]
     """The call's size of each of the model's `dimensions`: at least the sum of rows, else at least the largest."""
     behind: int | None = None
-    """The batch that still runs on this slot: this one waits there for its end, unless it is recalled before."""
+    """The batch that runs on this slot, behind which this one is queued; None: the slot is idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

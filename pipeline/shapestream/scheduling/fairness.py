@@ -78,7 +78,7 @@ class FairShares:
         return len(self._finish)
 
     def rank(self, client: int, priority: int, here: Container[int], clients: int) -> float:
-        """The rank that a request of this client would get now; the arguments are those of `admit`."""
+        """The rank that a request of this client would get now; the arguments are those of `stamp`."""
         ahead_s = priority * AGEING_S / clients
         return self._start(client, here, clients) - ahead_s
 
@@ -96,12 +96,12 @@ class FairShares:
         finish = self._finish.get(client)
         if finish is not None and client in here:
             return max(finish, self.virtual_s - OWED_S / clients)
-        firsts = [first for queue in self.queues if (first := queue.oldest.first())]
+        firsts = [first for queue in self.queues if (first := queue.by_rank.first())]
         beside = min(firsts)[2].tag if firsts else self.virtual_s
         start = max(min(self.virtual_s, beside), self.virtual_s - AGEING_S / clients)
         return start if finish is None else max(start, finish)
 
-    def admit(
+    def stamp(
         self, client: int, share_s: float, priority: int, here: Container[int], clients: int
     ) -> tuple[float, float]:
         """The start tag and the rank of a request that takes `share_s` seconds of all slots.
@@ -249,8 +249,8 @@ class QueueRoom:
         share = most / max(1, self.sharing)
         return held > 0 and held + more > share and used + more + share > most
 
-    def admit(self, request: Request) -> None:
-        """A new request waits."""
+    def enter_new(self, request: Request) -> None:
+        """A request waits that was admitted just now."""
         self.enter(request)
         self._until_replaced -= 1
         if not self._until_replaced:

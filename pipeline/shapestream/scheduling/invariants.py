@@ -131,12 +131,12 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
 def _check_agendas(queue: ModelQueue, serving: list[Slot]) -> None:
     busy = [(slot.batch.ends_at, slot.id) for slot in serving if slot.batch is not None]
     assert [(at, slot.id) for at, _, slot in queue.ends] == sorted(busy)
-    commits = [
-        (slot.batch.commit_at, slot.id)
+    prefetches = [
+        (slot.batch.prefetch_at, slot.id)
         for slot in serving
-        if slot.batch is not None and slot.batch.commit_at is not None and slot.behind is None
+        if slot.batch is not None and slot.batch.prefetch_at is not None and slot.behind is None
     ]
-    assert [(at, slot.id) for at, _, slot in queue.commits] == sorted(commits)
+    assert [(at, slot.id) for at, _, slot in queue.prefetches] == sorted(prefetches)
     assert queue.fastest == min([slot.paces.get(queue.profile.name, 1.0) for slot in serving], default=1.0)
 
 
@@ -161,7 +161,7 @@ def _check_isolation(
         running = [
             slot.batch
             for slot in worker.slots.values()
-            if slot.batch is not None and slot.batch.state is not BatchState.ABANDONED
+            if slot.batch is not None and slot.batch.state is not BatchState.STUCK
         ]
         alone = [batch for batch in running if batch.trial is not Trial.NONE]
         assert alone == ([] if worker.suspect is None else [worker.suspect])
@@ -197,8 +197,8 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     assert queue.suspect_count == len(suspects)
     held = [request for _, _, request, _ in queue.suspects if request.state is SUSPECT]
     assert sorted(map(id, held)) == sorted(map(id, suspects)), "a suspect is not in line, or twice"
-    assert {request.id for request in queue.oldest.living()} == set(queued)
-    assert len(queue.oldest) <= 2 * len(queued) + 64, "the dead were not thrown out"
+    assert {request.id for request in queue.by_rank.living()} == set(queued)
+    assert len(queue.by_rank) <= 2 * len(queued) + 64, "the dead were not thrown out"
     if queue.delay_s:
         assert {request.id for request in queue.due.living()} == set(queued)
     found: list[int] = []

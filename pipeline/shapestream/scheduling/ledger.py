@@ -1,13 +1,12 @@
 """The book of admitted requests: who is here, and the one place where a request ends.
 
-Every ending of a request goes through `deliver`, `fail` or `forget`. Each takes it out of wherever it is
-(a lane, a group to be run again, a running batch), so that no second ending can find it.
+Every ending of a request goes through `deliver`, `fail` or `forget`. Each takes the request out of its queue or its
+batch, so that no second ending can find it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from shapestream.scheduling.admission import Admission, Expiry, Refusal, Terms
 from shapestream.scheduling.events import (
@@ -23,7 +22,7 @@ from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import ModelQueue
 from shapestream.scheduling.state import QUEUED, RERUN, RUNNING, Batch, Request
-from shapestream.scheduling.statistics import Behind, Counters, Seconds, Story
+from shapestream.scheduling.statistics import Behind, Predicted, Story
 
 
 class Ledger:
@@ -32,7 +31,6 @@ class Ledger:
     __slots__ = (
         "admission",
         "clients",
-        "counters",
         "deadlines",
         "next_order",
         "requests",
@@ -44,13 +42,12 @@ class Ledger:
     def __init__(self, admission: Admission, story: Story) -> None:
         self.admission = admission
         self.story = story
-        self.counters = Counters()
         self.requests: dict[int, Request] = {}
         self.clients: dict[int, int] = {}
         """How many live requests each client has; those that have any."""
         self.deadlines = Expiry()
         self.running = 0
-        """Requests in batches that run or are sent ahead that somebody still waits for."""
+        """Requests in batches, running or queued behind another, that have not ended."""
         self.unwanted: list[Batch] = []
         """Batches whose last wanted member has ended; the scheduler empties it."""
         self.next_order = 0
@@ -77,7 +74,7 @@ class Ledger:
             shares.catch_up()
         cost_s, share_s, alone_s, _ = terms
         owned = clients.get(client, 0) + 1
-        tag, rank = shares.admit(client, share_s, priority, clients, len(clients) + (owned == 1))
+        tag, rank = shares.stamp(client, share_s, priority, clients, len(clients) + (owned == 1))
         clients[client] = owned
         rows, own = (sizes[0], sizes[1:]) if queue.has_batch else (1, sizes)
         request = Request(
@@ -102,13 +99,12 @@ class Ledger:
         self.requests[request.id] = request
         if request.deadline is not None:
             self.deadlines.watch(request, request.deadline, alone_s)
-        self.admission.room.admit(request)
+        self.admission.room.enter_new(request)
         return request
 
     def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
         """The ending of a request that was never taken in."""
         self.story.note(now, (arrival.id,), "refused: {}: {}", refusal.code, refusal.message)
-        self._count_failure(refusal.code)
         return FailRequest(
             id=arrival.id,
             code=refusal.code,
@@ -116,27 +112,20 @@ class Ledger:
             retry_after_s=refusal.retry_after_s,
         )
 
-    def start(self, batch: Batch, plan: Cut, first: Request, behind: Batch | None, now: float) -> None:
-        """Moves requests from what waits to what runs, or is sent ahead; they have left their lane already.
+    def start(self, batch: Batch, cut: Cut, first: Request, behind: Batch | None, now: float) -> None:
+        """Move the members of a batch out of the queue's room; they have left their lane already.
 
         `first` is the request whose turn it was.
         """
         leave = self.admission.room.leave
-        for request in plan.members:
+        for request in cut.members:
             request.batch = batch
             leave(request)
         count = len(batch.ids)
         self.running += count
-        counters = self.counters
-        counters.batches_started += 1
-        counters.rows_started += plan.rows
-        counters.elements_computed += plan.call_rows * prod(plan.shape)
-        counters.elements_padding += plan.padding
         if batch.queue.steps is not None:
-            own = map(max, zip(*[request.own_shape for request in plan.members], strict=True))
-            batch.queue.steps.started((plan.rows, *own))
-        if behind is not None:
-            counters.batches_ahead += 1
+            own = map(max, zip(*[request.own_shape for request in cut.members], strict=True))
+            batch.queue.steps.started((cut.rows, *own))
         self.story.note(
             now,
             batch.ids,
@@ -147,9 +136,9 @@ class Ledger:
             count,
             batch.sizes,
             batch.slot.id,
-            plan.padding,
+            cut.padding,
             first.id,
-            Seconds(batch.predicted_s),
+            Predicted(batch.predicted_s),
             "; a new shape" if batch.queue.meet(batch.sizes) else "",
             "" if behind is None else Behind(behind.id),
         )
@@ -157,7 +146,6 @@ class Ledger:
     def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
         """Ask for a batch that is queued behind another."""
         batch.recall()
-        self.counters.batches_recalled += 1
         self.story.note(now, batch.ids, "batch {} is recalled: {}", batch.id, reason)
         return RecallBatch(batch=batch.id, slot=batch.slot.id)
 
@@ -177,27 +165,18 @@ class Ledger:
             ids = tuple([request.id for request in members])
         if not ids:
             return ()
-        requests = self.requests
-        clients = self.clients
         for request in members:
             request.end()
-            del requests[request.id]
-            client = request.client
-            if clients[client] > 1:
-                clients[client] -= 1
-            else:
-                del self.clients[client]
+            self._remove(request)
         self.running -= len(ids)
-        self.deadlines.shrink(len(requests))
-        self.counters.delivered += len(ids)
+        self.deadlines.shrink(len(self.requests))
         self.story.note(now, ids, "delivered")
         actions.append(DeliverResults(batch=batch.id, requests=ids))
         return members
 
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
-        """Ends a request with an error."""
+        """End a request with an error."""
         self._withdraw(request)
-        self._count_failure(code)
         self.story.note(now, (request.id,), "failed: {}: {}", code, message)
         return FailRequest(id=request.id, code=code, message=message)
 
@@ -211,21 +190,15 @@ class Ledger:
             message = "the deadline passed while the request was waiting"
         return self.fail(request, "deadline_exceeded", message, now)
 
-    def forget(self, request: Request, now: float) -> ForgetRequest:
-        """Ends a request of which nobody wants to hear."""
-        self._withdraw(request)
-        self.counters.forgotten += 1
-        self.story.note(now, (request.id,), "forgotten: its client left")
-        return ForgetRequest(id=request.id)
-
-    def abandon(self, ids: Sequence[int], now: float) -> list[ForgetRequest]:
-        """Ends those of these that are here. The last comes first, so that no turn is charged for what never ran."""
-        requests = self.requests
-        return [self.forget(request, now) for id_ in reversed(ids) if (request := requests.get(id_))]
-
-    def _count_failure(self, code: str) -> None:
-        failed = self.counters.failed
-        failed[code] = failed.get(code, 0) + 1
+    def forget(self, ids: Sequence[int], now: float) -> list[ForgetRequest]:
+        """End requests whose client is gone, the last first: then no turn is charged for requests that never ran."""
+        forgotten = []
+        for id_ in reversed(ids):
+            if (request := self.requests.get(id_)) is not None:
+                self._withdraw(request)
+                self.story.note(now, (id_,), "forgotten: its client left")
+                forgotten.append(ForgetRequest(id=id_))
+        return forgotten
 
     def _withdraw(self, request: Request) -> None:
         if request.state is RUNNING:
@@ -245,9 +218,13 @@ class Ledger:
             else:
                 request.queue.drop_suspect(request)
             self.admission.room.leave(request)
-        del self.requests[request.id]
-        if self.clients[request.client] > 1:
-            self.clients[request.client] -= 1
-        else:
-            del self.clients[request.client]
+        self._remove(request)
         self.deadlines.shrink(len(self.requests))
+
+    def _remove(self, request: Request) -> None:
+        del self.requests[request.id]
+        clients = self.clients
+        if clients[request.client] > 1:
+            clients[request.client] -= 1
+        else:
+            del clients[request.client]

@@ -22,7 +22,9 @@ from math import inf, prod
 
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
-from shapestream.scheduling.rounding import ShapeRounding, SizeSteps
+from shapestream.scheduling.probation import Probation
+from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.size_steps import SizeSteps
 from shapestream.scheduling.state import QUEUED, RERUN, SUSPECT, Request, RequestState, Slot
 
 
@@ -361,7 +363,7 @@ class ModelQueue:
         "_paces",
         "again_s",
         "buckets",
-        "commits",
+        "by_rank",
         "cost_s",
         "count",
         "delay_s",
@@ -369,13 +371,13 @@ class ModelQueue:
         "ends",
         "free",
         "full",
-        "given_up",
         "has_batch",
         "lanes",
         "measured_s",
-        "oldest",
         "padded",
         "predicted_s",
+        "prefetches",
+        "probation",
         "profile",
         "rerun_count",
         "reruns",
@@ -387,6 +389,7 @@ class ModelQueue:
         "steps",
         "suspect_count",
         "suspects",
+        "unavailable",
     )
 
     def __init__(self, profile: ModelProfile) -> None:
@@ -397,7 +400,7 @@ class ModelQueue:
         self.padded = profile.paddable[1:] if profile.has_batch else profile.paddable
         self.buckets: dict[tuple[int, ...], Bucket] = {}
         self.lanes: dict[tuple[int, ...], Lane] = {}
-        self.oldest = LazyHeap(QUEUED)
+        self.by_rank = LazyHeap(QUEUED)
         """By rank; what waits in lanes."""
         self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
@@ -406,6 +409,7 @@ class ModelQueue:
         self.reruns: list[tuple[float, int, Sequence[Request]]] = []
         self.suspects: list[tuple[float, int, Request, bool]] = []
         self.shares = FairShares(self)
+        self.probation = Probation(profile.max_batch)
         self.rounding: ShapeRounding | None = None
         """Sizes that call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
         self.steps: SizeSteps | None = None
@@ -418,7 +422,7 @@ class ModelQueue:
         self.suspect_count = 0
         self.again_s = 0.0
         """Predicted slot seconds of what waits to be run again, or to be run alone."""
-        self.given_up: str | None = None
+        self.unavailable: str | None = None
         """Why no slot will come for this model; None while one may."""
         self.free: dict[int, Slot] = {}
         """The free slots that serve this model, longest free first."""
@@ -429,7 +433,7 @@ class ModelQueue:
         """The smallest pace; None where it must be looked for."""
         self.ends = Agenda()
         """The busy slots that serve this model, by when they are predicted to become free."""
-        self.commits = Agenda()
+        self.prefetches = Agenda()
         """Those of them that take a batch ahead and have none, by when it should be sent."""
         self.seen: dict[tuple[int, ...], None] = {}
         """The sizes of recent batches."""
@@ -525,7 +529,7 @@ class ModelQueue:
             bucket = self.buckets[name] = self._open_bucket(request)
         request.bucket = bucket
         bucket.add(request)
-        self.oldest.push(request.rank, request)
+        self.by_rank.push(request.rank, request)
         self.count += 1
         self.rows += request.rows
         self.cost_s += request.cost_s
@@ -577,7 +581,7 @@ class ModelQueue:
                     self.full.pop(bucket.name, None)
             else:
                 self._close_bucket(bucket)
-        self.oldest.shrink(self.count)
+        self.by_rank.shrink(self.count)
         self.due.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:

@@ -4,7 +4,7 @@ It stands between the clients' port, which makes requests of entries that are va
 knows no clock, socket, task or tensor: the same events at the same times give the same actions, in the server, in the
 simulator and in the tests. docs/scheduling.md describes the policy.
 
-Every event first changes the state (`_take`), and then work is given to slots (`Dispatching.run`).
+Every event first changes the books (`_take`), and then slots get work (`_follow`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from shapestream.scheduling.events import (
     Event,
     FailRequest,
     ModelAdded,
-    ModelGivenUp,
     ModelProfile,
+    ModelUnavailable,
     ReportFault,
     RequestCancelled,
     RequestsAbandoned,
@@ -42,19 +42,12 @@ from shapestream.scheduling.events import (
     TimePassed,
 )
 from shapestream.scheduling.fairness import QueueRoom
+from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.planner import Cut, Plan, plan_batch, portion, together, unplanned
+from shapestream.scheduling.planner import Cut, Plan, batch_of, plan_batch, portion, unplanned
 from shapestream.scheduling.queueing import ModelQueue, Queues
-from shapestream.scheduling.recovery import (
-    Apart,
-    HangLimits,
-    HangWatch,
-    Isolation,
-    ModelApart,
-    Recovery,
-    Reports,
-)
+from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.state import RERUN, RUNNING, Batch, BatchState, Request, Slot, SlotTable, Trial
 from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
 from shapestream_engine.cost_table import LearnedCosts
@@ -97,7 +90,7 @@ def next_anchor(queue: ModelQueue, now: float, full: Callable[[Request], bool]) 
     Without a delay that is the first by rank. With one, nothing goes until some request's delay has ended
     or a batch would be full.
     """
-    first = queue.oldest.first()
+    first = queue.by_rank.first()
     if first is None:
         return None
     if queue.delay_s:
@@ -136,84 +129,329 @@ def faster_first(queue: ModelQueue) -> Slot:
     return best
 
 
-class Dispatching:
-    """Starts, sends ahead and recalls batches, until nothing more may be done."""
+def _predicted_s(cut: Cut, costs: CallCosts, speed: float) -> float | None:
+    """Seconds of a batch on its slot; None while nothing is measured."""
+    surface = costs.surface
+    if not surface.measured:
+        return None
+    rows, shape = cut.call_rows, cut.shape
+    return speed * min(cut.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
 
-    __slots__ = (
-        "_apart",
-        "_costs",
-        "_ledger",
-        "_next_batch",
-        "_queues",
-        "_slots",
-        "_watch",
-        "isolation",
-        "plan",
-    )
+
+def _has_free(queue: ModelQueue, now: float) -> bool:
+    return bool(queue.free)
+
+
+def _wants_prefetch(queue: ModelQueue, now: float) -> bool:
+    """Whether all slots of a model with queued requests are busy, and it is time to prefetch for one of them."""
+    if queue.free or not queue.startable or not queue.profile.idempotent:
+        return False
+    first = queue.prefetches.first()
+    return first is not None and first[0] <= now
+
+
+class Scheduler:
+    """Decides which requests run together, where and when.
+
+    Every admitted id ends exactly once, by `DeliverResults`, `FailRequest` or `ForgetRequest`; so does
+    every id that is refused, by `FailRequest`. Times given to `handle` must not go backwards; if one does,
+    the latest so far is used. Raises ContractError only for events that break the contract of events.py.
+
+    No other error leaves `handle` as long as the books agree with each other: what could not be worked out is a
+    `ReportFault`, and a request that it is about fails alone, as `internal`.
+    """
 
     def __init__(
         self,
-        ledger: Ledger,
-        slots: SlotTable,
-        costs: CostModel,
-        queues: Queues,
-        watch: HangWatch,
-        apart: Apart,
+        max_queued_requests: int,
+        max_queued_bytes: int,
+        max_attempts: int = 3,
+        *,
+        max_queued_s: float | None = None,
+        story_length: int = 1024,
+        hangs: HangLimits | None = None,
+        learned: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
     ) -> None:
-        self._ledger = ledger
-        self._apart = apart
-        self._watch = watch
-        self._slots = slots
-        self._costs = costs
-        self._queues = queues
-        self.plan = Plan()
-        self.isolation = Isolation(ledger, slots, self._start_alone)
+        """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
+        self._queues = Queues()
+        self._watch = HangWatch(hangs)
+        self._slots = SlotTable()
+        self._costs = CostModel(learned)
+        room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
+        self._admission = Admission(room, self._queues, self._costs)
+        self._ledger = Ledger(self._admission, Story(story_length))
+        self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
+        self._recovery = Recovery(
+            self._ledger,
+            self._queues,
+            self._slots,
+            self._costs,
+            self._watch,
+            self._isolation,
+            max_attempts,
+        )
+        self._plan = Plan()
         self._next_batch = 1
+        self._now = float("-inf")
 
-    def run(self, now: float, actions: list[Action]) -> None:
-        """Starts batches until no slot is free or nothing may start: the scheduler is work-conserving."""
-        self.plan.begin_turn()
-        waiting = self._queues.waiting()
-        slots = self._slots
-        isolation = self.isolation
-        if isolation.suspected or isolation.isolated:
-            isolation.run(now, actions)
-        while waiting and slots.free_count:
-            request = next_up(waiting, now, _has_free, self._fills)
-            if request is None:
-                break
-            slot = faster_first(request.queue)
-            actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
-        if waiting:
-            self._send_ahead(now, actions)
-            self._queues.forget_empty()
+    # ------------------------------------------------------------ what the caller uses
 
-    def idles(self, now: float) -> bool:
-        """Whether a free slot idles although a request may start; never after `run`."""
-        return next_up(self._queues.values(), now, _has_free, self._fills) is not None
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Takes one event and returns what to do about it, in order."""
+        self._now = now = max(now, self._now)
+        actions: list[Action] = []
+        agree = True
+        for step in (self._take, self._follow):
+            try:
+                step(event, now, actions)
+            except ContractError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge where a defect becomes a line of the log
+                agree = False
+                actions.append(ReportFault(error=error, about=type(event).__name__))
+        if not agree:
+            if isinstance(event, RequestsArrived):
+                self._refuse_unanswered(event.requests, now, actions)
+            self.check_invariants()  # what does not agree any more must not go on
+        return actions
+
+    def _take(self, event: Event, now: float, actions: list[Action]) -> None:
+        """Changes the books by an event."""
+        ledger = self._ledger
+        while (late := ledger.deadlines.due(now)) is not None:
+            actions.append(ledger.fail_late(late, now))
+        if self._slots.resting:
+            self._slots.wake(now)
+        match event:
+            case RequestsArrived():
+                self._requests_arrived(event.requests, now, actions)
+            case BatchFinished():
+                self._recovery.finished(event, now, actions)
+            case TimePassed():
+                pass
+            case RequestCancelled():
+                if (request := ledger.requests.get(event.id)) is not None:
+                    actions.append(ledger.fail(request, "cancelled", "withdrawn by its caller", now))
+            case RequestsAbandoned():
+                actions.extend(ledger.forget(event.ids, now))
+            case BatchFailed():
+                self._recovery.failed(event, now, actions)
+            case SlotJoined():
+                self._slots_joined((event,), actions)
+            case SlotsJoined():
+                self._slots_joined(event.slots, actions)
+            case SlotClosing():
+                if (behind := self._slots.close(event.slot)) is not None:
+                    actions.append(ledger.recall(behind, now, f"slot {event.slot} closes"))
+            case SlotLeft():
+                self._recovery.slot_left(event, now, actions)
+            case ModelAdded():
+                self._add_model(event.model)
+            case ModelUnavailable():
+                if event.model in self._queues:
+                    self._queues[event.model].unavailable = event.message
+                for request in list(ledger.requests.values()):
+                    if request.queue.profile.name == event.model and request.state is not RUNNING:
+                        actions.append(ledger.fail(request, "unavailable", event.message, now))
+            case DrainStarted():
+                self._admission.draining = True
+            case _:
+                assert_never(event)
+
+    def _follow(self, event: Event, now: float, actions: list[Action]) -> None:
+        """Does what follows from the books."""
+        if self._watch.next_look <= now:
+            self._recovery.hang(now, actions)
+        self._give_work(now, actions)
+        if self._ledger.unwanted:
+            self._drop_unwanted(now, actions)
 
     def next_wakeup(self) -> float | None:
-        """When something may be done for which no event will come."""
-        times: list[float] = []
-        slots = self._slots
+        """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
+        first = self._watch.next_look
+        if (expiry := self._ledger.deadlines.next()) is not None:
+            first = min(first, expiry)
         waiting = self._queues.waiting()
-        if waiting and slots.resting and (back := slots.next_wake()) is not None:
-            times.append(back)
+        if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
+            first = min(first, back)
         for queue in waiting:
             if not queue.startable:
                 continue
             due = queue.due.first() if queue.delay_s and not queue.rerun_count else None
             if queue.free:
                 if due is not None:
-                    times.append(due[0])
-            elif queue.profile.idempotent and (commit := queue.commits.first()) is not None:
-                times.append(commit[0] if due is None else max(commit[0], due[0]))
-        return min(times, default=None)
+                    first = min(first, due[0])
+            elif queue.profile.idempotent and (prefetch := queue.prefetches.first()) is not None:
+                first = min(first, prefetch[0] if due is None else max(prefetch[0], due[0]))
+        return first if first < inf else None
 
-    # ------------------------------------------------------------ starting
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
+        check(self._ledger, self._queues, self._isolation, self._slots, self._now)
+        startable = next_up(self._queues.values(), self._now, _has_free, self._fills)
+        assert startable is None, "a free slot idles while a request may start"
 
-    def _give_up(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
-        """End a request whose turn has come too late for a whole call, where the queue is as long as deadlines allow.
+    def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
+        """What happened to a recent request, oldest first, as (time, what)."""
+        return self._ledger.story.of(id)
+
+    def statistics(self) -> Statistics:
+        """The present state."""
+        queues, admission = self._queues, self._admission
+        slots = self._slots.slots.values()
+        return Statistics(
+            queued=admission.room.requests,
+            queued_bytes=admission.room.nbytes,
+            running=self._ledger.running,
+            batches=len(self._slots.batches),
+            slots=len(slots),
+            free_slots=self._slots.free_count,
+            closing_slots=sum(slot.closing for slot in slots),
+            slots_resting=len(self._slots.resting),
+            slots_reserved=sum(slot.idle and not slot.free for slot in slots),
+            slots_lost=sum(slot.batch is not None and slot.batch.state is BatchState.STUCK for slot in slots),
+            suspects=sum(queue.suspect_count for queue in queues.values()),
+            draining=admission.draining,
+            models=tuple(
+                ModelStatistics(
+                    name=name,
+                    queued=queue.waiting,
+                    queued_s=queue.waiting_s,
+                    slots=queue.slot_count,
+                    free_slots=len(queue.free),
+                    shapes_seen=self._costs.shapes(name),
+                    predicted_s=queue.predicted_s,
+                    measured_s=queue.measured_s,
+                )
+                for name, queue in queues.items()
+            ),
+        )
+
+    def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
+        """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
+        return self._costs.learned(saved_at)
+
+    # ------------------------------------------------------------ models and slots
+
+    def _add_model(self, profile: ModelProfile) -> None:
+        known = self._queues.get(profile.name)
+        if known is None:
+            queue = self._queues[profile.name] = ModelQueue(profile)
+            self._costs.add_model(profile)
+            queue.rounding = self._costs.rounding(profile.name)
+            queue.steps = self._costs.steps(profile.name)
+            self._slots.connect_model(queue)
+        elif known.profile != profile:
+            raise ContractError(f"model {profile.name!r} is here already, with another profile")
+
+    def _slots_joined(self, events: Sequence[SlotJoined], actions: list[Action]) -> None:
+        first_of: dict[str, Slot] = {}
+        for event in events:
+            self._slots.join(event.slot, event.models, self._queues, event.prefetch_s, event.worker)
+            slot = self._slots.slots[event.slot]
+            alike = first_of.setdefault(event.worker or f"slot {event.slot}", slot)
+            try:
+                self._costs.join(event.slot, event.worker, event.costs, event.models)
+                for queue in slot.queues:
+                    name = queue.profile.name
+                    if slot is not alike:  # slots of one worker are equally fast
+                        self._slots.set_pace(slot, queue, alike.paces.get(name, 1.0))
+                    elif queue.seen:
+                        self._recovery.measure_pace(slot, queue, next(reversed(queue.seen)))
+            except Exception as error:  # noqa: BLE001 - the slot serves without what it has measured
+                actions.append(ReportFault(error=error, about="costs of a slot"))
+
+    # ------------------------------------------------------------ requests
+
+    def _requests_arrived(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
+        ledger = self._ledger
+        admission = self._admission
+        admission.new_turn()
+        if len(arrivals) > 1:
+            self._costs.expect({(arrival.model, arrival.sizes) for arrival in arrivals})
+        queues = self._queues
+        admitted: list[int] = []
+        for arrival in arrivals:
+            queue = queues.get(arrival.model)
+            due = now
+            shape = None
+            try:
+                # All that may fail comes before any book is changed.
+                terms = admission.consider(arrival, queue, ledger.clients, now)
+                if queue is not None and not isinstance(terms, Refusal):
+                    if queue.delay_s:
+                        due = self._due(arrival, queue, now)
+                    if queue.rounding is not None and 0 not in arrival.sizes:
+                        queue.rounding.observe(arrival.sizes)
+                    if queue.steps is not None:
+                        shape = queue.steps.rounded(arrival.sizes)
+            except Exception as error:  # noqa: BLE001 - one arrival fails alone
+                terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
+                actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
+            if isinstance(terms, Refusal) or queue is None:
+                assert isinstance(terms, Refusal), "a model that is not known is refused"
+                actions.append(ledger.refuse(arrival, terms, now))
+                continue
+            request = ledger.admit(arrival, queue, terms, now, shape)
+            admitted.append(request.id)
+            queues.wait(queue)
+            if queue.delay_s:
+                queue.due.push(due, request)
+        if admitted:
+            ledger.story.note(now, tuple(admitted), "admitted")
+
+    def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
+        """Fails those of an event that went wrong that came neither in nor out."""
+        answered = {action.id for action in actions if isinstance(action, FailRequest)}
+        refusal = Refusal("internal", "the server failed while it took this request in; see its log")
+        for arrival in arrivals:
+            if arrival.id not in answered and arrival.id not in self._ledger.requests:
+                actions.append(self._ledger.refuse(arrival, refusal, now))
+
+    def _due(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
+        """Until when a request may wait for company: not at all if that could cost it its deadline."""
+        due = now + queue.delay_s
+        if arrival.deadline is None:
+            return due
+        call_s = self._costs.batch_s(queue.profile.name, arrival.sizes) or 0.0
+        return due if due + call_s < arrival.deadline else now
+
+    def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
+        """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""
+        # The same batch twice: its last member was late in the very event that let it begin.
+        for batch in dict.fromkeys(self._ledger.unwanted):
+            if batch.id not in self._slots.batches:
+                continue
+            if batch.cancel():
+                actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
+            elif batch.state is BatchState.BEHIND:
+                actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
+        self._ledger.unwanted.clear()
+
+    # ------------------------------------------------------------ batches
+
+    def _give_work(self, now: float, actions: list[Action]) -> None:
+        """Start batches until no slot is free or nothing may start, then prefetch: the scheduler is work-conserving."""
+        self._plan.begin_turn()
+        waiting = self._queues.waiting()
+        slots = self._slots
+        isolation = self._isolation
+        if isolation.suspected or isolation.isolated:
+            isolation.run(now, actions)
+        while waiting and slots.free_count:
+            request = next_up(waiting, now, _has_free, self._fills)
+            if request is None:
+                break
+            self._dispatch(request, faster_first(request.queue), now, actions)
+        if waiting:
+            while (request := next_up(waiting, now, _wants_prefetch, self._fills)) is not None:
+                first = request.queue.prefetches.first()
+                assert first is not None
+                self._dispatch(request, first[1], now, actions)
+            self._queues.forget_empty()
+
+    def _shed(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
+        """Shed a request whose turn has come too late for a whole call, where the queue is as long as deadlines allow.
 
         The queue took longer than was estimated, so some request will be late. A call that is cut so that this one is in
         time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as well, and soon
@@ -228,7 +466,7 @@ class Dispatching:
             or request.state is RERUN
         ):
             return None
-        starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
+        starts_at = slot.free_at(now)
         left_s = deadline - starts_at
         if starts_at - request.arrived < 2.0 * left_s:
             return None
@@ -241,41 +479,50 @@ class Dispatching:
             return None
         return self._ledger.fail_late(request, now)
 
-    def _give(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
-        """Cuts the batch that a request goes in, and starts it on a slot, or behind what that runs."""
+    def _dispatch(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> None:
+        """Start the batch of the request whose turn it is on a slot, or queue it behind the running one; or shed it."""
+        if (shed := self._shed(request, slot, now)) is not None:
+            actions.append(shed)
+            return
         queue = request.queue
         name = queue.profile.name
-        ledger = self._ledger
-        clients = len(ledger.clients)
         costs = self._costs.call_costs(name, slot.id)
         speed = self._costs.speed(name, slot.id)
-        if request.state is RERUN:
-            group = queue.take_rerun()
-            cut, predicted_s = self._cut(lambda: together(group, costs), group, costs, speed, actions)
-        elif queue.count == 1 or not queue.has_batch:
-            cut, predicted_s = self._cut(
-                lambda: together([request], costs, request.bucket), [request], costs, speed, actions
-            )
-            queue.shares.dispatched(request.tag, request.rank, request.share_s, clients)
-            queue.take(cut.members)
-        else:
-            anchor = request
-            starts_at = now if slot.batch is None else max(now, slot.batch.ends_at)
+        again = request.state is RERUN
+        group = queue.take_rerun() if again else [request]
 
-            def planned() -> Cut:
-                most_s, max_rows = portion(queue, slot, anchor, costs, speed, now)
-                cut = plan_batch(
-                    anchor, costs, self.plan, speed=speed, most_s=most_s, max_rows=max_rows, now=starts_at
-                )
-                if len(cut.members) > 1 and (apart := self._apart.of(name)) is not None:
-                    cut = _apart(apart, anchor, cut, costs)
-                return cut
+        def plan() -> Cut:
+            if again:
+                return batch_of(group, costs)
+            if queue.count == 1 or not queue.has_batch:
+                return batch_of(group, costs, request.bucket)
+            return self._planned(request, slot, costs, speed, now)
 
-            cut, predicted_s = self._cut(planned, [anchor], costs, speed, actions)
+        cut, predicted_s = self._cut(plan, group, costs, speed, actions)
+        if not again:
             members_s = sum([member.share_s for member in cut.members])
-            queue.shares.dispatched(anchor.tag, anchor.rank, members_s, clients)
+            queue.shares.dispatched(request.tag, request.rank, members_s, len(self._ledger.clients))
             queue.take(cut.members)
-        return self._start(queue, slot, cut, request, predicted_s, now)
+        actions.append(self._start(queue, slot, cut, request, predicted_s, now))
+
+    def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, speed: float, now: float) -> Cut:
+        """The batch that a request goes in, without requests that may not share its call because of a probation."""
+        queue = anchor.queue
+        most_s, max_rows = portion(queue, slot, anchor, costs, speed, now)
+        cut = plan_batch(
+            anchor,
+            costs,
+            self._plan,
+            speed=speed,
+            most_s=most_s,
+            max_rows=max_rows,
+            now=slot.free_at(now),
+        )
+        if len(cut.members) > 1 and queue.probation:
+            company = queue.probation.company(anchor, cut.members)
+            if len(company) < len(cut.members):
+                return batch_of(company, costs)
+        return cut
 
     def _cut(
         self,
@@ -308,7 +555,7 @@ class Dispatching:
         costs = self._costs.call_costs(name, slot.id)
         request, accused = queue.take_suspect()
         speed = self._costs.speed(name, slot.id)
-        cut, predicted_s = self._cut(lambda: together([request], costs), [request], costs, speed, actions)
+        cut, predicted_s = self._cut(lambda: batch_of([request], costs), [request], costs, speed, actions)
         trial = Trial.ACCUSED if accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
@@ -353,342 +600,3 @@ class Dispatching:
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
         return cut.rows >= profile.max_batch
-
-    # ------------------------------------------------------------ ahead of time
-
-    def _send_ahead(self, now: float, actions: list[Action]) -> None:
-        """Sends batches to busy slots that will soon be free, of models that have no free slot."""
-        while (request := next_up(self._queues.waiting(), now, _wants_ahead, self._fills)) is not None:
-            first = request.queue.commits.first()
-            assert first is not None
-            slot = first[1]
-            actions.append(self._give_up(request, slot, now) or self._give(request, slot, now, actions))
-
-
-def _apart(apart: ModelApart, anchor: Request, cut: Cut, costs: CallCosts) -> Cut:
-    """The same batch without those that run apart from the anchor; if there are any, only its own shape is left."""
-    if apart.runs_alone(anchor):
-        return together([anchor], costs)
-    mark = apart.mark(anchor)
-    if all(apart.mark(member) == mark for member in cut.members):
-        return cut
-    shape = anchor.shape
-    return together(
-        [member for member in cut.members if member.shape == shape and apart.mark(member) == mark], costs
-    )
-
-
-def _predicted_s(cut: Cut, costs: CallCosts, speed: float) -> float | None:
-    """Seconds of a batch on its slot; None while nothing is measured."""
-    surface = costs.surface
-    if not surface.measured:
-        return None
-    rows, shape = cut.call_rows, cut.shape
-    return speed * min(cut.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
-
-
-def _has_free(queue: ModelQueue, now: float) -> bool:
-    return bool(queue.free)
-
-
-def _wants_ahead(queue: ModelQueue, now: float) -> bool:
-    """Whether all slots of a model that has waiting requests are busy, and it is time to send one of them its next batch."""
-    if queue.free or not queue.startable or not queue.profile.idempotent:
-        return False
-    first = queue.commits.first()
-    return first is not None and first[0] <= now
-
-
-class Scheduler:
-    """Decides which requests run together, where and when.
-
-    Every admitted id ends exactly once, by `DeliverResults`, `FailRequest` or `ForgetRequest`; so does
-    every id that is refused, by `FailRequest`. Times given to `handle` must not go backwards; if one does,
-    the latest so far is used. Raises ContractError only for events that break the contract of events.py.
-
-    No other error leaves `handle` as long as the books agree with each other: what could not be worked out is a
-    `ReportFault`, and a request that it is about fails alone, as `internal`.
-    """
-
-    def __init__(
-        self,
-        max_queued_requests: int,
-        max_queued_bytes: int,
-        max_attempts: int = 3,
-        *,
-        max_queued_s: float | None = None,
-        story_length: int = 1024,
-        hangs: HangLimits | None = None,
-        learned: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
-    ) -> None:
-        """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
-        self._queues = Queues()
-        self._watch = HangWatch(hangs)
-        self._slots = SlotTable()
-        self._costs = CostModel(learned)
-        room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
-        self._admission = Admission(room, self._queues, self._costs)
-        self._ledger = Ledger(self._admission, Story(story_length))
-        apart = Apart()
-        self._dispatching = Dispatching(
-            self._ledger, self._slots, self._costs, self._queues, self._watch, apart
-        )
-        recovery = Recovery(
-            self._ledger, self._queues, self._costs, max_attempts, self._dispatching.isolation, apart
-        )
-        self._reports = Reports(self._ledger, self._slots, self._costs, recovery, apart, self._watch)
-        self._now = float("-inf")
-
-    # ------------------------------------------------------------ what the caller uses
-
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event and returns what to do about it, in order."""
-        self._now = now = max(now, self._now)
-        actions: list[Action] = []
-        agree = True
-        for step in (self._take, self._follow):
-            try:
-                step(event, now, actions)
-            except ContractError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the edge where a defect becomes a line of the log
-                agree = False
-                actions.append(ReportFault(error=error, about=type(event).__name__))
-        if not agree:
-            if isinstance(event, RequestsArrived):
-                self._refuse_unanswered(event.requests, now, actions)
-            self.check_invariants()  # what does not agree any more must not go on
-        return actions
-
-    def _take(self, event: Event, now: float, actions: list[Action]) -> None:
-        """Changes the books by an event."""
-        ledger = self._ledger
-        while (late := ledger.deadlines.due(now)) is not None:
-            actions.append(ledger.fail_late(late, now))
-        if self._slots.resting:
-            self._slots.wake(now)
-        match event:
-            case RequestsArrived():
-                self._admit(event.requests, now, actions)
-            case BatchFinished():
-                self._reports.finished(event, now, actions)
-            case TimePassed():
-                pass
-            case RequestCancelled():
-                if (request := ledger.requests.get(event.id)) is not None:
-                    actions.append(ledger.fail(request, "cancelled", "withdrawn by its caller", now))
-            case RequestsAbandoned():
-                actions.extend(ledger.abandon(event.ids, now))
-            case BatchFailed():
-                self._reports.failed(event, now, actions)
-            case SlotJoined():
-                self._slots_joined((event,), actions)
-            case SlotsJoined():
-                self._slots_joined(event.slots, actions)
-            case SlotClosing():
-                self._slot_closing(event, now, actions)
-            case SlotLeft():
-                self._reports.slot_left(event, now, actions)
-            case ModelAdded():
-                self._add_model(event.model)
-            case ModelGivenUp():
-                if event.model in self._queues:
-                    self._queues[event.model].given_up = event.message
-                for request in list(ledger.requests.values()):
-                    if request.queue.profile.name == event.model and request.state is not RUNNING:
-                        actions.append(ledger.fail(request, "unavailable", event.message, now))
-            case DrainStarted():
-                self._admission.draining = True
-            case _:
-                assert_never(event)
-
-    def _follow(self, event: Event, now: float, actions: list[Action]) -> None:
-        """Does what follows from the books."""
-        if self._watch.next_look <= now:
-            self._reports.hang(now, actions)
-        self._dispatching.run(now, actions)
-        if self._ledger.unwanted:
-            self._drop_unwanted(now, actions)
-
-    def next_wakeup(self) -> float | None:
-        """When `TimePassed` is wanted, if nothing happens before; always later than the last event."""
-        first = self._watch.next_look
-        if (expiry := self._ledger.deadlines.next()) is not None:
-            first = min(first, expiry)
-        if (wakeup := self._dispatching.next_wakeup()) is not None:
-            first = min(first, wakeup)
-        return first if first < inf else None
-
-    def check_invariants(self) -> None:
-        """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
-        dispatching = self._dispatching
-        check(self._ledger, self._queues, dispatching.isolation, self._slots, self._now)
-        assert not dispatching.idles(self._now), "a free slot idles while a request may start"
-
-    def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
-        """What happened to a recent request, oldest first, as (time, what)."""
-        return self._ledger.story.of(id)
-
-    def statistics(self) -> Statistics:
-        """Counters and present state."""
-        return _take_stock(self._ledger, self._queues, self._slots, self._costs, self._dispatching.plan)
-
-    def learned_costs(self, saved_at: float) -> list[LearnedCosts]:
-        """What traffic made of the measured costs, for the next scheduler; `saved_at`: now, in seconds since the epoch."""
-        return self._costs.learned(saved_at)
-
-    # ------------------------------------------------------------ models and slots
-
-    def _add_model(self, profile: ModelProfile) -> None:
-        known = self._queues.get(profile.name)
-        if known is None:
-            queue = self._queues[profile.name] = ModelQueue(profile)
-            self._costs.add_model(profile)
-            queue.rounding = self._costs.rounding(profile.name)
-            queue.steps = self._costs.steps(profile.name)
-            self._slots.connect_model(queue)
-        elif known.profile != profile:
-            raise ContractError(f"model {profile.name!r} is here already, with another profile")
-
-    def _slots_joined(self, events: Sequence[SlotJoined], actions: list[Action]) -> None:
-        first_of: dict[str, Slot] = {}
-        for event in events:
-            self._slots.join(event.slot, event.models, self._queues, event.prefetch_s, event.worker)
-            slot = self._slots.slots[event.slot]
-            alike = first_of.setdefault(event.worker or f"slot {event.slot}", slot)
-            try:
-                self._costs.join(event.slot, event.worker, event.costs, event.models)
-                for queue in slot.queues:
-                    name = queue.profile.name
-                    if slot is not alike:  # slots of one worker are equally fast
-                        self._slots.set_pace(slot, queue, alike.paces.get(name, 1.0))
-                    elif queue.seen:
-                        self._reports.measure_pace(slot, queue, next(reversed(queue.seen)))
-            except Exception as error:  # noqa: BLE001 - the slot serves without what it has measured
-                actions.append(ReportFault(error=error, about="costs of a slot"))
-
-    def _slot_closing(self, event: SlotClosing, now: float, actions: list[Action]) -> None:
-        slot = self._slots.close(event.slot)
-        if slot is not None and slot.behind is not None and slot.behind.state is BatchState.BEHIND:
-            actions.append(self._ledger.recall(slot.behind, now, f"slot {slot.id} closes"))
-
-    # ------------------------------------------------------------ requests
-
-    def _admit(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
-        ledger = self._ledger
-        admission = self._admission
-        admission.new_turn()
-        if len(arrivals) > 1:
-            self._costs.expect({(arrival.model, arrival.sizes) for arrival in arrivals})
-        queues = self._queues
-        admitted: list[int] = []
-        for arrival in arrivals:
-            queue = queues.get(arrival.model)
-            due = now
-            shape = None
-            try:
-                # All that may fail comes before any book is changed.
-                terms = admission.consider(arrival, queue, ledger.clients, now)
-                if queue is not None and not isinstance(terms, Refusal):
-                    if queue.delay_s:
-                        due = self._due(arrival, queue, now)
-                    if queue.rounding is not None and 0 not in arrival.sizes:
-                        queue.rounding.observe(arrival.sizes)
-                    if queue.steps is not None:
-                        shape = queue.steps.rounded(arrival.sizes)
-            except Exception as error:  # noqa: BLE001 - one arrival fails alone
-                terms = Refusal("internal", "the server cannot work out how to run this request; see its log")
-                actions.append(ReportFault(error=error, about="terms of a request", requests=(arrival.id,)))
-            if isinstance(terms, Refusal) or queue is None:
-                assert isinstance(terms, Refusal), "a model that is not known is refused"
-                actions.append(ledger.refuse(arrival, terms, now))
-                continue
-            request = ledger.admit(arrival, queue, terms, now, shape)
-            admitted.append(request.id)
-            queues.wait(queue)
-            if queue.delay_s:
-                queue.due.push(due, request)
-        if admitted:
-            ledger.counters.admitted += len(admitted)
-            ledger.story.note(now, tuple(admitted), "admitted")
-
-    def _refuse_unanswered(self, arrivals: tuple[Arrival, ...], now: float, actions: list[Action]) -> None:
-        """Fails those of an event that went wrong that came neither in nor out."""
-        answered = {action.id for action in actions if isinstance(action, FailRequest)}
-        refusal = Refusal("internal", "the server failed while it took this request in; see its log")
-        for arrival in arrivals:
-            if arrival.id not in answered and arrival.id not in self._ledger.requests:
-                actions.append(self._ledger.refuse(arrival, refusal, now))
-
-    def _due(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
-        """Until when a request may wait for company: not at all if that could cost it its deadline."""
-        due = now + queue.delay_s
-        if arrival.deadline is None:
-            return due
-        call_s = self._costs.batch_s(queue.profile.name, arrival.sizes) or 0.0
-        return due if due + call_s < arrival.deadline else now
-
-    def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
-        """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""
-        # The same batch twice: its last member was late in the very event that let it begin.
-        for batch in dict.fromkeys(self._ledger.unwanted):
-            if batch.id not in self._slots.batches:
-                continue
-            if batch.cancel():
-                actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
-            elif batch.state is BatchState.BEHIND:
-                actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
-        self._ledger.unwanted.clear()
-
-
-def _take_stock(
-    ledger: Ledger,
-    queues: Mapping[str, ModelQueue],
-    slots: SlotTable,
-    costs: CostModel,
-    plan: Plan,
-) -> Statistics:
-    """The statistics of a scheduler that consists of these."""
-    counters = ledger.counters
-    admission = ledger.admission
-    return Statistics(
-        queued=admission.room.requests,
-        queued_bytes=admission.room.nbytes,
-        running=ledger.running,
-        batches=len(slots.batches),
-        slots=len(slots.slots),
-        free_slots=slots.free_count,
-        closing_slots=sum(slot.closing for slot in slots.slots.values()),
-        slots_aside=len(slots.resting),
-        slots_kept=sum(slot.idle and not slot.free for slot in slots.slots.values()),
-        slots_lost=sum(
-            slot.batch is not None and slot.batch.state is BatchState.ABANDONED
-            for slot in slots.slots.values()
-        ),
-        suspects=sum(queue.suspect_count for queue in queues.values()),
-        draining=admission.draining,
-        admitted=counters.admitted,
-        delivered=counters.delivered,
-        failed=dict(counters.failed),
-        forgotten=counters.forgotten,
-        batches_started=counters.batches_started,
-        batches_ahead=counters.batches_ahead,
-        batches_recalled=counters.batches_recalled,
-        planning_cuts=plan.cuts,
-        rows_started=counters.rows_started,
-        padding_ratio=counters.padding_ratio,
-        models=tuple(
-            ModelStatistics(
-                name=name,
-                queued=queue.waiting,
-                queued_s=queue.waiting_s,
-                slots=queue.slot_count,
-                free_slots=len(queue.free),
-                call_s=costs.call_s(name),
-                shapes_seen=costs.shapes(name),
-                predicted_s=queue.predicted_s,
-                measured_s=queue.measured_s,
-            )
-            for name, queue in queues.items()
-        ),
-    )

@@ -74,8 +74,8 @@ class BatchState(Enum):
     """Its slot was asked to stop it, because it has run far longer than its like."""
     CONDEMNED = "condemned"
     """It hangs on, and its process is to be ended."""
-    ABANDONED = "abandoned"
-    """Not even that helped: its members were answered, and its slot is lost."""
+    STUCK = "stuck"
+    """It is still there after that: its members were answered, and its slot is lost."""
 
 
 BATCH_TABLE: Final[dict[str, dict[BatchState, BatchState]]] = {
@@ -92,11 +92,11 @@ BATCH_TABLE: Final[dict[str, dict[BatchState, BatchState]]] = {
         BatchState.RETURNING: BatchState.HANGING,
         BatchState.CANCELLED: BatchState.HANGING,
         BatchState.HANGING: BatchState.CONDEMNED,
-        BatchState.CONDEMNED: BatchState.ABANDONED,
+        BatchState.CONDEMNED: BatchState.STUCK,
     },
 }
 _QUEUED_BEHIND: Final = (BatchState.BEHIND, BatchState.RECALLED)
-_HUNG: Final = (BatchState.HANGING, BatchState.CONDEMNED, BatchState.ABANDONED)
+_HUNG: Final = (BatchState.HANGING, BatchState.CONDEMNED, BatchState.STUCK)
 
 
 class SlotState(Enum):
@@ -289,7 +289,6 @@ class Batch:
     """Requests that run on a slot in one call, or are queued there behind such a batch."""
 
     __slots__ = (
-        "commit_at",
         "ends_at",
         "guess_s",
         "hang_at",
@@ -297,6 +296,7 @@ class Batch:
         "ids",
         "members",
         "predicted_s",
+        "prefetch_at",
         "queue",
         "sizes",
         "slot",
@@ -334,7 +334,7 @@ class Batch:
         """Since when it is the one that its slot runs. Set at the start."""
         self.ends_at = 0.0
         """When it is predicted to end; when it started, where nothing is measured. Set at the start."""
-        self.commit_at: float | None = None
+        self.prefetch_at: float | None = None
         """When the next batch should be sent to its slot; None: not before it has ended. Set at the start."""
         self.hang_at = inf
         """When it has run so long that the next step is taken against it; set at the start."""
@@ -407,7 +407,7 @@ class Slot:
     """A place where one batch at a time runs.
 
     It is listed in the queues of its models: a free slot in `free`, a busy one in `ends`, by when its batch is predicted
-    to end, and in `commits`, by when the next batch should be sent there.
+    to end, and in `prefetches`, by when the next batch should be sent there.
     """
 
     __slots__ = (
@@ -469,6 +469,16 @@ class Slot:
         """Whether it leaves when what it has is over."""
         return self.state is SlotState.CLOSING
 
+    @property
+    def recallable(self) -> Batch | None:
+        """The batch that is queued behind the running one and was not recalled yet."""
+        behind = self.behind
+        return behind if behind is not None and behind.state is BatchState.BEHIND else None
+
+    def free_at(self, now: float) -> float:
+        """When its running batch is predicted to end; now, where none runs or it is late."""
+        return now if self.batch is None else max(now, self.batch.ends_at)
+
     def connect(self, queue: ModelQueue) -> None:
         """List the slot in the queue of one of its models, which was added."""
         self.queues.append(queue)
@@ -476,37 +486,35 @@ class Slot:
             queue.free[self.id] = self
         elif self.batch is not None:
             queue.ends.add(self.batch.ends_at, self)
-            if self.behind is None and self.batch.commit_at is not None:
-                queue.commits.add(self.batch.commit_at, self)
+            if self.behind is None and self.batch.prefetch_at is not None:
+                queue.prefetches.add(self.batch.prefetch_at, self)
 
-    def expect(self, running: Batch) -> None:
-        """List when this batch will end, and when the next may be sent before that."""
+    def list_end(self, running: Batch) -> None:
+        """List when this batch will end, and when the next may be queued behind it."""
         for queue in self.queues:
             queue.ends.add(running.ends_at, self)
-            if running.commit_at is not None:
-                queue.commits.add(running.commit_at, self)
+        self.list_prefetch(running)
 
-    def forget(self, running: Batch) -> None:
-        """Take it off these lists: it has ended, or nothing is sent to this slot any more."""
+    def unlist_end(self, running: Batch) -> None:
+        """Take the slot off these lists: the batch has ended, or the slot gets no more."""
         for queue in self.queues:
             queue.ends.remove(running.ends_at, self)
-            if running.commit_at is not None:
-                queue.commits.remove(running.commit_at, self)
+        self.unlist_prefetch(running)
 
-    def commit_again(self, running: Batch) -> None:
-        """List when the next batch may be sent: none is queued behind this batch any more."""
-        if running.commit_at is not None:
+    def list_prefetch(self, running: Batch) -> None:
+        """List when the next batch may be queued behind this one."""
+        if running.prefetch_at is not None:
             for queue in self.queues:
-                queue.commits.add(running.commit_at, self)
+                queue.prefetches.add(running.prefetch_at, self)
 
-    def forget_commit(self, running: Batch) -> None:
-        """Send nothing to be queued behind this batch, for now."""
-        if running.commit_at is not None:
+    def unlist_prefetch(self, running: Batch) -> None:
+        """Queue no batch behind this one, for now."""
+        if running.prefetch_at is not None:
             for queue in self.queues:
-                queue.commits.remove(running.commit_at, self)
+                queue.prefetches.remove(running.prefetch_at, self)
 
 
-EARLY = 0.12
+PREFETCH_MARGIN = 0.12
 """The share of its predicted time that a batch may end early and still find the next one at its slot.
 
 Measured (docs/performance.md): of a thousand batches of MiniLM four in ten ended before their successor, sent when the
@@ -604,7 +612,7 @@ class SlotTable:
             slot.queues[0].shares.absorb(queue.shares)
         queue.add_pace(1.0)  # nothing is known of its speed yet
         queue.slot_count += 1
-        queue.given_up = None
+        queue.unavailable = None
         slot.connect(queue)
 
     def leave(self, id: int) -> tuple[Batch | None, Batch | None]:  # noqa: A002
@@ -631,20 +639,23 @@ class SlotTable:
         self._move(slot, "leave")
         return slot.batch, behind
 
-    def close(self, id: int) -> Slot | None:  # noqa: A002
-        """Let a slot get no more batches; what it has stays. The slot, unless it is unknown or closing already."""
+    def close(self, id: int) -> Batch | None:  # noqa: A002
+        """Let a slot get no more batches; unknown and closing slots are ignored.
+
+        The batch that should be recalled, if one is queued there.
+        """
         slot = self.slots.get(id)
         if slot is None or slot.closing:
             return None
         self.resting.pop(id, None)
         self._move(slot, "close")
         if slot.batch is not None:
-            slot.forget(slot.batch)
+            slot.unlist_end(slot.batch)
         for queue in slot.queues:
             queue.slot_count -= 1
             queue.remove_pace(slot.paces.get(queue.profile.name, 1.0))
         slot.queues.clear()
-        return slot
+        return slot.recallable
 
     # ------------------------------------------------------------ batches
 
@@ -664,20 +675,7 @@ class SlotTable:
         self._move(slot, "queue")
         batch.state = BATCH_TABLE["queue"][batch.state]
         slot.behind = batch
-        slot.forget_commit(running)
-
-    def refuse(self, slot: Slot) -> Batch | None:
-        """Let a slot that was unavailable get nothing behind what it runs now. That batch, if it is asked back: the slot
-        cannot run it either."""
-        running = slot.batch
-        if running is None:
-            return None
-        slot.forget_commit(running)
-        running.commit_at = None
-        if running.state is not BatchState.RUNNING:
-            return None
-        running.recall()
-        return running
+        slot.unlist_prefetch(running)
 
     def owe_rest(self, slot: Slot) -> None:
         """Let a slot rest when the batch that it runs is over and did not run."""
@@ -696,9 +694,9 @@ class SlotTable:
         if slot.behind is batch:
             self._unqueue(slot)
             if slot.batch is not None:
-                slot.commit_again(slot.batch)
+                slot.list_prefetch(slot.batch)
             return None
-        slot.forget(batch)
+        slot.unlist_end(batch)
         behind = slot.behind
         if behind is not None:
             self._unqueue(slot)
@@ -718,8 +716,10 @@ class SlotTable:
         # Nothing is queued behind a batch that may come back: its end cannot be predicted.
         expected = batch.state is BatchState.RUNNING and slot.worker.open
         if expected and slot.prefetch_s is not None and batch.predicted_s is not None:
-            batch.commit_at = max(now, batch.ends_at - slot.prefetch_s - EARLY * batch.predicted_s)
-        slot.expect(batch)
+            batch.prefetch_at = max(
+                now, batch.ends_at - slot.prefetch_s - PREFETCH_MARGIN * batch.predicted_s
+            )
+        slot.list_end(batch)
 
     def _unqueue(self, slot: Slot) -> None:
         """Take the batch from behind the one that the slot runs, or ran until now."""
@@ -761,7 +761,7 @@ class SlotTable:
     def reserve(self, worker: Worker) -> list[Batch]:
         """Reserve a worker for suspects. The batches that are queued there behind others, and should be recalled."""
         self._move_worker(worker, "reserve")
-        behind = [self.send_no_more(slot) for slot in worker.slots.values()]
+        behind = [self.stop_prefetch(slot) for slot in worker.slots.values()]
         return [batch for batch in behind if batch is not None]
 
     def release(self, worker: Worker) -> None:
@@ -771,7 +771,7 @@ class SlotTable:
     def condemn(self, worker: Worker) -> None:
         """Give nothing more to a worker whose process is about to be ended."""
         for slot in worker.slots.values():
-            self.send_no_more(slot)
+            self.stop_prefetch(slot)
         self._move_worker(worker, "condemn")
 
     def spare(self, worker: Worker) -> None:
@@ -782,20 +782,19 @@ class SlotTable:
         ):
             self._move_worker(worker, "spare")
 
-    def give_up(self, slot: Slot) -> None:
+    def lose(self, slot: Slot) -> None:
         """Lose a slot whose batch will not end; the rest of its worker serves on."""
         if slot.worker.suspect is slot.batch:
             slot.worker.suspect = None
         self.spare(slot.worker)
         self.close(slot.id)
 
-    def send_no_more(self, slot: Slot) -> Batch | None:
-        """Queue nothing behind the batch that a slot runs. The batch that is queued there and should be recalled."""
+    def stop_prefetch(self, slot: Slot) -> Batch | None:
+        """Queue nothing behind the batch that a slot runs. The batch that should be recalled, if one is queued there."""
         running = slot.batch
         if running is None:
             return None
         if slot.behind is None:
-            slot.forget_commit(running)
-        running.commit_at = None
-        behind = slot.behind
-        return behind if behind is not None and behind.state is BatchState.BEHIND else None
+            slot.unlist_prefetch(running)
+        running.prefetch_at = None
+        return slot.recallable

@@ -1,18 +1,17 @@
-"""Statistics and stories: what the scheduler tells people and metrics about itself.
+"""Statistics and stories: the state of the scheduler, and its last decisions.
 
-A story is one entry per decision, not per request. Nothing is formatted until it is asked for, so that it costs a tuple
-per batch to keep.
+Counters of what ran stand in telemetry/statistics.py. A story has one entry per decision, not per request, and is formatted
+when it is read: it costs a tuple per batch to keep.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Seconds(NamedTuple):
+class Predicted(NamedTuple):
     """A prediction, put into words when somebody asks."""
 
     seconds: float | None
@@ -22,12 +21,12 @@ class Seconds(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """The batch that another one is sent ahead to wait for."""
+    """The batch that another one is queued behind."""
 
     batch: int
 
     def __format__(self, _: str) -> str:
-        return f"; sent ahead, behind batch {self.batch}"
+        return f"; queued behind batch {self.batch}"
 
 
 class Story:
@@ -57,8 +56,6 @@ class ModelStatistics:
     """Predicted seconds of one slot for what waits; those that came before anything was measured count nothing."""
     slots: int
     free_slots: int
-    call_s: float | None
-    """Running mean of the seconds of a call."""
     shapes_seen: int
     """Distinct call shapes that the cost model remembers."""
     predicted_s: float
@@ -72,83 +69,34 @@ class ModelStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Statistics:
-    """How the scheduler stands, and what it has done since it was made."""
+    """The present state of the scheduler."""
 
     queued: int
-    """Requests that wait, to be run for the first time or again."""
+    """Requests in the queue, to run for the first time or again."""
     queued_bytes: int
     running: int
-    """Requests in running batches that somebody still waits for."""
+    """Requests in batches, running or queued behind another, that have not ended."""
     batches: int
-    """Batches that run, or are sent ahead to wait behind one that does."""
+    """Batches that run, or are queued behind one that does."""
     slots: int
     free_slots: int
     closing_slots: int
     """Slots that finish what they run and then leave."""
-    slots_aside: int
-    """Slots that rest, since they could not run what they got."""
-    slots_kept: int
-    """Idle slots that get nothing, since a suspect runs, or will run, in their worker, or it is to be killed."""
+    slots_resting: int
+    """Slots that rest because they could not run a batch."""
+    slots_reserved: int
+    """Idle slots whose worker is reserved for a suspect, or is to be killed."""
     slots_lost: int
     """Slots whose call hangs, and that nothing could end."""
     suspects: int
-    """Of those that wait, requests that are to be run alone in a worker, since one died, or hung, that may have run them."""
+    """Queued requests that are to run alone in a worker, because one that may have run them died or hung."""
     draining: bool
-    admitted: int
-    delivered: int
-    failed: Mapping[str, int]
-    """By code; refused requests included."""
-    forgotten: int
-    batches_started: int
-    batches_ahead: int
-    """Of those, the ones that were sent to a busy slot, to wait there."""
-    batches_recalled: int
-    """Of those in turn, the ones that were called back, whether or not in time."""
-    planning_cuts: int
-    """Dynamic programmes that the planner ran."""
-    rows_started: int
-    padding_ratio: float
-    """Elements computed only as padding / elements computed, over all batches started."""
     models: tuple[ModelStatistics, ...]
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing runs: a drained server may stop."""
+        """Whether no request is queued and no batch runs."""
         return not (self.queued or self.batches)
 
     def __repr__(self) -> str:
         return f"{self.running} running, {self.queued} queued"
-
-
-class Counters:
-    """What only ever grows."""
-
-    __slots__ = (
-        "admitted",
-        "batches_ahead",
-        "batches_recalled",
-        "batches_started",
-        "delivered",
-        "elements_computed",
-        "elements_padding",
-        "failed",
-        "forgotten",
-        "rows_started",
-    )
-
-    def __init__(self) -> None:
-        self.admitted = 0
-        self.delivered = 0
-        self.failed: dict[str, int] = {}
-        self.forgotten = 0
-        self.batches_started = 0
-        self.batches_ahead = 0
-        self.batches_recalled = 0
-        self.rows_started = 0
-        self.elements_computed = 0
-        self.elements_padding = 0
-
-    @property
-    def padding_ratio(self) -> float:
-        """Elements computed only as padding / elements computed."""
-        return self.elements_padding / self.elements_computed if self.elements_computed else 0.0

@@ -135,7 +135,7 @@ class Dispatcher:
 
     def model_given_up(self, name: str, message: str, now: float) -> None:
         """Nobody will serve it: what waits for it ends as `unavailable`."""
-        self._handle(events.ModelGivenUp(model=name, message=message), now)
+        self._handle(events.ModelUnavailable(model=name, message=message), now)
 
     def worker_joined(self, worker: Worker, now: float) -> None:
         """Its slots can be used from now on."""

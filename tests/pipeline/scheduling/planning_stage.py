@@ -136,7 +136,7 @@ class Waiting:
 
     def first(self) -> Request:
         """Who goes next."""
-        first = self.queue.oldest.first()
+        first = self.queue.by_rank.first()
         assert first is not None
         return first[2]
 

@@ -42,7 +42,7 @@ from shapestream.scheduling.events import (
     RequestsArrived,
     StartBatch,
 )
-from shapestream.scheduling.recovery import STALL_S, HangLimits
+from shapestream.scheduling.hang_watch import STALL_S, HangLimits
 
 
 class Referee(RuleBasedStateMachine):
@@ -320,7 +320,7 @@ class Referee(RuleBasedStateMachine):
             assert not beside, "something runs in the process in which a suspect is started"
         assert not any(running.alone for running in beside), "a suspect does not stay alone"
         assert process not in self.condemned, "something is started in a process that is to be killed"
-        kept = self.scheduler.statistics().slots_kept
+        kept = self.scheduler.statistics().slots_reserved
         if start.behind is None:
             assert start.slot in self._idle_slots(), (
                 "a slot runs one batch at a time, and none once it closes"
@@ -388,18 +388,18 @@ class Referee(RuleBasedStateMachine):
         assert statistics.queued_bytes == sum(known.arrival.nbytes for known in self._queued())
         assert statistics.running == sum(len(running.wanted) for running in self._running())
         assert (statistics.slots, statistics.closing_slots) == (len(self.slots), len(self.closing))
-        idle = statistics.free_slots + statistics.slots_aside + statistics.slots_kept
+        idle = statistics.free_slots + statistics.slots_resting + statistics.slots_reserved
         assert idle == len(self._idle_slots())
         suspects = [known for known in self._queued() if known.suspect]
         assert statistics.suspects == len(suspects)
         if not suspects and not self.condemned and not any(running.alone for running in self._active()):
-            assert statistics.slots_kept == 0, "slots are kept for nobody"
+            assert statistics.slots_reserved == 0, "slots are kept for nobody"
 
     @invariant()
     def no_free_slot_idles(self) -> None:
         """A free slot never idles while a request that it could run waits, unless for its delay."""
         free = self._free_slots(for_certain=True)
-        kept = self.scheduler.statistics().slots_kept
+        kept = self.scheduler.statistics().slots_reserved
         last = self.log[-1][1] if self.log else 0.0
         for known in self._queued():
             serving = [slot for slot in free if known.arrival.model in self.slots[slot]]

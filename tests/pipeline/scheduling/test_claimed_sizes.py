@@ -21,7 +21,7 @@ from shapestream.scheduling.events import (
     SlotJoined,
     StartBatch,
 )
-from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.hang_watch import HangLimits
 from shapestream_engine.cost_table import CostPoint, CostTable, LearnedCosts
 
 HUGE = 2**60

@@ -193,13 +193,13 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
     heads = {}
     served = {1: 0.0, 2: 0.0}
     for client in (1, 2):
-        heads[client] = shares.admit(client, costs[client - 1], 0, here, 2)
+        heads[client] = shares.stamp(client, costs[client - 1], 0, here, 2)
     for _ in range(counts):
         client = min(heads, key=lambda client: heads[client][1])
         tag, rank = heads[client]
         shares.dispatched(tag, rank, costs[client - 1], 2)
         served[client] += costs[client - 1]
-        heads[client] = shares.admit(client, costs[client - 1], 0, here, 2)
+        heads[client] = shares.stamp(client, costs[client - 1], 0, here, 2)
     assert abs(served[1] - served[2]) <= sum(costs) + 1e-9
 
 
@@ -214,7 +214,7 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
     shares = FairShares(_queue())
     last: dict[tuple[int, int], float] = {}
     for client, priority, cost_s, clients in steps:
-        tag, rank = shares.admit(client, cost_s, priority, range(1, 5), clients)
+        tag, rank = shares.stamp(client, cost_s, priority, range(1, 5), clients)
         assert rank >= last.get((client, priority), rank)
         last[client, priority] = rank
         shares.dispatched(tag, rank, cost_s, clients)
@@ -226,12 +226,12 @@ def test_an_endless_stream_passes_nobody_for_ever(stream):
     """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes
     first."""
     shares = FairShares(_queue())
-    tag, waiting = shares.admit(0, 0.1, 0, {0: None}, 1)
+    tag, waiting = shares.stamp(0, 0.1, 0, {0: None}, 1)
     clients, work_s = 3, 0.0
     while True:
         priority, cost_s = stream[int(work_s * 1e6) % len(stream)]
         newcomer = 1 + int(work_s * 1e9)
-        tag, rank = shares.admit(newcomer, cost_s, priority, {0: None}, clients)
+        tag, rank = shares.stamp(newcomer, cost_s, priority, {0: None}, clients)
         if rank > waiting:
             break
         shares.dispatched(tag, rank, cost_s, clients)
@@ -246,7 +246,7 @@ def test_clients_that_are_gone_are_forgotten():
     """Memory follows those that are here, not all that ever came."""
     shares = FairShares(_queue())
     for client in range(20_000):
-        tag, rank = shares.admit(client, 0.01, client % 3, {client: None}, 1)
+        tag, rank = shares.stamp(client, 0.01, client % 3, {client: None}, 1)
         shares.dispatched(tag, rank, 0.01, 1)
     assert shares.remembered <= 200
 
@@ -302,11 +302,11 @@ def test_what_ran_is_charged_though_its_caller_left(alone):
 def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_first):
     """Whatever is dropped, in whatever order: the next request starts no earlier than those that are left end."""
     shares = FairShares(_queue())
-    ranks = [shares.admit(1, share, 0, (), 1)[1] for share in share_s]
+    ranks = [shares.stamp(1, share, 0, (), 1)[1] for share in share_s]
     for at in sorted(dropped & set(range(len(ranks))), reverse=newest_first):
         shares.withdraw(1, 0, ranks[at], share_s[at])
     left = [ranks[at] + share_s[at] for at in range(len(ranks)) if at not in dropped]
-    again = shares.admit(1, 0.1, 0, (), 1)[1]
+    again = shares.stamp(1, 0.1, 0, (), 1)[1]
     assert again >= max(left, default=0.0)
     if newest_first and not left:
         assert 0.0 == again

@@ -16,7 +16,7 @@ from shapestream.scheduling.events import (
     SlotLeft,
     StartBatch,
 )
-from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.hang_watch import HangLimits
 
 LIMITS = HangLimits(min_s=10.0, grace_s=5.0)
 
@@ -302,7 +302,7 @@ def test_a_suspect_that_is_given_up_gives_the_rest_of_its_worker_back(watched):
     for _ in range(3):
         _wake(watched)
     assert ({1: "poisoned"}, [(2,)]) == (watched.ends, watched.starts())
-    assert 0 == watched.scheduler.statistics().slots_kept
+    assert 0 == watched.scheduler.statistics().slots_reserved
 
 
 def test_limits_that_make_no_sense_are_refused():

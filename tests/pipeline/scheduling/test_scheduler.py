@@ -360,27 +360,13 @@ def test_a_model_may_be_added_again_unchanged(stage):
     assert [(1,)] == stage.starts()
 
 
-def test_statistics_count_what_happened(stage):
-    """Counters, padding and the mean of a call are there for people and for metrics."""
-    stage.model(padded=True, max_padding_ratio=0.5)
-    stage.slots(0)
-    stage.arrive((1, 8), (1, 4))
-    stage.arrive((1, 8))
-    stage.play(RequestCancelled(id=3))
-    stage.finish(stage.started[0], run_s=0.5)
-    statistics = stage.scheduler.statistics()
-    assert (3, 2, {"cancelled": 1}) == (statistics.admitted, statistics.delivered, statistics.failed)
-    assert (1, 2, 0.25) == (statistics.batches_started, statistics.rows_started, statistics.padding_ratio)
-    assert "text: 0 queued, 1 of 1 slots free" == repr(statistics.models[0])
-    assert 0.5 == statistics.models[0].call_s
-
-
 def test_a_story_tells_what_happened_to_a_request(stage):
     """Each decision about a request can be read afterwards, with its time."""
     stage.model(padded=True, max_padding_ratio=0.5)
     stage.slots(0)
     stage.arrive((1, 8), (1, 4), at=1.0)
     stage.finish(stage.started[0], at=2.0)
+    assert "text: 0 queued, 1 of 1 slots free" == repr(stage.scheduler.statistics().models[0])
     assert [
         (1.0, "admitted"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelAdded, ModelProfile, SlotLeft
-from shapestream.scheduling.rounding import SizeSteps
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.scheduling.size_steps import SizeSteps
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import Scenario, Simulated, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
@@ -177,27 +178,17 @@ def test_rounding_saves_first_calls_and_time() -> None:
     goodput."""
     pictures = endless(2000, seed=1)
     rounded, plain = (simulated(replace(PICTURES, free_sizes=free), pictures) for free in (True, False))
-    assert 3 * rounded.slots.preparations < plain.slots.preparations
+    assert 3 * rounded.preparations < plain.preparations
     assert 1.25 * rounded.ended_s < plain.ended_s
 
 
-def test_padding_is_counted_from_a_requests_own_size() -> None:
+def test_padding_is_counted_from_a_requests_own_size(stage: Stage) -> None:
     """What rounding adds is padding as any other."""
-    scheduler = Scheduler(max_queued_requests=10_000, max_queued_bytes=1 << 40)
-    cost = FormulaCost(**DETECTOR, largest=(16, 96, 96))
-    pictures = endless(500)
-    result = simulate(
-        scheduler,
-        Scenario(
-            profiles=[PICTURES],
-            costs={"m": cost},
-            believed={"m": cost},
-            traffic=[TraceRequest(0.0, 0, 0, (1, *picture)) for picture in pictures],
-            in_flight=16,
-        ),
-    )
-    padded = result.slots.computed - result.slots.useful
-    assert pytest.approx(padded / result.slots.computed) == scheduler.statistics().padding_ratio
+    rounding_stage(stage, PICTURES)
+    (here,) = stage.arrive((1, 90, 91), model="m")
+    padding = prod(stage.started[-1].sizes) - 90 * 91
+    assert padding
+    assert any(f"{padding} elements of it padding" in what for _, what in stage.scheduler.story(here))
 
 
 def test_a_request_that_fails_rounded_up_is_tried_at_its_own_sizes(stage: Stage) -> None:

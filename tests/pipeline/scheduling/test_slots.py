@@ -12,7 +12,7 @@ from shapestream.scheduling.events import (
     SlotClosing,
     SlotLeft,
 )
-from shapestream.scheduling.recovery import HangLimits
+from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.state import rest_s
 
 
@@ -113,7 +113,7 @@ def test_a_slot_comes_back_from_its_rest(stage):
     for _ in range(4):
         began = stage.now
         stage.fail(stage.started[-1], "unavailable")
-        assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_aside)
+        assert ([], 1) == (stage.starts(), stage.scheduler.statistics().slots_resting)
         stage.wait(stage.scheduler.next_wakeup())
         assert 1 == len(stage.starts())
         rests.append(stage.now - began)
@@ -135,7 +135,7 @@ def test_a_slot_that_is_put_aside_may_leave_or_close(stage):
     stage.play(SlotLeft(slot=1))
     stage.wait(60.0)
     assert [] == stage.starts()
-    assert (1, 0) == (stage.scheduler.statistics().slots, stage.scheduler.statistics().slots_aside)
+    assert (1, 0) == (stage.scheduler.statistics().slots, stage.scheduler.statistics().slots_resting)
 
 
 def test_a_bad_request_does_not_put_its_slot_aside(stage):
@@ -160,7 +160,7 @@ def test_the_story_of_a_request_tells_of_the_rest(stage):
     stage.slots(0)
     stage.arrive((1, 4))
     stage.fail(stage.started[0], "unavailable")
-    assert "slot 0 is put aside for 0.1 s" in [what for _, what in stage.scheduler.story(1)]
+    assert "slot 0 rests for 0.1 s" in [what for _, what in stage.scheduler.story(1)]
 
 
 def test_a_worker_is_not_kept_to_be_killed_when_the_slot_that_hung_has_left_alone(make_stage):

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shapestream.scheduling.events import FailRequest, ModelGivenUp, RequestCancelled, SlotClosing, SlotLeft
+from shapestream.scheduling.events import (
+    FailRequest,
+    ModelUnavailable,
+    RequestCancelled,
+    SlotClosing,
+    SlotLeft,
+)
 
 
 def _failures(stage) -> list[tuple[int, str]]:
@@ -111,7 +117,7 @@ def test_what_comes_back_from_a_closing_slot_of_a_model_given_up_is_unavailable(
     stage.arrive((1, 4), (1, 4))
     stage.play(SlotClosing(slot=0))
     stage.arrive((1, 4))
-    stage.play(ModelGivenUp(model="text", message="its workers were given up"))
+    stage.play(ModelUnavailable(model="text", message="its workers were given up"))
     assert [(3, "unavailable")] == _failures(stage)
     stage.play(SlotLeft(slot=0))
     assert [(1, "unavailable"), (2, "unavailable")] == _failures(stage)
@@ -124,7 +130,7 @@ def test_what_a_dead_process_ran_of_a_model_given_up_is_unavailable(stage):
     stage.slots(0)
     stage.arrive((1, 4))
     stage.play(SlotClosing(slot=0))
-    stage.play(ModelGivenUp(model="text", message="gone"))
+    stage.play(ModelUnavailable(model="text", message="gone"))
     stage.play(SlotLeft(slot=0, died=True))
     assert [(1, "unavailable")] == _failures(stage)
 
@@ -136,7 +142,7 @@ def test_what_is_taken_back_from_a_closing_slot_of_a_model_given_up_is_unavailab
     stage.arrive((1, 4), (1, 4))
     stage.wait(0.06)
     stage.play(SlotClosing(slot=0))
-    stage.play(ModelGivenUp(model="text", message="gone"))
+    stage.play(ModelUnavailable(model="text", message="gone"))
     assert [] == _failures(stage)
     stage.fail(stage.started[1], code="recalled")
     assert [(2, "unavailable")] == _failures(stage)
@@ -150,7 +156,7 @@ def test_a_slot_that_joins_all_the_same_brings_a_model_back(stage):
     stage.slots(0)
     stage.arrive((1, 4))
     stage.play(SlotClosing(slot=0))
-    stage.play(ModelGivenUp(model="text", message="gone"))
+    stage.play(ModelUnavailable(model="text", message="gone"))
     stage.slots(1)
     stage.play(SlotLeft(slot=0))
     assert [(1,)] == stage.starts()

@@ -1,0 +1,152 @@
+"""The hang watch: when a running batch has run far longer than batches of its model do."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, inf
+
+from shapestream.scheduling.state import Batch, BatchState
+
+TIMES_P99 = 10.0
+"""A batch hangs that takes so many times what all but one of a hundred of its model's batches take."""
+TIMES_PREDICTED = 20.0
+"""And so many times what it was itself predicted to take: predictions are rougher, and wrong for what is new."""
+TIMES_AT_MOST = 5.0
+"""But no longer than so many times what it should take, and a first call's time besides: what takes minutes by itself is
+late by a factor when others crowd the machine, and by a time when it had to be prepared for; not by twenty times."""
+FIRST_CALL_TIMES = 20.0
+"""Times `HangLimits.min_s` that a call may take of which nothing is known: it may have to compile."""
+MOST_FIRST_CALL_S = 600.0
+"""But no longer than this, unless `min_s` is."""
+ENOUGH = 20
+"""Batches, from which on the 99th percentile says something; the largest of fewer than a hundred is taken for it."""
+REMEMBERED = 512
+"""Batches per model that it is taken of."""
+STALL_S = 1.0
+"""A look that comes so late proves nothing: reports have waited, too, and are read first."""
+RECKON_EVERY = 32
+"""Sorting them takes some 30 us, so it is done once in so many batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangLimits:
+    """What is a hang, at least, and how much patience there is."""
+
+    min_s: float
+    """No batch is said to hang before it has run so long, except where its model has a limit of its own."""
+    grace_s: float
+    """From one step to the next."""
+
+    @property
+    def first_call_s(self) -> float:
+        """How long a call may take of which nothing is known."""
+        return max(self.min_s, min(FIRST_CALL_TIMES * self.min_s, MOST_FIRST_CALL_S))
+
+    def __post_init__(self) -> None:
+        if not (self.min_s > 0.0 and self.grace_s > 0.0):
+            raise ValueError("a batch cannot hang from the start: the limits must be more than 0 s")
+
+
+class HangWatch:
+    """When each running batch will have run too long. Without limits it never looks."""
+
+    __slots__ = ("_busy", "limits", "next_look")
+
+    def __init__(self, limits: HangLimits | None) -> None:
+        self.limits = limits
+        self._busy: dict[str, _BusyTimes] = {}
+        self.next_look = inf
+        """When `look` is wanted. Batches end without a word here, so it may be in vain, once per limit at most."""
+
+    def observe(self, batch: Batch, busy_s: float) -> None:
+        """A batch ran so long."""
+        if self.limits is None:
+            return
+        model = batch.queue.profile.name
+        times = self._busy.get(model)
+        if times is None:
+            times = self._busy[model] = _BusyTimes(measured=batch.predicted_s is not None)
+        times.add(busy_s, batch.sizes)
+
+    def began(self, batch: Batch, now: float) -> None:
+        """A batch begins to run."""
+        if self.limits is None:
+            return
+        batch.hang_at = hang_at = now + self.limit_s(batch)
+        if hang_at < self.next_look:
+            self.next_look = hang_at
+
+    def limit_s(self, batch: Batch) -> float:
+        """How long it may run: what its model says, or by what is known. While nothing is, as long as a first call may
+        take; and so, where costs are learned from traffic alone, what has sizes that none of the first batches had."""
+        assert self.limits is not None
+        own_s = batch.queue.profile.hang_after_s
+        if own_s is not None:
+            return own_s
+        first_s = self.limits.first_call_s
+        times = self._busy.get(batch.queue.profile.name)
+        predicted_s = batch.predicted_s
+        if predicted_s is not None:
+            # Beyond all that was measured nothing is promised, so there is more patience, but not without end.
+            predicted_s = max(predicted_s, min(batch.guess_s, MOST_FIRST_CALL_S))
+        if times is None or (predicted_s is None and times.count < ENOUGH):
+            return first_s if predicted_s is None else self._limit_s(0.0, predicted_s)
+        limit_s = self._limit_s(times.p99_s if times.count >= ENOUGH else 0.0, predicted_s or 0.0)
+        return max(limit_s, first_s) if times.new_to(batch) else limit_s
+
+    def _limit_s(self, p99_s: float, predicted_s: float) -> float:
+        """By what is known of a batch and its like; 0.0 for what is not."""
+        assert self.limits is not None
+        times_s = max(TIMES_P99 * p99_s, TIMES_PREDICTED * predicted_s)
+        most_s = TIMES_AT_MOST * max(p99_s, predicted_s) + self.limits.first_call_s
+        return max(self.limits.min_s, min(times_s, most_s))
+
+    def look(self, batches: Iterable[Batch], now: float) -> list[Batch]:
+        """The running batches against which it is time to take the next step, which the caller takes."""
+        assert self.limits is not None
+        due = []
+        self.next_look = inf
+        for batch in batches:
+            if batch.behind or batch.state is BatchState.STUCK:
+                continue
+            if batch.hang_at + STALL_S < now:
+                # Nobody looked in time, so this process stood still, and perhaps the worker's as well (a paused machine).
+                batch.hang_at = now + self.limits.grace_s
+            elif batch.hang_at <= now:
+                last = batch.state is BatchState.CONDEMNED
+                batch.hang_at = inf if last else now + self.limits.grace_s
+                due.append(batch)
+            self.next_look = min(self.next_look, batch.hang_at)
+        return due
+
+
+class _BusyTimes:
+    """The last so many, and what all but one of a hundred of them do not exceed."""
+
+    __slots__ = ("_last", "_sizes", "count", "p99_s")
+
+    def __init__(self, *, measured: bool) -> None:
+        """`measured`: its first batch had a prediction, by a calibration, which has met what is new."""
+        self._sizes: set[tuple[int, ...]] | None = None if measured else set()
+        """Of the first batches, where nothing was measured before; None when there were enough."""
+        self._last: deque[float] = deque(maxlen=REMEMBERED)
+        self.count = 0
+        self.p99_s = 0.0
+
+    def new_to(self, batch: Batch) -> bool:
+        """Whether its sizes may have to be prepared for, for all that is known."""
+        return self._sizes is not None and batch.sizes not in self._sizes
+
+    def add(self, busy_s: float, sizes: tuple[int, ...]) -> None:
+        if self._sizes is not None:
+            self._sizes.add(sizes)
+            if self.count + 1 >= ENOUGH:
+                self._sizes = None  # first calls are among those that the 99th percentile is taken of
+        self._last.append(busy_s)
+        self.count += 1
+        if self.count < 100:
+            self.p99_s = max(self.p99_s, busy_s)
+        elif self.count % RECKON_EVERY == 0:
+            self.p99_s = sorted(self._last)[ceil(0.99 * len(self._last)) - 1]

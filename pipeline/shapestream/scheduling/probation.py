@@ -1,0 +1,86 @@
+"""Probation: which clients and shapes of a model share calls only with their like, because requests of theirs failed.
+
+A batch that fails costs up to two calls per member before any other turn. On probation, the next failure costs no other
+client a call. A client whose request failed runs one request at a time. A client whose request killed a process shares
+calls only with itself: one death accuses all members at once. A shape that failed in company shares calls only with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from shapestream.scheduling.state import Request
+
+Mark: TypeAlias = tuple[int | None, tuple[int, ...] | None]
+
+MAX_REMEMBERED = 1024
+"""Clients and shapes on probation; when another comes, the first one is forgotten. It bounds memory."""
+
+
+class Probation:
+    """The clients and shapes of one model that are on probation; false where there are none."""
+
+    __slots__ = ("_left", "_needed", "_singly")
+
+    def __init__(self, needed: int) -> None:
+        """`needed`: requests in a row that have to run well before a probation ends."""
+        self._needed = needed
+        self._left: dict[int | tuple[int, ...], int] = {}
+        """By client, or by shape: requests that are still to run well."""
+        self._singly: set[int] = set()
+        """Clients, of those, whose requests run one at a time."""
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def __repr__(self) -> str:
+        return f"<probation: {list(self._left)}>"
+
+    def blame(self, request: Request, *, singly: bool) -> None:
+        """Put the client of a request that was to blame on probation; `singly`: its requests run one at a time.
+
+        Its shape too, unless the client was on probation already: it could mark all shapes.
+        """
+        known = request.client in self._left
+        self._put(request.client)
+        if singly:
+            self._singly.add(request.client)
+        if not known:
+            # As it was queued: its like are rounded up as it was, before it ran alone at its own sizes.
+            self._put(request.bucket.shape)
+
+    def _put(self, key: int | tuple[int, ...]) -> None:
+        self._left.pop(key, None)
+        if len(self._left) >= MAX_REMEMBERED:
+            self._end(next(iter(self._left)))
+        self._left[key] = self._needed
+
+    def ran_well(self, requests: Iterable[Request]) -> None:
+        """Count requests that had their results."""
+        left = self._left
+        for request in requests:
+            for key in (request.client, request.shape):
+                if key in left:
+                    left[key] -= 1
+                    if not left[key]:
+                        self._end(key)
+
+    def _end(self, key: int | tuple[int, ...]) -> None:
+        del self._left[key]
+        if isinstance(key, int):
+            self._singly.discard(key)
+
+    def company(self, first: Request, members: Sequence[Request]) -> Sequence[Request]:
+        """Those members of a batch that may run with its first; where any may not, only those of its own shape."""
+        if first.client in self._singly:
+            return [first]
+        mark = self._mark(first)
+        alike = [member for member in members if self._mark(member) == mark]
+        if len(alike) == len(members):
+            return members
+        return [member for member in alike if member.shape == first.shape]
+
+    def _mark(self, request: Request) -> Mark:
+        client, shape = request.client, request.shape
+        return (client if client in self._left else None, shape if shape in self._left else None)
