@@ -338,8 +338,9 @@ METRICS: tuple[Metric, ...] = (
 
 def table() -> str:
     """The metrics as the Markdown table of docs/metrics.md."""
-    lines = ["| metric | type | meaning |", "|---|---|---|"]
+    lines = ["| metric | meaning |", "|---|---|"]
     for metric in METRICS:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
-        lines.append(f"| `{metric.name}{labels}` | {metric.kind} | {metric.help} |")
+        kind = " (histogram)" if metric.kind is Kind.HISTOGRAM else ""
+        lines.append(f"| `{metric.name}{labels}`{kind} | {metric.help} |")
     return "\n".join(lines)
