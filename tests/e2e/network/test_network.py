@@ -91,8 +91,9 @@ async def connected(
 
 
 def new_load(ledger: Witness, **options: Any) -> Load:
-    """Requests without a deadline, unless it is given, of a client of their own."""
-    options = {"lengths": LENGTHS, "deadlines_s": (None,), "once_share": 0.0, **options}
+    """Requests without a deadline, unless it is given, of a client of their own; several wait in each slot all the time."""
+    options = {"lengths": LENGTHS, "deadlines_s": (None,), "work_us": (4_000, 4_001), **options}
+    options |= {"pause_s": 0.0, "once_share": 0.0}
     return Load(next(_numbers), 1, ledger, **options)
 
 
