@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -189,17 +190,22 @@ def test_padding_is_counted_from_a_requests_own_size(stage: Stage) -> None:
     assert any(f"{padding} elements of it padding" in what for _, what in stage.scheduler.story(here))
 
 
-def test_no_request_fails_because_it_was_rounded_up(stage: Stage) -> None:
-    """A model may take less than its inputs' shapes say, such as a table of 80 positions: nothing larger ran yet."""
+@pytest.mark.parametrize(
+    "takes",
+    [lambda height, width: max(height, width) <= 80, lambda height, width: height * width <= 5000],
+    ids=["a table of 80 positions", "room for 5,000 elements"],
+)
+def test_no_request_fails_because_it_was_rounded_up(stage: Stage, takes: Callable[[int, int], bool]) -> None:
+    """A model may take less than its inputs' shapes say: nothing larger ran, so nothing is rounded to it."""
     detector_stage(stage, replace(PICTURES, bounds=()))
     rounded = 0
     for picture in endless(900):
         (here,) = stage.arrive((1, *picture), model="m")
         start = stage.started[-1]
         rounded += start.sizes != (1, *picture)
-        if max(start.sizes) > 80:
-            stage.fail(start)
-        else:
+        if takes(*start.sizes[1:]):
             stage.finish(start, 0.001)
-        assert stage.ends[here] == ("delivered" if max(picture) <= 80 else "model_error")
-    assert rounded > 300
+        else:
+            stage.fail(start)
+        assert stage.ends[here] == ("delivered" if takes(*picture) else "model_error")
+    assert rounded > 200
