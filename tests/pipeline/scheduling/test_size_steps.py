@@ -208,4 +208,4 @@ def test_no_request_fails_because_it_was_rounded_up(stage: Stage, takes: Callabl
         else:
             stage.fail(start)
         assert stage.ends[here] == ("delivered" if takes(*picture) else "model_error")
-    assert rounded > 200
+    assert rounded > 100
