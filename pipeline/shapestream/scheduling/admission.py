@@ -137,7 +137,7 @@ class Admission:
 
     __slots__ = (
         "_alone_s",
-        "_saturated_at",
+        "_refused_at",
         "_terms",
         "costs",
         "draining",
@@ -156,7 +156,7 @@ class Admission:
         self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
-        self._saturated_at: dict[str, float] = {}
+        self._refused_at: dict[str, float] = {}
         """By model, the last time that a request was refused because of its predicted wait."""
         self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
 
@@ -313,7 +313,7 @@ class Admission:
         now: float,
     ) -> Terms | Refusal:
         """Refuses what would probably wait, and then take, longer than what is left."""
-        crowded = now - self.saturated_at(queue) < left_s
+        crowded = now - self.refused_at(queue) < left_s
         all_s = in_lanes_s(queue)
         first_s = again_s(queue)
 
@@ -332,19 +332,19 @@ class Admission:
         wait_s = done_in_s(ahead_s(queue, rank, here, all_s, crowded=crowded))
         if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
             return terms
-        self._saturated_at[arrival.model] = now
+        self._refused_at[arrival.model] = now
         message = (
             f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
             f"and then it takes about {call_s:.3f} s"
         )
         return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
 
-    def saturated_at(self, queue: ModelQueue) -> float:
+    def refused_at(self, queue: ModelQueue) -> float:
         """The last time that a request of this model was refused because of its predicted wait; -inf: never.
 
         The queue is then as long as deadlines allow: whatever takes longer than predicted makes some request late.
         """
-        return self._saturated_at.get(queue.profile.name, -inf)
+        return self._refused_at.get(queue.profile.name, -inf)
 
     def queued_s(self) -> float:
         """Predicted seconds that the slots need for what waits.
