@@ -19,7 +19,7 @@ from shapestream.scheduling.events import (
     SlotLeft,
     StartBatch,
 )
-from shapestream.scheduling.state import PREFETCH_MARGIN
+from shapestream.scheduling.slots import PREFETCH_MARGIN
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from shapestream.scheduling.events import (
     SlotLeft,
 )
 from shapestream.scheduling.hang_watch import HangLimits
-from shapestream.scheduling.state import rest_s
+from shapestream.scheduling.slots import rest_s
 
 
 def places(stage) -> list[int]:
