@@ -30,7 +30,7 @@ from shapestream_engine import (
     Tensors,
     compile_model,
 )
-from shapestream_engine.model import CompiledModel
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.strategy import Strategy, parse_strategy
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"

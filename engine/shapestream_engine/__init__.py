@@ -4,6 +4,7 @@ It knows no event loop, no socket and no wire format; those are the pipeline's.
 """
 
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedLimits
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
 from shapestream_engine.errors import (
     ElementTypeError,
@@ -18,16 +19,7 @@ from shapestream_engine.errors import (
 )
 from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
 from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
-from shapestream_engine.model import (
-    CompiledModel,
-    InputSpec,
-    ModelSpec,
-    OutputSpec,
-    Preparations,
-    ReadModel,
-    compile_model,
-    read_model,
-)
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, ReadModel, compile_model, read_model
 from shapestream_engine.ports import (
     Counts,
     Crop,
@@ -43,7 +35,6 @@ from shapestream_engine.ports import (
     With,
     parse_rule,
 )
-from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import ModelSignature

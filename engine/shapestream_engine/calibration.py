@@ -8,27 +8,24 @@ way when they serve, too. See docs/costs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from queue import Empty, SimpleQueue
 from statistics import median
 from threading import Thread
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from shapestream_engine.batch import Batch, BatchReport
+from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.calibration_shapes import stages
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import resident_bytes
-from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.slot import Runner
-
-if TYPE_CHECKING:
-    from shapestream_engine.calibration_cache import CostCache
 
 PASSES = (0.6, 0.8, 0.95, 1.0)
 """End of each pass, as a share of the budget: the coarse grid, the same again, the finer points, all of them again.
@@ -79,44 +76,37 @@ def calibrate(
     other inputs. `key` names model, device, settings and versions. First times, preparation included, mean something
     in a fresh process only, which has not met these shapes. With a budget of 0 the table is empty.
     """
+    empty = CostTable(key=key, dimensions=model.signature.dimensions)
     if budget_s <= 0.0:
-        return Calibration(table=CostTable(key=key, dimensions=model.signature.dimensions))
+        return Calibration(table=empty)
+
+    def measured() -> Calibration:
+        began = monotonic()
+        bench = CalibrationBench(model, slots, values, budget_s)
+        try:
+            coarse, fine = stages(model.signature, max_batch)
+            for shapes, share in zip((coarse, coarse, fine, [*coarse, *fine]), PASSES, strict=True):
+                bench.measure(shapes, share * budget_s)
+        finally:
+            bench.close()
+        table = replace(empty, points=bench.points())
+        return Calibration(table=table, findings=tuple(bench.findings), seconds=monotonic() - began)
+
     if cache is None:
-        return _measured(model, slots, max_batch, budget_s, values, key)
+        return measured()
     with cache.entry(key) as entry:
         known = entry.read()
-        if known is not None and known.key == key and known.dimensions == model.signature.dimensions:
+        if known is not None and known.key == key and known.dimensions == empty.dimensions:
             return Calibration(table=known, from_cache=True)
         if not entry.begin():
-            empty = CostTable(key=key, dimensions=model.signature.dimensions)
             return Calibration(table=empty, findings=("the process ended each time that it was measured",))
         try:
-            measured = _measured(model, slots, max_batch, budget_s, values, key)
+            found = measured()
         finally:
             entry.end()
-        if measured.table.points:
-            entry.write(measured.table)
-        return measured
-
-
-def _measured(
-    model: CompiledModel,
-    slots: int,
-    max_batch: int | None,
-    budget_s: float,
-    values: Mapping[str, Values],
-    key: str,
-) -> Calibration:
-    began = monotonic()
-    bench = CalibrationBench(model, slots, values, budget_s)
-    try:
-        coarse, fine = stages(model.signature, max_batch)
-        for shapes, share in zip((coarse, coarse, fine, [*coarse, *fine]), PASSES, strict=True):
-            bench.measure(shapes, share * budget_s)
-    finally:
-        bench.close()
-    table = CostTable(key=key, dimensions=model.signature.dimensions, points=bench.points())
-    return Calibration(table=table, findings=tuple(bench.findings), seconds=monotonic() - began)
+        if found.table.points:
+            entry.write(found.table)
+        return found
 
 
 class CalibrationBench:

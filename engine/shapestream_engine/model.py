@@ -1,4 +1,4 @@
-"""Compiled models and their inference requests: the interface that every backend keeps, and `compile_model`.
+"""Models by their description: a `ModelSpec`, the engine that reads and compiles it, and `compile_model`.
 
 A model is described by a `ModelSpec`, which says what its file cannot know, and compiled by the engine that the
 spec names. Each `InferRequest` owns its input tensors; they are resized in place and reused from call to call:
@@ -13,18 +13,17 @@ spec names. Each `InferRequest` owns its input tensors; they are resized in plac
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, Protocol, cast
 
 from shapestream_engine.backends.registry import check_engine, load_backend
 from shapestream_engine.batching.calls import CallPlanner
+from shapestream_engine.compiled_model import CompiledModel, PreparedLimits, PreparedModels
 from shapestream_engine.errors import EngineError, SignatureError
-from shapestream_engine.infer_request import InferRequest, port_number
+from shapestream_engine.infer_request import port_number
 from shapestream_engine.ports import InputPort, OutputPort, PadValue
-from shapestream_engine.prepared import PreparedLimits, PreparedModels, PreparedSizes
 from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
@@ -125,69 +124,15 @@ class ModelSpec:
         return replace(self, inputs=inputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preparations:
-    """Preparations of a device so far, where it prepares itself for each shape."""
+class Backend(Protocol):
+    """The interface of an engine's module."""
 
-    count: int
-    """Shapes that it met for the first time, and compiled or built something for."""
-    hits: int
-    """Calls that found everything prepared."""
+    def compile_spec(self, spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
+        """The model, ready to run from `slots` threads at a time, on `threads` CPU threads together (None: as it likes).
 
-
-class CompiledModel(ABC):
-    """A model that is ready to run, from any number of requests at a time."""
-
-    prepares: ClassVar[bool] = False
-    """True if the engine gains by a model of its own for each allowed shape; see `prepare`."""
-
-    def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:
-        self.signature = signature
-        self.properties: Mapping[str, Any] = dict(properties)
-        """The engine's properties in effect, defaults included, as plain data for a log."""
-        self.prepared: PreparedModels | None = None
-        """The models for single shapes, where the strategy asks for some and the engine makes them."""
-        self.digest: str | None = None
-        """The sha256 of the files that it was read from, if its caller computed one; None for a function."""
-
-    @property
-    def inputs(self) -> tuple[InputPort, ...]:
-        """Inputs in the order of their ports, with `name`, `element_type`, `shape` and `partial_shape`."""
-        return self.signature.inputs
-
-    @property
-    def outputs(self) -> tuple[OutputPort, ...]:
-        """Outputs in the order of their ports, with the same attributes."""
-        return self.signature.outputs
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes, as far as the engine tells; 0 where it does not."""
-        return 0
-
-    def prepare(self, sizes: PreparedSizes) -> CompiledModel:
-        """A model for calls of these sizes alone; whose `prepares` is false has none, and runs all shapes itself."""
-        raise NotImplementedError(f"{self!r} prepares nothing for {sizes}")
-
-    @property
-    def preparations(self) -> Preparations | None:
-        """Preparations of the device for new shapes; None where the engine does not count them, or makes none."""
-        return None
-
-    @abstractmethod
-    def create_infer_request(self) -> InferRequest:
-        """A request with tensors of its own; raises `is_closed()` after `close`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the device's resources. Requests that were made of it must not be used afterwards."""
-
-    def is_closed(self) -> RuntimeError:
-        """Make the error of a closed model that is asked for a request."""
-        return RuntimeError(f"{self!r} is closed and makes no requests; compile it anew")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.signature.name!r})"
+        Raises `ModelLoadError` for a file that cannot be read or run, `SignatureError` for a spec that contradicts it,
+        `EngineMissing` where something must be installed first.
+        """
 
 
 def spec_of(model: ModelSpec | Path | str) -> ModelSpec:
@@ -207,7 +152,8 @@ def compile_model(
     if slots < 1 or (threads is not None and threads < 1):
         raise ValueError(f"slots and threads are counts from 1, not {slots} and {threads}")
     spec = spec_of(model)
-    compiled = load_backend(spec.effective_engine).compile_spec(spec, slots=slots, threads=threads)
+    backend: Backend = load_backend(spec.effective_engine)
+    compiled = backend.compile_spec(spec, slots=slots, threads=threads)
     if compiled.signature.strategy != spec.strategy:
         raise SignatureError(
             f"model {spec.name!r}: the engine {spec.effective_engine} does not do the strategy {spec.strategy.name}"
@@ -326,7 +272,7 @@ def read_model(model: ModelSpec | Path | str) -> ReadModel:
     Raises what `compile_model` raises, except for what only the device could object to.
     """
     spec = spec_of(model)
-    backend = load_backend(spec.effective_engine)
+    backend: Backend = load_backend(spec.effective_engine)
     read_spec = getattr(backend, "read_spec", None)
     if read_spec is not None:
         return ReadModel(spec, read_spec(spec))

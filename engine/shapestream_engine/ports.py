@@ -46,7 +46,7 @@ class Rule:
     """How an output is divided among the requests of a batch: base of the rules, one class each.
 
     A rule's fields are its arguments in a configuration. A new rule is a class here, with its line in `RULES`, and the
-    splitter that carries it out, with its line in `batching/assembly.py`.
+    splitter that carries it out, with its line in `splitters_of` of `batching/split.py`.
     """
 
     NAME: ClassVar[str]

@@ -14,8 +14,9 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.model import CompiledModel, ModelSpec, OutputSpec
+from shapestream_engine.model import ModelSpec, OutputSpec
 from shapestream_engine.ports import OutputPort, rule_to_dict
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
@@ -50,15 +51,7 @@ def prove(
     if not wanted:
         return ProbeReport(model=spec.name, findings=())
     task = Task(spec=spec, options=options, threads=threads)
-    if cache is None:
-        return _prove(task, wanted)
-    with cache.entry(task, model.signature) as entry:
-        known = entry.read()
-        if known is None:
-            known = _prove(task, wanted)
-            if known.conclusive:
-                entry.write(known)
-        return known
+    return (cache or ProofCache(None)).kept(task, model.signature, lambda: _prove(task, wanted))
 
 
 def complete_rules(
@@ -73,12 +66,7 @@ def complete_rules(
     Those in doubt stay out: compiling says which are missing. `prove` is still to be asked about the result.
     """
     task = Task(spec=spec, options=options, threads=threads, guess=True)
-    with (cache or ProofCache(None)).entry(task, None) as entry:
-        known = entry.read()
-        if known is None:
-            known = _guess(task)
-            if known.conclusive:
-                entry.write(known)
+    known = (cache or ProofCache(None)).kept(task, None, lambda: _guess(task))
     outputs = {**spec.outputs}
     for name, shape in known.follows.items():
         stated = outputs.get(name, OutputSpec())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.batching.pieces import PieceCutter
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.memo import Memo
-from shapestream_engine.model import CompiledModel
 
 
 class RequestPool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from shapestream_engine.element_types import dtype_of, element_type_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
-from shapestream_engine.ports import InputPort
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import Dimension, NamedShape, checked_sizes, exact_nbytes
 from shapestream_engine.signature import ModelSignature
 
@@ -216,14 +217,17 @@ class ArrayTensor(Tensor):
 
 def upper_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
     """The most bytes that each input can need, by the bounds that all inputs have together; None: unbounded."""
-    bounds = []
-    for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
-        nbytes: int | None = dtype_of(port.element_type).itemsize
-        for number, dimension in zip(axes, port.shape.dimensions, strict=True):
-            most = dimension.maximum if number is None else signature.bounds[number].maximum
-            nbytes = None if nbytes is None or most is None else nbytes * most
-        bounds.append(nbytes)
-    return tuple(bounds)
+    bounds = signature.bounds
+    return tuple(
+        _most_nbytes(
+            port,
+            [
+                dimension.maximum if number is None else bounds[number].maximum
+                for number, dimension in zip(axes, port.shape.dimensions, strict=True)
+            ],
+        )
+        for port, axes in zip(signature.inputs, signature.table.axes, strict=True)
+    )
 
 
 def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple[InputPort, ...]:
@@ -240,13 +244,7 @@ def fixed_ports(signature: ModelSignature, sizes: Sequence[int | None]) -> tuple
 
 def port_bounds(ports: Sequence[InputPort]) -> tuple[int | None, ...]:
     """The most bytes that each of these inputs can need by itself; None: unbounded."""
-    bounds: list[int | None] = []
-    for port in ports:
-        most = [dimension.maximum for dimension in port.shape.dimensions]
-        sizes = [size for size in most if size is not None]
-        whole = len(sizes) == len(most)
-        bounds.append(exact_nbytes(dtype_of(port.element_type).itemsize, sizes) if whole else None)
-    return tuple(bounds)
+    return tuple(_most_nbytes(port, [axis.maximum for axis in port.shape.dimensions]) for port in ports)
 
 
 def bound_shape(signature: ModelSignature, output: int) -> tuple[int, ...] | None:
@@ -265,11 +263,15 @@ def bound_shape(signature: ModelSignature, output: int) -> tuple[int, ...] | Non
 def output_bounds(signature: ModelSignature) -> tuple[int | None, ...]:
     """The most bytes that each output can need; None: unbounded."""
     return tuple(
-        None
-        if (shape := bound_shape(signature, number)) is None
-        else exact_nbytes(dtype_of(port.element_type).itemsize, shape)
+        None if (shape := bound_shape(signature, number)) is None else _most_nbytes(port, shape)
         for number, port in enumerate(signature.outputs)
     )
+
+
+def _most_nbytes(port: InputPort | OutputPort, most: Sequence[int | None]) -> int | None:
+    """Bytes of a tensor of these sizes; None where one of them has no bound."""
+    sizes = [size for size in most if size is not None]
+    return prod(sizes, start=dtype_of(port.element_type).itemsize) if len(sizes) == len(most) else None
 
 
 def reserved(bounds: Sequence[int | None], budget: int = RESERVE_BYTES) -> tuple[bool, ...]:

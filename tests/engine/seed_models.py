@@ -8,21 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import openvino as ov
 from openvino import opset13 as op
+from tests.engine.slot_bench import SlotBench
 
-from shapestream_engine import (
-    Batch,
-    BatchReport,
-    InferRequest,
-    ModelSpec,
-    ReadModel,
-    RequestPool,
-    Runner,
-    Tensors,
-    dtype_of,
-    element_type_of,
-    read_model,
-)
-from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine import BatchReport, InferRequest, ModelSpec, ReadModel, read_model
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -77,30 +65,11 @@ def one_request(model: ReadModel) -> InferRequest:
 def serve(model: ReadModel, *requests: dict[str, _Array]) -> tuple[list[_Array], BatchReport]:
     """The requests as one batch in a slot: the first output of each, and the report."""
     compiled = model.compile()
-    runner = Runner("s", {"m": RequestPool(compiled, 1)})
-    numbers = {port.name: number for number, port in enumerate(compiled.signature.inputs)}
-    members = tuple(
-        Tensors(
-            layout=tuple(
-                (numbers[name], element_type_of(array.dtype), array.shape) for name, array in request.items()
-            ),
-            buffers=[array.tobytes() for array in request.values()],
-        )
-        for request in requests
-    )
-    shapes = tuple(compiled.signature.resolve(member.layout) for member in members)
-    sizes = merge_sizes(compiled.signature, [shape.sizes for shape in shapes])
+    bench = SlotBench(compiled)
+    batch = bench.batch(*requests)
     try:
-        report = runner.run(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
+        report = bench.run(*requests)
     finally:
         compiled.close()
-    assert report is not None  # nothing withdraws it
-    assert (None, "") == (report.code, report.message)
-    report = replace(report, calls=report.calls or ((1, sizes),))
-    return [_first(tensors) for tensors in report.outputs or ()], report
-
-
-def _first(tensors: Tensors | None) -> _Array:
-    assert tensors is not None
-    _, element_type, shape = tensors.layout[0]
-    return np.frombuffer(tensors.buffers[0], dtype_of(element_type)).reshape(shape)
+    first = [next(iter(result.values())) for result in bench.arrays(report)]
+    return first, replace(report, calls=report.calls or ((1, batch.sizes),))

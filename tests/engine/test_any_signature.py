@@ -11,22 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from tests.engine.slot_bench import SlotBench
 
 from shapestream_engine import (
-    Batch,
     InputSpec,
     ModelSpec,
     OutputSpec,
-    RequestPool,
-    Runner,
     ShapeError,
     Strategy,
-    Tensors,
     compile_model,
     dtype_of,
+    element_type_of,
     parse_strategy,
 )
-from shapestream_engine.batching.calls import merge_sizes
 
 Array = np.ndarray[Any, Any]
 MOST_ROWS, MOST_SEQ, WIDTH = 12, 8, 2
@@ -234,43 +231,31 @@ def spec_of(scenario: Scenario) -> ModelSpec:
     )
 
 
-def tensors_of(array: Array, element_type: str) -> Tensors:
-    """A request."""
-    return Tensors(layout=((0, element_type, array.shape),), buffers=(array.tobytes(),))
-
-
 @settings(max_examples=150)
 @given(scenarios())
 def test_every_request_gets_what_the_model_gives_it_alone(scenario: Scenario) -> None:
     """To the bit, in shape and type, whoever shares the call, however it is padded, filled up and divided."""
     event(scenario.strategy.name)
-    model = compile_model(spec_of(scenario))
-    runner = Runner("s", {"m": RequestPool(model, 1)})
+    bench = SlotBench(compile_model(spec_of(scenario)))
     for number, batch in enumerate(scenario.batches):
-        taken, members, shapes = [], [], []
+        taken, arrays = [], []
         for x in batch:
-            tensors = tensors_of(as_input(scenario, x), scenario.input_type)
+            array = as_input(scenario, x)
             try:
-                shapes.append(model.signature.resolve(tensors.layout))
+                bench.batch(array)
             except ShapeError:
                 # Only what has no elements, and would be a call of nothing but padding.
                 assert 0 == x.size
-                assert scenario.strategy.sizes or getattr(scenario.strategy, "max_prepared", None)
+                assert scenario.strategy.sizes or scenario.strategy.max_prepared
                 continue
             taken.append(x)
-            members.append(tensors)
-        if not members:
+            arrays.append(array)
+        if not arrays:
             continue
-        sizes = merge_sizes(model.signature, [shape.rounded for shape in shapes])
-        report = runner.run(
-            Batch(batch=number, model="m", sizes=sizes, members=tuple(members), shapes=tuple(shapes))
-        )
-        assert report is not None  # nothing withdraws it
-        assert (None, "") == (report.code, report.message)
-        assert report.outputs is not None
-        for x, result in zip(taken, report.outputs, strict=True):
-            assert result is not None
-            for place, (name, array) in enumerate(expected_of(scenario, x).items()):
-                kind = scenario.outputs[name][1]
-                assert (place, kind, array.shape) == result.layout[place], name
-                assert array.tobytes() == bytes(result.buffers[place]), name
+        for x, result in zip(taken, bench.results(*arrays, batch=number), strict=True):
+            for name, array in expected_of(scenario, x).items():
+                assert (scenario.outputs[name][1], array.shape) == (
+                    element_type_of(result[name].dtype),
+                    result[name].shape,
+                ), name
+                assert array.tobytes() == result[name].tobytes(), name

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.layout import Tensors
-from shapestream_engine.ports import IndexColumn, InputPort, OutputPort, Rows, With
+from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Tensor
@@ -88,34 +88,10 @@ def expected_element(
 
 @settings(deadline=None)
 @given(calls())
-def test_every_element_of_a_call_is_its_requests_or_padding(
-    call: tuple[ModelSignature, list[dict[str, Array]]],
-) -> None:
-    """Element by element the gathered tensors are what a lookup in the requests gives."""
-    model, members = call
-    requests = [as_request(model, arrays) for arrays in members]
-    shapes = [model.resolve(request.layout) for request in requests]
-    sizes = merge_sizes(model, [shape.sizes for shape in shapes])
-    tensors = [Tensor(port.element_type) for port in model.inputs]
-    Assembly(model).gather(sizes, requests, shapes, tensors)
-    for number, (port, tensor) in enumerate(zip(model.inputs, tensors, strict=True)):
-        batch_axis = port.shape.names.index("batch")
-        owners = [(owner, row) for owner, shape in enumerate(shapes) for row in range(shape.rows)]
-        assert model.input_shapes(sizes)[number] == tensor.shape
-        for index in np.ndindex(tensor.shape):
-            owner, row = owners[index[batch_axis]]
-            own_index = (*index[:batch_axis], row, *index[batch_axis + 1 :])
-            own_shape = model.input_shapes(shapes[owner].sizes)[number]
-            expected = expected_element(port, members[owner].get(port.name), own_shape, own_index)
-            assert expected == tensor.data[index]
-
-
-@settings(deadline=None)
-@given(calls())
 def test_an_identity_model_gives_every_request_its_own_tensors_back(
     call: tuple[ModelSignature, list[dict[str, Array]]],
 ) -> None:
-    """Gathering and splitting are inverse to each other, whatever was padded in between."""
+    """Element by element the gathered tensors are what a lookup in the requests gives; splitting is the inverse."""
     model, members = call
     requests = [as_request(model, arrays) for arrays in members]
     shapes = [model.resolve(request.layout) for request in requests]
@@ -123,6 +99,16 @@ def test_an_identity_model_gives_every_request_its_own_tensors_back(
     tensors = [Tensor(port.element_type) for port in model.inputs]
     assembly = Assembly(model)
     assembly.gather(sizes, requests, shapes, tensors)
+    owners = [(owner, row) for owner, shape in enumerate(shapes) for row in range(shape.rows)]
+    for number, (port, tensor) in enumerate(zip(model.inputs, tensors, strict=True)):
+        batch_axis = port.shape.names.index("batch")
+        assert model.input_shapes(sizes)[number] == tensor.shape
+        for index in np.ndindex(tensor.shape):
+            owner, row = owners[index[batch_axis]]
+            own_index = (*index[:batch_axis], row, *index[batch_axis + 1 :])
+            own_shape = model.input_shapes(shapes[owner].sizes)[number]
+            expected = expected_element(port, members[owner].get(port.name), own_shape, own_index)
+            assert expected == tensor.data[index]
     results = assembly.split(sizes, shapes, [tensor.data for tensor in tensors])
     assert len(members) == len(results)
     for arrays, shape, result in zip(members, shapes, results, strict=True):
@@ -132,35 +118,3 @@ def test_an_identity_model_gives_every_request_its_own_tensors_back(
             whole = np.ones(own_shape, DTYPES[port.element_type])
             assert (number, port.element_type, own_shape) == result.layout[number]
             assert arrays.get(port.name, whole).tobytes() == bytes(result.buffers[number])
-
-
-DETECTOR = ModelSignature(
-    "detector",
-    (InputPort("image", "f32", NamedShape.parse("batch")),),
-    (
-        OutputPort("peaks", "i32", NamedShape.parse("?, 3"), IndexColumn(1)),
-        OutputPort("scores", "f64", NamedShape.parse("?"), With("peaks")),
-    ),
-)
-
-
-@settings(deadline=None)
-@given(st.data(), st.lists(st.integers(0, 3), min_size=1, max_size=5))
-def test_data_dependent_rows_are_those_of_a_search_by_hand(data: st.DataObject, rows: list[int]) -> None:
-    """Row by row, in the order given, each request's rows are those whose index lies in its part of the batch."""
-    total = sum(rows)
-    found = data.draw(st.lists(st.integers(0, total - 1), max_size=12) if total else st.just([]))
-    peaks = np.array([[serial, index, -serial] for serial, index in enumerate(found)], "<i4").reshape(-1, 3)
-    scores = np.arange(len(found), dtype="f8")
-    shapes = [DETECTOR.resolve(((0, "f32", (count,)),)) for count in rows]
-    results = Assembly(DETECTOR).split((total,), shapes, [peaks, scores])
-    start = 0
-    for count, result in zip(rows, results, strict=True):
-        mine = [
-            (serial, index - start) for serial, index in enumerate(found) if start <= index < start + count
-        ]
-        start += count
-        own_peaks = np.array([[serial, index, -serial] for serial, index in mine], "<i4")
-        own_scores = np.array([serial for serial, _ in mine], "f8")
-        assert ((0, "i32", (len(mine), 3)), (1, "f64", (len(mine),))) == result.layout
-        assert (own_peaks.tobytes(), own_scores.tobytes()) == tuple(result.buffers)

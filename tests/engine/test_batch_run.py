@@ -9,25 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.slot_bench import SlotBench
 
-from shapestream_engine import (
-    Batch,
-    BatchReport,
-    InputSpec,
-    ModelSpec,
-    OutputSpec,
-    RequestPool,
-    Runner,
-    Strategy,
-    Tensors,
-    compile_model,
-)
-from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine import BatchReport, InputSpec, ModelSpec, OutputSpec, Strategy, compile_model
 
 Array = np.ndarray[Any, Any]
 
 
-class Bench:
+class Bench(SlotBench):
     """A slot that runs a function on `x` [batch, seq] by a strategy, and the shapes that the function was given."""
 
     def __init__(self, strategy: Strategy, function: Callable[[Array, Array], Array]) -> None:
@@ -37,33 +26,20 @@ class Bench:
             self.seen.append(x.shape)
             return function(x, mask)
 
-        self.model = compile_model(
-            ModelSpec(
-                name="m",
-                model=called,
-                strategy=strategy,
-                inputs={
-                    "x": InputSpec(shape="batch:0..32, seq:0..64", element_type="f32", pad={"seq": 9}),
-                    "mask": InputSpec(shape="batch, seq", element_type="boolean", mask_of="x"),
-                },
-                outputs={"y": OutputSpec(shape="batch, seq", element_type="f32")},
+        super().__init__(
+            compile_model(
+                ModelSpec(
+                    name="m",
+                    model=called,
+                    strategy=strategy,
+                    inputs={
+                        "x": InputSpec(shape="batch:0..32, seq:0..64", element_type="f32", pad={"seq": 9}),
+                        "mask": InputSpec(shape="batch, seq", element_type="boolean", mask_of="x"),
+                    },
+                    outputs={"y": OutputSpec(shape="batch, seq", element_type="f32")},
+                )
             )
         )
-        self.runner = Runner("s", {"m": RequestPool(self.model, 1)})
-
-    def run(self, *arrays: Array, **more: Any) -> BatchReport:
-        """One batch of a request per array."""
-        members = tuple(
-            Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),)) for array in arrays
-        )
-        signature = self.model.signature
-        shapes = tuple(signature.resolve(member.layout) for member in members)
-        sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
-        report = self.runner.run(
-            Batch(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, "shapes": shapes, **more})
-        )
-        assert report is not None  # nothing withdraws it
-        return report
 
 
 @contextmanager
@@ -262,7 +238,7 @@ def test_a_cancelled_batch_starts_no_further_call() -> None:
     made: list[Bench] = []
 
     def cancels(x: Array, mask: Array) -> Array:
-        made[0].runner.cancel(1)
+        made[0].slots[0].cancel(1)
         return x + mask
 
     with bench(Strategy({"batch": (1, 2)}, partitioned=True), cancels) as own:

@@ -14,7 +14,6 @@ from shapestream_engine import (
     InputSpec,
     ModelLoadError,
     ModelSpec,
-    SignatureError,
     compile_model,
     read_model,
 )
@@ -71,20 +70,6 @@ def test_a_spec_without_a_name_takes_that_of_the_function() -> None:
     assert "join" == ModelSpec(function="os.path:join").name
     assert "model" == ModelSpec(model=b"bytes", engine="onnxruntime").name
     assert "mine" == ModelSpec(name="mine", model=twice).name
-
-
-def test_a_spec_of_nothing_says_what_it_needs() -> None:
-    """Neither a name nor a model."""
-    with pytest.raises(SignatureError, match="give one of path, function and model, not 0"):
-        ModelSpec()
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """Given as a str too."""
-    with pytest.raises(ModelLoadError, match=r"nothing\.xml"):
-        compile_model(f"{tmp_path}/nothing.xml")
-    with pytest.raises(ModelLoadError, match=str(tmp_path)):
-        compile_model(str(tmp_path))
 
 
 def test_a_closed_model_that_prepares_shapes_makes_no_requests(path: str) -> None:

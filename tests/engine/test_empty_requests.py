@@ -9,22 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.slot_bench import SlotBench
 
-from shapestream_engine import (
-    Batch,
-    BatchReport,
-    InputSpec,
-    ModelSpec,
-    OutputSpec,
-    RequestPool,
-    Runner,
-    ShapeError,
-    Strategy,
-    Tensors,
-    compile_model,
-    dtype_of,
-)
-from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine import InputSpec, ModelSpec, OutputSpec, ShapeError, Strategy, compile_model
 
 Array = np.ndarray[Any, Any]
 HUGE = 1 << 40
@@ -57,7 +44,7 @@ PORTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-class Bench:
+class Bench(SlotBench):
     """A slot that runs a function on `x` [batch, n], and the shapes that the function was given."""
 
     def __init__(
@@ -73,45 +60,12 @@ class Bench:
             name: OutputSpec(shape=own, element_type=kind, rule=rule)
             for name, (own, kind, rule) in ports.items()
         }
-        self.model = compile_model(
-            ModelSpec(
-                name="m",
-                model=called,
-                strategy=strategy,
-                inputs={"x": InputSpec(shape=shape, element_type="f32", pad={"n": 0})},
-                outputs=outputs,
+        inputs = {"x": InputSpec(shape=shape, element_type="f32", pad={"n": 0})}
+        super().__init__(
+            compile_model(
+                ModelSpec(name="m", model=called, strategy=strategy, inputs=inputs, outputs=outputs)
             )
         )
-        self.runner = Runner("s", {"m": RequestPool(self.model, 1)})
-
-    def run(self, *arrays: Array, **more: Any) -> BatchReport:
-        """One batch of a request per array."""
-        members = tuple(
-            Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),)) for array in arrays
-        )
-        signature = self.model.signature
-        shapes = tuple(signature.resolve(member.layout) for member in members)
-        sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
-        report = self.runner.run(
-            Batch(**{"batch": 1, "model": "m", "sizes": sizes, "members": members, "shapes": shapes, **more})
-        )
-        assert report is not None  # nothing withdraws it
-        return report
-
-    def results(self, *arrays: Array, **more: Any) -> list[dict[str, Array]]:
-        """The outputs of each member, by name."""
-        report = self.run(*arrays, **more)
-        assert (None, "") == (report.code, report.message)
-        assert report.outputs is not None
-        names = [port.name for port in self.model.signature.outputs]
-        return [
-            {
-                names[number]: np.frombuffer(buffer, dtype_of(kind)).reshape(shape)
-                for (number, kind, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
-            }
-            for tensors in report.outputs
-            if tensors is not None
-        ]
 
 
 @contextmanager

@@ -91,12 +91,6 @@ def test_inputs_are_views_of_the_requests_own_tensor() -> None:
     assert 0 == request.reallocations
 
 
-def test_before_the_first_call_outputs_are_empty() -> None:
-    """0 in each dynamic dimension, as with every engine."""
-    request = compile_model(spec_of(lambda x: x, outputs={"y": "batch, n"})).create_infer_request()
-    assert (0, 0) == request.output_tensor("y").shape
-
-
 def test_rules_default_to_rows_or_whole() -> None:
     """A model with a batch axis has rows, one without is answered whole, and a rule that is given is taken."""
     assert Rows() == compile_model(spec_of(lambda x: x)).signature.outputs[0].rule

@@ -11,21 +11,9 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 from tests.engine.detectors import PORTS, ROOM, multiclass, padded, pictures, selection_by_hand, ssd
+from tests.engine.slot_bench import SlotBench
 
-from shapestream_engine import (
-    Batch,
-    BatchReport,
-    InputSpec,
-    ModelSpec,
-    OutputSpec,
-    RequestPool,
-    Runner,
-    SignatureError,
-    Tensors,
-    compile_model,
-    dtype_of,
-)
-from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
 
 Array = np.ndarray[Any, Any]
 Rules = dict[str, dict[str, Any]]
@@ -44,46 +32,12 @@ PADDED: Rules = {
 }
 
 
-class Detector:
+class Detector(SlotBench):
     """A model in a slot, and a way to run pictures."""
 
-    def __init__(self, pool: RequestPool) -> None:
-        self._pool, self._runner = pool, Runner("s", {"m": pool})
-
-    def report(self, images: Sequence[Array]) -> BatchReport:
-        """One call for all of these requests."""
-        signature = self._pool.signature
-        members = tuple(
-            Tensors(layout=((0, "f32", image.shape),), buffers=[image.tobytes()]) for image in images
-        )
-        shapes = tuple(signature.resolve(member.layout) for member in members)
-        sizes = merge_sizes(signature, [shape.sizes for shape in shapes])
-        report = self._runner.run(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
-        assert report is not None  # nothing withdraws it
-        return report
-
-    def together(self, images: Sequence[Array]) -> list[dict[str, Array]]:
-        """Each request's outputs by name, from one call."""
-        report = self.report(images)
-        assert (None, "") == (report.code, report.message)
-        results = []
-        for outputs in report.outputs or ():
-            assert outputs is not None
-            results.append(
-                {
-                    self._pool.signature.outputs[number].name: np.frombuffer(
-                        buffer, dtype_of(element_type)
-                    ).reshape(shape)
-                    for (number, element_type, shape), buffer in zip(
-                        outputs.layout, outputs.buffers, strict=True
-                    )
-                }
-            )
-        return results
-
     def alone(self, images: Sequence[Array]) -> list[dict[str, Array]]:
-        """The same from one call each."""
-        return [result for image in images for result in self.together([image])]
+        """Each request's outputs by name, from one call each."""
+        return [result for image in images for result in self.results(image)]
 
 
 @contextmanager
@@ -97,7 +51,7 @@ def running(model: ov.Model, rules: Rules) -> Iterator[Detector]:
     )
     compiled = compile_model(spec, threads=1)
     try:
-        yield Detector(RequestPool(compiled, 1))
+        yield Detector(compiled)
     finally:
         compiled.close()
 
@@ -134,7 +88,7 @@ def test_a_picture_gets_in_a_batch_what_it_gets_alone(
     random = np.random.default_rng(len(rows))
     images = [pictures(random, count, *size) for count in rows]
     with running(build(NAMES), rules) as detector:
-        for expected, found in zip(detector.alone(images), detector.together(images), strict=True):
+        for expected, found in zip(detector.alone(images), detector.results(*images), strict=True):
             check_same(expected, found)
 
 
@@ -142,8 +96,8 @@ def test_suppression_is_the_one_by_hand_though_its_rows_interleave() -> None:
     """Sorted by score across the batch, rows of all pictures alternate; each request gets its own, best first."""
     images = [pictures(np.random.default_rng(seed), rows, 24, 20) for seed, rows in enumerate([1, 2, 1, 3])]
     with running(ssd(NAMES), SSD) as detector:
-        results = detector.together(images)
-        (whole,) = detector.together([np.concatenate(images)])
+        results = detector.results(*images)
+        (whole,) = detector.results(np.concatenate(images))
     owners = whole["selected"][:, 0]
     assert np.count_nonzero(np.diff(owners)) > 2 * len(images), "the rows did not interleave"
     assert sum(len(result["selected"]) for result in results) == whole["total"].item()
@@ -161,7 +115,7 @@ def test_a_padded_table_is_as_long_as_it_is_filled() -> None:
     """`[batch, max, 4]` and `[batch, max]`, trimmed to the request's largest count, and 0 where a row has less."""
     images = [pictures(np.random.default_rng(7), rows, 12, 12) for rows in (1, 3, 2, 2)]
     with running(padded(NAMES), PADDED) as detector:
-        results = detector.together(images)
+        results = detector.results(*images)
     lengths = {len(row) for result in results for row in result["scores"]}
     assert len(lengths) > 1, "all tables are of the same length"
     for result, image in zip(results, images, strict=True):
@@ -180,7 +134,7 @@ def test_nothing_found_anywhere_is_an_ordinary_answer() -> None:
     black = [np.zeros((rows, 1, 16, 16), np.float32) for rows in (1, 2)]
     for build, rules in ((ssd, SSD), (multiclass, MULTICLASS), (padded, PADDED)):
         with running(build(NAMES), rules) as detector:
-            for rows, result in zip((1, 2), detector.together(black), strict=True):
+            for rows, result in zip((1, 2), detector.results(*black), strict=True):
                 for name, size in {"selected": 0, "confidence": 0, "found": 0}.items():
                     assert name not in result or size == len(result[name])
                 if "total" in result:
@@ -203,11 +157,11 @@ def test_a_batch_that_breaks_a_rule_fails_alone() -> None:
     good, bad = (np.zeros((1, 1, 4, 4), np.float32) for _ in range(2))
     good[0, 0, 1, 2], bad[0, 0, 1, 2] = 1, 2
     with running(model, MULTICLASS) as detector:
-        assert [1] == [len(result["found"]) for result in detector.together([good])]
-        report = detector.report([good, bad])
+        assert [1] == [len(result["found"]) for result in detector.results(good)]
+        report = detector.run(good, bad)
         assert ("model_error", None) == (report.code, report.outputs)
         assert "'found' has 2 rows, and 'count', which counts them, sums up to 3" in report.message
-        assert [1, 1] == [len(result["found"]) for result in detector.together([good, good])]
+        assert [1, 1] == [len(result["found"]) for result in detector.results(good, good)]
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,6 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(
     assert ("", "") == tuple(capfd.readouterr())
 
 
-def test_a_good_file_is_read(folder: Path) -> None:
-    """The files around it are not."""
-    assert ("x.0",) == compile_model(ModelSpec(name="m", path=folder / "good.xml")).signature.dimensions
-
-
 def properties_of(**more: Any) -> dict[str, Any]:
     """The effective properties of the small model."""
     counts = {key: more.pop(key) for key in ("slots", "threads") if key in more}
@@ -88,22 +83,10 @@ def test_effective_properties_are_plain_data() -> None:
     assert [] == [(name, value) for name, value in properties.items() if not isinstance(value, plain)]
 
 
-def test_properties_of_the_spec_win() -> None:
-    """What the configuration says of the engine is what the engine is told."""
-    properties = properties_of(properties={"PERF_COUNT": "YES", "NUM_STREAMS": "1"}, slots=2, threads=2)
-    assert ["YES", 1] == [properties[name] for name in ("PERF_COUNT", "NUM_STREAMS")]
-
-
 def test_a_property_that_does_not_exist_is_refused() -> None:
     """OpenVINO's own words say which."""
     with pytest.raises(ModelLoadError, match=r"CPU cannot compile it: .*Unsupported property NONSENSE"):
         properties_of(properties={"NONSENSE": "1"})
-
-
-def test_a_device_that_does_not_exist_is_refused() -> None:
-    """The error lists the devices that there are."""
-    with pytest.raises(ModelLoadError, match="no device 'XPU' here; there are CPU"):
-        properties_of(device="XPU")
 
 
 @pytest.mark.parametrize("model", [object(), "model.xml", 7])

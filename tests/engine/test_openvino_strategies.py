@@ -11,23 +11,9 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 from tests.engine.detectors import PORTS, pictures, ssd
+from tests.engine.slot_bench import SlotBench
 
-from shapestream_engine import (
-    Batch,
-    BatchReport,
-    CompiledModel,
-    InputSpec,
-    ModelSpec,
-    OutputSpec,
-    PreparedLimits,
-    RequestPool,
-    Runner,
-    Strategy,
-    Tensors,
-    compile_model,
-    dtype_of,
-)
-from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine import InputSpec, ModelSpec, OutputSpec, PreparedLimits, Strategy, compile_model
 from shapestream_engine.errors import ShapeError, SignatureError
 
 Array = np.ndarray[Any, Any]
@@ -49,50 +35,10 @@ def pooling() -> ov.Model:
     return ov.Model([op.result(mean), op.result(tokens)], [ids, mask])
 
 
-class Bench:
-    """A model by a strategy, in a slot."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self.model: CompiledModel = compile_model(spec, threads=1)
-        self._pool = RequestPool(self.model, 1)
-        self._runner = Runner("s", {"m": self._pool})
-
-    def report(self, requests: Sequence[Array]) -> BatchReport:
-        """One batch of requests with only their first input; a mask is made."""
-        signature = self.model.signature
-        kind = signature.inputs[0].element_type
-        members = tuple(
-            Tensors(layout=((0, kind, array.shape),), buffers=(array.tobytes(),)) for array in requests
-        )
-        shapes = tuple(signature.resolve(member.layout) for member in members)
-        sizes = merge_sizes(signature, [shape.rounded for shape in shapes])
-        report = self._runner.run(Batch(batch=1, model="m", sizes=sizes, members=members, shapes=shapes))
-        assert report is not None  # nothing withdraws it
-        return report
-
-    def results(self, requests: Sequence[Array]) -> list[dict[str, Array]]:
-        """Each request's outputs by name."""
-        report = self.report(requests)
-        assert (None, "") == (report.code, report.message)
-        outputs = self.model.signature.outputs
-        return [
-            {
-                outputs[number].name: np.frombuffer(buffer, dtype_of(kind)).reshape(shape)
-                for (number, kind, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
-            }
-            for tensors in report.outputs or ()
-            if tensors is not None
-        ]
-
-    def close(self) -> None:
-        """Lets go of the models."""
-        self.model.close()
-
-
 @contextmanager
-def text(strategy: Strategy, limits: PreparedLimits = PreparedLimits()) -> Iterator[Bench]:  # noqa: B008
+def text(strategy: Strategy, limits: PreparedLimits = PreparedLimits()) -> Iterator[SlotBench]:  # noqa: B008
     """The pooling model."""
-    made = Bench(
+    model = compile_model(
         ModelSpec(
             name="m",
             model=pooling(),
@@ -102,12 +48,13 @@ def text(strategy: Strategy, limits: PreparedLimits = PreparedLimits()) -> Itera
                 "ids": InputSpec(shape="batch:1..64, seq:1..128", pad={"seq": 0}),
                 "mask": InputSpec(shape="batch, seq", mask_of="ids"),
             },
-        )
+        ),
+        threads=1,
     )
     try:
-        yield made
+        yield SlotBench(model)
     finally:
-        made.close()
+        model.close()
 
 
 def tokens(*shapes: tuple[int, int]) -> list[Array]:
@@ -150,13 +97,13 @@ def test_the_same_as_the_dynamic_model(strategy: Strategy) -> None:
     """Of every batch: of one and of many rows, of short and of long requests, of more than any call takes."""
     with text(Strategy()) as native, text(strategy) as prepared:
         for batch in BATCHES:
-            check_same(native.results(batch), prepared.results(batch))
+            check_same(native.results(*batch), prepared.results(*batch))
 
 
 def test_five_rows_run_on_the_models_for_four_and_one() -> None:
     """The seeds' example: two calls, on models that are static in every dimension."""
     with text(Strategy({"batch": (1, 2, 4, 8), "seq": (128,)}, partitioned=True)) as bench:
-        report = bench.report(tokens((5, 100)))
+        report = bench.run(*tokens((5, 100)))
         assert ((1, (4, 128)), (1, (1, 128))) == report.calls
         assert 0 == report.reallocations
         prepared = bench.model.prepared
@@ -175,27 +122,10 @@ def test_shapes_are_prepared_when_they_are_needed_and_no_more_are_kept_than_allo
         prepared = bench.model.prepared
         assert prepared is not None
         assert 2 == prepared.preparations
-        prepares = [bench.report(tokens((1, size))).preparations for size in (128, 16, 20, 25, 128, 20)]
+        prepares = [bench.run(*tokens((1, size))).preparations for size in (128, 16, 20, 25, 128, 20)]
         assert [0, 0, 1, 0, 1, 0] == prepares
         assert "2 prepared, 0 leased" == repr(prepared)
         assert prepared.nbytes > 2 * 100 * 8 * 4
-
-
-def test_a_warm_up_prepares_everything_that_is_allowed() -> None:
-    """No request waits for a preparation afterwards."""
-    strategy = Strategy({"batch": (1, 4), "seq": (64, 128)}, partitioned=True)
-    with text(strategy, PreparedLimits(warm_up=True)) as bench:
-        assert bench.model.prepared is not None
-        assert 4 == bench.model.prepared.preparations
-        assert 0 == sum(bench.report(batch).preparations for batch in BATCHES)
-
-
-def test_bytes_bound_the_prepared_models() -> None:
-    """Weights count for each of them, as each has its own copy in the device's form."""
-    with text(Strategy({"seq": (16, 32, 64, 128)}), PreparedLimits(max_prepared_bytes=1)) as bench:
-        for size in (16, 32, 64):
-            bench.report(tokens((1, size)))
-        assert "1 prepared, 0 leased" == repr(bench.model.prepared)
 
 
 def test_prepared_models_have_the_engines_effective_properties() -> None:
@@ -230,21 +160,22 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def detecting(strategy: Strategy) -> Iterator[Bench]:
+def detecting(strategy: Strategy) -> Iterator[SlotBench]:
     """A detector with NonMaxSuppression, on pictures of one size or of any."""
-    made = Bench(
+    model = compile_model(
         ModelSpec(
             name="m",
             model=ssd({name: name for name in PORTS}),
             strategy=strategy,
             inputs={"image": InputSpec(shape="batch:0..32, 1, height:4..64, width:4..64")},
             outputs={name: OutputSpec(rule=rule) for name, rule in RULES.items()},
-        )
+        ),
+        threads=1,
     )
     try:
-        yield made
+        yield SlotBench(model)
     finally:
-        made.close()
+        model.close()
 
 
 def by_picture(result: Mapping[str, Array]) -> dict[str, Array]:
@@ -265,8 +196,8 @@ def test_detections_of_divided_requests(rows: list[int]) -> None:
         detecting(Strategy({"batch": (1, 2, 4)}, partitioned=True)) as divided,
     ):
         check_same(
-            [by_picture(result) for result in native.results(images)],
-            [by_picture(result) for result in divided.results(images)],
+            [by_picture(result) for result in native.results(*images)],
+            [by_picture(result) for result in divided.results(*images)],
         )
 
 
@@ -277,8 +208,8 @@ def test_no_pictures_are_refused_where_a_call_would_be_made_of_nothing_but_filli
         detecting(Strategy({"batch": (1, 2, 4)}, partitioned=True)) as divided,
         pytest.raises(ShapeError, match="send elements"),
     ):
-        divided.results([nothing])
+        divided.results(nothing)
     with detecting(Strategy()) as native:
-        (result,) = native.results([nothing])
+        (result,) = native.results(nothing)
         assert 0 == len(result["boxes"])
         assert 0 == result["total"]

@@ -83,23 +83,6 @@ def test_a_piece_is_a_view_of_its_rows() -> None:
     assert ((2, 2), 2, (16,), 16) == (shape.sizes, shape.rows, shape.nbytes, shape.total_nbytes)
 
 
-def test_rows_that_lie_apart_are_cut_too() -> None:
-    """A batch axis that is not the first."""
-    model = signature("n:1..9, batch:0..64")
-    array = np.arange(10, dtype=np.int32).reshape(2, 5)
-    cut, _ = PieceCutter(model).cut(Piece(0, 1, 3), *[[each] for each in request(model, array)])
-    assert array[:, 1:3].tolist() == read(cut).tolist()
-
-
-def test_a_call_is_filled_up_with_a_row_of_its_own() -> None:
-    """A real row: zeros may be what a model was never meant for."""
-    model = signature()
-    array = np.arange(6, dtype=np.int32).reshape(3, 2)
-    members, shapes = [[each] for each in request(model, array)]
-    filling = PieceCutter(model).filling(2, members, shapes)
-    assert [[[0, 1]]] * 2 == [read(tensors).tolist() for tensors, _ in filling]
-
-
 def test_a_call_without_rows_has_nothing_to_be_filled_up_with() -> None:
     """Nothing is made up."""
     model = signature()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shapestream_engine import CompiledModel, InferRequest, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.compiled_model import PreparedLimits, PreparedModels, PreparedSizes
 from shapestream_engine.errors import ModelLoadError
-from shapestream_engine.prepared import PreparedLimits, PreparedModels, PreparedSizes
 
 TIMEOUT_S = 30
 

@@ -23,7 +23,7 @@ from shapestream_engine import (
 from shapestream_engine.machine import runtime_of
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, Treatment, prove
 from shapestream_engine.probing import cache as cache_module
-from shapestream_engine.probing.cache import ENVIRONMENT
+from shapestream_engine.probing.cache import ENVIRONMENT, proof_key
 from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.inputs import Samples, Uniform
 from shapestream_engine.strategy import Strategy
@@ -115,24 +115,24 @@ def test_whoever_comes_at_the_same_time_waits(tmp_path: Path, monkeypatch: pytes
     assert 1 == len(proofs)
 
 
-def entry_name(tmp_path: Path, spec: ModelSpec, compiled: CompiledModel, options: ProbeOptions) -> str:
-    """The file that a verdict is kept in."""
-    return key_of(tmp_path, Task(spec=spec, options=options, threads=None), compiled)
+def key_of(spec: ModelSpec, compiled: CompiledModel, options: ProbeOptions) -> str:
+    """The key that a verdict is kept under."""
+    return proof_key(Task(spec=spec, options=options, threads=None), compiled.signature)
 
 
 def test_what_the_verdict_may_depend_on_makes_it_void(tmp_path: Path, own_module: Path) -> None:
     """The code, the shapes, what is realistic, and how many rows share a call; not the name."""
     spec, compiled = model("changeable:same")
     options = ProbeOptions()
-    first = entry_name(tmp_path, spec, compiled, options)
-    assert first == entry_name(tmp_path, replace(spec, name="other"), compiled, options)
+    first = key_of(spec, compiled, options)
+    assert first == key_of(replace(spec, name="other"), compiled, options)
     others = {
-        entry_name(tmp_path, spec, compiled, ProbeOptions(values={"a": Uniform(0, 1)})),
-        entry_name(tmp_path, spec, compiled, ProbeOptions(max_batch=2)),
-        entry_name(tmp_path, replace(spec, properties={"a": "b"}), compiled, options),
+        key_of(spec, compiled, ProbeOptions(values={"a": Uniform(0, 1)})),
+        key_of(spec, compiled, ProbeOptions(max_batch=2)),
+        key_of(replace(spec, properties={"a": "b"}), compiled, options),
     }
     own_module.write_text("def same(a):\n    return a + a.mean()\n")
-    others.add(entry_name(tmp_path, spec, compiled, options))
+    others.add(key_of(spec, compiled, options))
     assert 4 == len(others - {first})
 
 
@@ -188,19 +188,12 @@ def test_every_field_of_the_question_makes_another_key(tmp_path: Path, kind: typ
         changed = replace(getattr(spec, ports)[port], **{name: value})
         return replace(asked, spec=replace(spec, **{ports: {port: changed}}))  # type: ignore[arg-type]
 
-    keys = {key_of(tmp_path, asked, compiled)}
+    keys = {proof_key(asked, compiled.signature)}
     names = [field.name for field in fields(kind) if (kind, field.name) not in NAMES_ONLY]
     assert sorted(names) == sorted(CHANGED[kind])
     parts = [name for name in names if CHANGED[kind][name] is not None]
-    keys |= {key_of(tmp_path, with_field(name, CHANGED[kind][name]), compiled) for name in parts}
+    keys |= {proof_key(with_field(name, CHANGED[kind][name]), compiled.signature) for name in parts}
     assert 1 + len(parts) == len(keys)
-
-
-def key_of(tmp_path: Path, task: Task, compiled: CompiledModel) -> str:
-    """The file that the answer to a question is kept in."""
-    with ProofCache(tmp_path).entry(task, compiled.signature) as entry:
-        assert entry.path is not None
-        return entry.path.name
 
 
 def test_the_signature_is_part_of_the_question(tmp_path: Path) -> None:
@@ -208,22 +201,18 @@ def test_the_signature_is_part_of_the_question(tmp_path: Path) -> None:
     spec, compiled = model("numpy:sort")
     other = replace(spec, inputs={"a": InputSpec(shape="batch:1..8, n:1..9", element_type="f32")})
     options = ProbeOptions()
-    assert entry_name(tmp_path, spec, compiled, options) != entry_name(
-        tmp_path, spec, compile_model(other), options
-    )
+    assert key_of(spec, compiled, options) != key_of(spec, compile_model(other), options)
 
 
 def test_values_of_one_look_are_told_apart(tmp_path: Path) -> None:
     """A property may be true, 1, 1.0 or "1"; samples of other shapes may have the same bytes."""
     spec, compiled = model("numpy:sort")
     properties = [{"a": value} for value in (True, 1, 1.0, "1", "True", None)]
-    found = {
-        entry_name(tmp_path, replace(spec, properties=each), compiled, ProbeOptions()) for each in properties
-    }
+    found = {key_of(replace(spec, properties=each), compiled, ProbeOptions()) for each in properties}
     assert len(properties) == len(found)
     rows = [(np.zeros((1, 4), np.float32),), (np.zeros((1, 2), np.float32),) * 2]
     samples = [ProbeOptions(values={"a": Samples(each, 0)}) for each in rows]
-    assert 2 == len({entry_name(tmp_path, spec, compiled, each) for each in samples})
+    assert 2 == len({key_of(spec, compiled, each) for each in samples})
 
 
 @pytest.mark.parametrize("distribution", ["onnxruntime-gpu", "ort-nightly"])
@@ -243,7 +232,7 @@ def test_another_distribution_of_a_runtime_is_another_runtime(
         (info / "top_level.txt").write_text("onnxruntime\n")
         with monkeypatch.context() as patch:
             patch.setattr(sys, "path", [str(site)])
-            keys.add(entry_name(tmp_path, spec, compiled, ProbeOptions()))
+            keys.add(key_of(spec, compiled, ProbeOptions()))
     assert 3 == len(keys)
 
 
@@ -269,9 +258,9 @@ def test_weights_beside_the_graph_count(tmp_path: Path) -> None:
     spec = ModelSpec(name="m", path=tmp_path / "m.xml", engine="openvino")
     (tmp_path / "m.xml").write_text("graph")
     (tmp_path / "m.bin").write_text("weights")
-    first = entry_name(tmp_path, spec, compiled, ProbeOptions())
+    first = key_of(spec, compiled, ProbeOptions())
     (tmp_path / "m.bin").write_text("Weights")
-    assert first != entry_name(tmp_path, spec, compiled, ProbeOptions())
+    assert first != key_of(spec, compiled, ProbeOptions())
 
 
 @pytest.mark.parametrize("name", ["m[1].onnx", "m*.onnx", "?.onnx"])
@@ -280,9 +269,9 @@ def test_a_file_of_any_name_counts(tmp_path: Path, name: str) -> None:
     _, compiled = model("numpy:sort")
     spec = ModelSpec(name="m", path=tmp_path / name, engine="onnxruntime")
     (tmp_path / name).write_bytes(b"\x08\x07")  # an ONNX model of which only the version is known
-    first = entry_name(tmp_path, spec, compiled, ProbeOptions())
+    first = key_of(spec, compiled, ProbeOptions())
     (tmp_path / name).write_bytes(b"\x08\x08")
-    assert first != entry_name(tmp_path, spec, compiled, ProbeOptions())
+    assert first != key_of(spec, compiled, ProbeOptions())
 
 
 @pytest.mark.parametrize("weights", ["w", "weights of another name.bin", f"{'long' * 50}.bin", "äö/w.bin"])
@@ -297,11 +286,11 @@ def test_weights_that_an_onnx_file_names_count(tmp_path: Path, weights: str) -> 
     (tmp_path / weights).parent.mkdir(exist_ok=True)
     (tmp_path / weights).write_text("weights")
     spec = ModelSpec(name="m", path=path, engine="onnxruntime")
-    first = entry_name(tmp_path, spec, compiled, ProbeOptions())
+    first = key_of(spec, compiled, ProbeOptions())
     (tmp_path / "other.bin").write_text("of another model")
-    assert first == entry_name(tmp_path, spec, compiled, ProbeOptions())
+    assert first == key_of(spec, compiled, ProbeOptions())
     (tmp_path / weights).write_text("Weights")
-    assert first != entry_name(tmp_path, spec, compiled, ProbeOptions())
+    assert first != key_of(spec, compiled, ProbeOptions())
 
 
 def test_what_would_perhaps_not_happen_again_is_not_kept(

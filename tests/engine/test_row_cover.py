@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations_with_replacement
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,26 +22,6 @@ def every_cover(sizes: tuple[int, ...], rows: int) -> list[tuple[int, ...]]:
             if sum(cover) >= rows and sum(cover) - min(cover) < rows:
                 found.append(cover)
     return found
-
-
-@pytest.mark.parametrize(
-    ("rows", "calls"), [(5, (4, 1)), (8, (8,)), (7, (4, 2, 1)), (20, (8, 8, 4)), (1, (1,))]
-)
-def test_the_fewest_prepared_calls(rows: int, calls: tuple[int, ...]) -> None:
-    """The example of the seeds, 5 = 4 + 1 on 1, 2, 4 and 8, and its like."""
-    assert calls == RowCover((1, 2, 4, 8), divide=True)(rows)
-
-
-def test_the_largest_call_first_is_not_always_best() -> None:
-    """6 = 3 + 3, not 4 + 1 + 1."""
-    assert (3, 3) == RowCover((1, 3, 4), divide=True)(6)
-
-
-def test_fewest_calls_may_fill_up_and_whole_rows_may_take_more() -> None:
-    """5 rows of 4 and 8: one call with three rows to fill, or, as rows must be filled up anyway, the same."""
-    assert (8,) == RowCover((1, 8), divide=False)(5)
-    assert (1, 1, 1, 1, 1) == RowCover((1, 8), divide=True)(5)
-    assert (8,) == RowCover((4, 8), divide=True)(5)
 
 
 @given(sizes=allowed_sizes, rows=st.integers(1, 9))

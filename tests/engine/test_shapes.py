@@ -88,40 +88,10 @@ def test_a_dimension_checks_itself(low: Any, high: Any) -> None:
         Dimension(low, high)
 
 
-@pytest.mark.parametrize(
-    ("dimension", "expected"),
-    [
-        (Dimension(), "?"),
-        (Dimension(8, 8), "8"),
-        (Dimension(0, 0), "0"),
-        (Dimension(1, 10), "1..10"),
-        (Dimension(0, 512), "..512"),
-        (Dimension(8), "8.."),
-    ],
-)
-def test_dimensions_print_as_openvino_prints_them(dimension: Dimension, expected: str) -> None:
-    """The printed form is the one that OpenVINO's users know."""
-    assert expected == str(dimension)
-
-
-def test_openvino_agrees_with_every_printed_form() -> None:
-    """The real runtime reads what we print, and prints the same."""
-    openvino = pytest.importorskip("openvino")
-    shape = PartialShape.parse("[?,8,0,1..10,..512,8..]")
-    assert str(openvino.PartialShape(str(shape))) == str(shape)
-
-
 @given(dimensions())
 def test_a_printed_dimension_reads_back(dimension: Dimension) -> None:
     """str and parse are inverse to each other."""
     assert dimension == Dimension.parse(str(dimension))
-
-
-@given(dimensions())
-def test_a_dimension_is_either_static_or_dynamic(dimension: Dimension) -> None:
-    """Static means one size, dynamic means several."""
-    assert dimension.is_static != dimension.is_dynamic
-    assert dimension.is_static == (dimension.minimum == dimension.maximum)
 
 
 @given(dimensions(), dimensions(), sizes)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.slot_bench import SlotBench
 
 from shapestream_engine import (
     Batch,
@@ -22,8 +23,6 @@ from shapestream_engine import (
     InputSpec,
     ModelSpec,
     OutputSpec,
-    RequestPool,
-    Runner,
     Tensors,
     compile_model,
 )
@@ -47,26 +46,19 @@ def function_model(
     )
 
 
-class Bench:
-    """A runner, and a thread of its own for batches that run beside the test."""
+class Bench(SlotBench):
+    """A slot, and a thread of its own for batches that run beside the test."""
 
-    def __init__(self, model: CompiledModel, requests: int = 1) -> None:
-        self.pool = RequestPool(model, requests)
-        self.runner = Runner("test", {"m": self.pool})
+    def __init__(self, model: CompiledModel) -> None:
+        super().__init__(model)
         self._given: SimpleQueue[Batch | None] = SimpleQueue()
         self._came_of: SimpleQueue[tuple[int, BatchReport | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
-    def run(self, *arrays: np.ndarray[Any, Any], **more: Any) -> BatchReport:
-        """One batch of a request per array, on the test's thread, and its report."""
-        report = self.runner.run(self.work(*arrays, **more))
-        assert report is not None, "it was withdrawn"
-        return report
-
     def start(self, *arrays: np.ndarray[Any, Any], **more: Any) -> None:
         """Run a batch on the other thread, behind those that were started before."""
-        self._given.put(self.work(*arrays, **more))
+        self._given.put(self.batch(*arrays, **more))
 
     def ended(self) -> tuple[int, BatchReport | None]:
         """The number of the next batch that the other thread is done with, and its report; None: it was withdrawn."""
@@ -86,24 +78,13 @@ class Bench:
 
     def _live(self) -> None:
         while (batch := self._given.get()) is not None:
-            self._came_of.put((batch.batch, self.runner.run(batch)))
-
-    def work(self, *arrays: np.ndarray[Any, Any], batch: int = 1, **more: Any) -> Batch:
-        """A batch of a request per array."""
-        members = tuple(
-            Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),)) for array in arrays
-        )
-        rows = sum(array.shape[0] for array in arrays)
-        sizes = (rows, *(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)))
-        shapes = tuple(self.pool.signature.resolve(member.layout) for member in members)
-        known: dict[str, Any] = {"batch": batch, "model": "m", "sizes": sizes}
-        return Batch(**{**known, "members": members, "shapes": shapes, **more})
+            self._came_of.put((batch.batch, self.slots[0].run(batch)))
 
 
 @contextmanager
-def bench(model: CompiledModel, requests: int = 1) -> Iterator[Bench]:
+def bench(model: CompiledModel) -> Iterator[Bench]:
     """A bench whose thread ends with the test."""
-    made = Bench(model, requests)
+    made = Bench(model)
     try:
         yield made
     finally:
@@ -153,12 +134,10 @@ def test_results_do_not_change_with_the_next_batch() -> None:
         assert [full(1, 4, 4).tolist()] == results(first)
 
 
-def test_shapes_may_be_resolved_beforehand() -> None:
+def test_layouts_are_resolved_where_the_batch_does_not_say_their_sizes() -> None:
     """The server has resolved each layout already; a worker leaves it to the slot."""
     with bench(function_model(double)) as made:
-        array = full(3, 1, 2)
-        shapes = (made.pool.signature.resolve(((0, "f32", array.shape),)),)
-        assert [[[6, 6]]] == results(made.run(array, shapes=shapes))
+        assert [[[6, 6]]] == results(made.run(full(3, 1, 2), shapes=()))
 
 
 def test_a_new_shape_is_new_once() -> None:
@@ -278,9 +257,9 @@ def test_a_running_batch_is_cancelled() -> None:
     with bench(ScriptedModel(request)) as made:
         made.start(full(1, 1, 2), batch=5)
         assert request.started.wait(TIMEOUT_S)
-        made.runner.cancel(4)
+        made.slots[0].cancel(4)
         assert 0 == request.cancels, "another batch was cancelled"
-        made.runner.cancel(5)
+        made.slots[0].cancel(5)
         report = made.report()
         assert ("cancelled", "the call was cancelled") == (report.code, report.message)
         assert [[[2, 2]]] == results(made.run(full(2, 1, 2), batch=6))
@@ -294,7 +273,7 @@ def test_a_batch_that_waits_can_be_withdrawn(how: str) -> None:
         made.start(full(1, 1, 2), batch=1)
         assert request.started.wait(TIMEOUT_S)
         made.start(full(2, 1, 2), batch=2)
-        assert getattr(made.runner, how)(2) is (True if how == "withdraw" else None)
+        assert getattr(made.slots[0], how)(2) is (True if how == "withdraw" else None)
         made.start(full(3, 1, 2), batch=3)
         request.go.set()
         assert [[[1, 1]]] == results(made.report())
@@ -311,10 +290,10 @@ def test_a_batch_that_has_begun_is_not_withdrawn() -> None:
     with bench(ScriptedModel(request)) as made:
         made.start(full(1, 1, 2), batch=1)
         assert request.started.wait(TIMEOUT_S)
-        assert not made.runner.withdraw(1)
+        assert not made.slots[0].withdraw(1)
         request.go.set()
         assert [[[1, 1]]] == results(made.report())
-        assert not made.runner.withdraw(1)
+        assert not made.slots[0].withdraw(1)
 
 
 @contextmanager
@@ -351,7 +330,7 @@ def test_withdrawals_race_with_starts_and_agree_with_what_ran() -> None:
             made.start(full(batch, 1, 1), batch=batch)
             made.start(full(batch + 1, 1, 1), batch=batch + 1)
             found = meet_the_thread(made, batch // 2)
-            if made.runner.withdraw(batch + 1):
+            if made.slots[0].withdraw(batch + 1):
                 withdrawn.add(batch + 1)
             found += [made.ended() for _ in range(2 - len(found))]
             assert [(batch, True), (batch + 1, batch + 1 not in withdrawn)] == [
@@ -369,7 +348,7 @@ def test_cancels_race_with_starts_and_hit_no_other_batch() -> None:
             made.start(full(1, 1, 1), batch=batch)
             made.start(full(1, 1, 1), batch=batch + 1)
             found = meet_the_thread(made, batch // 2)
-            made.runner.cancel(batch + 1)
+            made.slots[0].cancel(batch + 1)
             found += [made.ended() for _ in range(2 - len(found))]
             (first, before), (second, after) = found
             assert (batch, batch + 1) == (first, second)
@@ -426,7 +405,7 @@ def test_a_cancellation_that_comes_too_late_changes_nothing() -> None:
     request = ScriptedRequest([None, None])
     with bench(ScriptedModel(request)) as made:
         assert [[[1, 1]]] == results(made.run(full(1, 1, 2), batch=1))
-        made.runner.cancel(1)
+        made.slots[0].cancel(1)
         assert [[[1, 1]]] == results(made.run(full(1, 1, 2), batch=2))
         assert 0 == request.cancels
 

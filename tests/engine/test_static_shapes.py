@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openvino import opset13 as op
+from tests.engine.slot_bench import SlotBench
 
 from shapestream_engine import (
-    Batch,
     BatchReport,
-    CompiledModel,
     InputPort,
     InputSpec,
     ModelSignature,
@@ -24,14 +23,11 @@ from shapestream_engine import (
     NamedShape,
     OutputPort,
     OutputSpec,
-    RequestPool,
     Rows,
-    Runner,
     Strategy,
-    Tensors,
     compile_model,
 )
-from shapestream_engine.batching.calls import CallPlanner, merge_sizes
+from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.probe import Finding
 from shapestream_engine.probing.examination import ProbeOptions, examine
@@ -106,56 +102,36 @@ def doubling(factor: float = 2.0) -> ov.Model:
     return ov.Model([op.result(twice), op.result(total)], [x])
 
 
-class Bench:
-    """The doubling model in a slot, and the shapes that were prepared for it."""
+class Bench(SlotBench):
+    """The doubling model in a slot, whose results are checked."""
 
-    def __init__(self, strategy: Strategy) -> None:
-        spec = ModelSpec(
-            name="m",
-            model=doubling(),
-            inputs={"x": InputSpec(shape="batch:1..8, seq:1..64", pad={"seq": 0})},
-            outputs={
-                "twice": OutputSpec(shape="batch, seq", rule={"rule": "rows"}),
-                "total": OutputSpec(shape="batch", rule={"rule": "rows"}),
-            },
-            strategy=strategy,
-        )
-        self.model: CompiledModel = compile_model(spec, threads=1)
-        self.pool = RequestPool(self.model, 1)
-        self._runner = Runner("s", {"m": self.pool})
-
-    def run(self, requests: Sequence[Array], sizes: tuple[int, ...] | None = None) -> BatchReport:
+    def run(self, *requests: Any, **more: Any) -> BatchReport:
         """One batch; `sizes` as the scheduler chose them."""
-        members = tuple(
-            Tensors(layout=((0, "f32", one.shape),), buffers=(one.tobytes(),)) for one in requests
-        )
-        shapes = tuple(self.model.signature.resolve(member.layout) for member in members)
-        merged = merge_sizes(self.model.signature, [shape.sizes for shape in shapes])
-        report = self._runner.run(
-            Batch(batch=1, model="m", sizes=sizes or merged, members=members, shapes=shapes)
-        )
-        assert report is not None  # nothing withdraws it
-        assert report.outputs is not None, report.message
-        for request, result in zip(requests, report.outputs, strict=True):
-            assert result is not None
-            twice, total = (np.frombuffer(buffer, np.float32) for buffer in result.buffers)
-            np.testing.assert_array_equal(2 * request.reshape(-1), twice)
-            np.testing.assert_allclose(request.sum(axis=1), total, rtol=1e-6)
+        report = super().run(*requests, **more)
+        for request, result in zip(requests, self.arrays(report), strict=True):
+            np.testing.assert_array_equal(2 * request, result["twice"])
+            np.testing.assert_allclose(request.sum(axis=1), result["total"], rtol=1e-6)
         return report
-
-    def close(self) -> None:
-        """Lets go of the models."""
-        self.model.close()
 
 
 @contextmanager
 def bench(strategy: Strategy) -> Iterator[Bench]:
     """The model by a strategy, closed afterwards."""
-    ready = Bench(strategy)
+    spec = ModelSpec(
+        name="m",
+        model=doubling(),
+        inputs={"x": InputSpec(shape="batch:1..8, seq:1..64", pad={"seq": 0})},
+        outputs={
+            "twice": OutputSpec(shape="batch, seq", rule={"rule": "rows"}),
+            "total": OutputSpec(shape="batch", rule={"rule": "rows"}),
+        },
+        strategy=strategy,
+    )
+    model = compile_model(spec, threads=1)
     try:
-        yield ready
+        yield Bench(model)
     finally:
-        ready.close()
+        model.close()
 
 
 def filled(rows: int, seq: int) -> Array:
@@ -174,9 +150,9 @@ def test_hot_shapes_run_on_models_of_their_own_and_all_others_on_the_dynamic_one
         hits = prepared.hits
         assert 3 == prepared.preparations
         assert [0, 0, 1, 0] == [
-            ready.run([filled(*sizes)]).preparations for sizes in ((1, 8), (4, 16), (1, 9), (1, 9))
+            ready.run(filled(*sizes)).preparations for sizes in ((1, 8), (4, 16), (1, 9), (1, 9))
         ]
-        assert 0 == ready.run([filled(1, 16) for _ in range(4)]).preparations
+        assert 0 == ready.run(*[filled(1, 16) for _ in range(4)]).preparations
         assert (3, hits + 3) == (prepared.preparations, prepared.hits)
 
 
@@ -186,9 +162,9 @@ def test_smaller_members_are_padded_up_to_the_static_shape_that_was_chosen() -> 
         prepared = ready.pool.prepared
         assert prepared is not None
         hits = prepared.hits
-        report = ready.run([filled(1, 11), filled(2, 16)], (4, 16))
+        report = ready.run(filled(1, 11), filled(2, 16), sizes=(4, 16))
         assert ((), None) == (report.calls, report.code), "one call, of the batch's sizes"
-        report = ready.run([filled(1, 5)], (1, 8))
+        report = ready.run(filled(1, 5), sizes=(1, 8))
         assert ((), None) == (report.calls, report.code)
         assert hits + 2 == prepared.hits
 

@@ -39,19 +39,6 @@ def test_native_runs_every_shape_as_it_comes() -> None:
     assert 231 == request.elements
 
 
-def test_five_rows_run_as_four_and_one() -> None:
-    """The seeds' example, with the other dimension padded to its bucket."""
-    partitioned = planner(Strategy({"batch": (1, 2, 4, 8), "seq": (64, 128)}, partitioned=True))
-    assert (PlannedCall((4, 128), 0, 4), PlannedCall((1, 128), 4, 5)) == partitioned.plan((5, 100))
-
-
-def test_padded_is_one_shape() -> None:
-    """Everything is padded to it, and more rows take it several times."""
-    padded = planner(Strategy({"batch": (8,), "seq": (512,)}))
-    assert (PlannedCall((8, 512), 0, 3),) == padded.plan((3, 17))
-    assert (PlannedCall((8, 512), 0, 8), PlannedCall((8, 512), 8, 9)) == padded.plan((9, 512))
-
-
 def test_dimensions_without_sizes_take_any() -> None:
     """Buckets of one dimension leave the other as the requests need it, also where models are prepared."""
     bucketed = planner(Strategy({"seq": (32, 64)}))

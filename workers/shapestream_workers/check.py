@@ -20,9 +20,9 @@ from shapestream.settings import LoadedSettings, ModelSettings, load_models
 from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.model import CompiledModel
 from shapestream_engine.ports import BATCH
 from shapestream_engine.probe import ProbeReport
 from shapestream_engine.probing.examination import values_of

@@ -18,10 +18,10 @@ from shapestream.serving.allocator import give_back_freed_memory
 from shapestream.settings import LoadedSettings, ModelSettings, Settings
 from shapestream_engine.calibration import Calibration, calibrate
 from shapestream_engine.calibration_cache import CostCache, cost_key
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
 from shapestream_engine.machine import divide_cpus
-from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.examination import values_of
 from shapestream_workers.models import available_cpus, compile_models, model_spec
 from shapestream_workers.proof import probe_options

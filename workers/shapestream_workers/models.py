@@ -13,17 +13,10 @@ import structlog
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, Location, ModelSettings, ShapesSettings
 from shapestream_engine.batch_axis import states_batch
+from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
-from shapestream_engine.model import (
-    CompiledModel,
-    InputSpec,
-    ModelSpec,
-    OutputSpec,
-    compile_model,
-    read_model,
-)
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model, read_model
 from shapestream_engine.ports import BATCH
-from shapestream_engine.prepared import PreparedLimits
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
 from shapestream_workers.model_trust import require_trusted

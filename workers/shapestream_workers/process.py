@@ -12,6 +12,7 @@ that come and go.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import platform
 import sys
@@ -48,6 +49,16 @@ def open_standard_streams() -> None:
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w")
     atexit.register(_drop_unwritten_log)
+
+
+def keep_what_is_loaded() -> None:
+    """Take all present objects out of the garbage collector's sight: they live as long as the process.
+
+    With 80,000 of them, modules most of all, a full collection stopped a server under load for 145 ms, once in some 20,000
+    requests.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _drop_unwritten_log() -> None:

@@ -27,8 +27,9 @@ from shapestream_engine.batch_axis import (
     without_batch_axis,
     without_rules,
 )
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, RuleMissing
-from shapestream_engine.model import CompiledModel, ModelSpec, compile_model
+from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.ports import Shared
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, complete_rules, prove
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values

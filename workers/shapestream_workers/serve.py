@@ -37,7 +37,13 @@ from shapestream_workers.interruption import handed_over
 from shapestream_workers.memory import spell_bytes, watch_memory
 from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import available_cpus, compile_models
-from shapestream_workers.process import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, exit_after
+from shapestream_workers.process import (
+    EXIT_CONFIGURATION,
+    EXIT_OK,
+    EXIT_RUNTIME,
+    exit_after,
+    keep_what_is_loaded,
+)
 from shapestream_workers.security import server_security
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, WorkerProcesses
@@ -226,6 +232,7 @@ class _Serving:
                 from shapestream.serving.admin import server_pages
 
                 nursery.start_soon(self._admin.run, server_pages(server))
+            keep_what_is_loaded()
             notify("READY=1")
             nursery.start_soon(tend_watchdog, server.standstill)
             in_process = self._loaded.settings.in_process

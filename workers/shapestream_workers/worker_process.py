@@ -38,6 +38,7 @@ from shapestream_workers.process import (
     EXIT_RUNTIME,
     EXIT_UNUSABLE,
     exit_after,
+    keep_what_is_loaded,
 )
 from shapestream_workers.supervisor.processes import READY_LINE, REPLACE_LINE, registered_name
 from shapestream_workers.worker import Worker
@@ -119,6 +120,7 @@ def run_worker(
     threads_of_slots = SlotThreads(models=models, slots=slots, costs=costs, dial=dial)
     # The server that started this process is the only one that it will have.
     worker = Worker(unique, threads_of_slots, connect, ready=ready, asks_again=not supervised)
+    keep_what_is_loaded()
     with handed_over() as taken_over:
         grace_s = loaded.settings.server.grace_s
         return trio.run(_run, worker, grace_s, group.memory_limit, ready_channel, taken_over, port)

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.backends.host_request import HostTensors
+from shapestream_engine.backends.host_request import HostRequest
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
-from shapestream_engine.infer_request import InferResults
-from shapestream_engine.input_arrays import InputArrays
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort, Rows, Rule, Whole, parse_rule
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.tensor import TensorLike
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 _Function: TypeAlias = Callable[..., Any]
@@ -61,8 +59,11 @@ class FunctionModel(CompiledModel):
         self._function = None
 
 
-class FunctionRequest(HostTensors):
-    """Calls of a callable. A call that runs cannot be cancelled: Python has no way to interrupt it."""
+class FunctionRequest(HostRequest):
+    """Calls of a callable. A call that runs cannot be cancelled: Python has no way to interrupt it.
+
+    The outputs of a call may be views of its inputs.
+    """
 
     def __init__(self, signature: ModelSignature, function: _Function) -> None:
         super().__init__(signature)
@@ -71,21 +72,9 @@ class FunctionRequest(HostTensors):
             (port.name, tensor) for port, tensor in zip(signature.inputs, self._tensors, strict=True)
         )
         self._expected = tuple((port, dtype_of(port.element_type)) for port in signature.outputs)
-        self._error: InferenceError | None = None
 
-    @property
-    def input_tensors(self) -> Sequence[TensorLike]:
-        """The request's own input tensors, in the order of the signature."""
-        return self._tensors
-
-    def infer(self, inputs: InputArrays | None = None) -> InferResults:
-        """Call the function, on `inputs` where they are given.
-
-        Raises `InferenceError` for whatever it raises, and for outputs that are not as declared.
-        """
-        if inputs is not None:
-            self.fill(inputs)
-        self.check_outside()
+    def run(self) -> list[_Array]:
+        """Call the function; raises `InferenceError` for whatever it raises, and for outputs that are not as declared."""
         arguments = {name: tensor.data for name, tensor in self._named}
         try:
             returned = self._function(**arguments)
@@ -95,28 +84,7 @@ class FunctionRequest(HostTensors):
             # The edge to the model's own code. SystemExit, asyncio's CancelledError and the panic of an extension in Rust
             # are no `Exception`s; one that passed would end a proof, or a program, instead of failing this call.
             raise InferenceError(f"{type(error).__name__}: {_words(error)}") from error
-        self.keep(self._check(returned))
-        return InferResults(self)
-
-    def start_async(self) -> None:
-        """Runs at once: there is no device beside this thread."""
-        self._error = None
-        try:
-            self.infer()
-        except InferenceError as error:
-            self._error = error
-
-    def wait(self) -> None:
-        """Raises what the call that `start_async` began has raised."""
-        if self._error is not None:
-            raise self._error
-
-    def cancel(self) -> None:
-        """Does nothing: a Python callable cannot be interrupted."""
-
-    def outputs(self) -> list[_Array]:
-        """The outputs of the last call, which may be views of the inputs: copy before the next call."""
-        return self._outputs
+        return self._check(returned)
 
     def _check(self, returned: Any) -> list[_Array]:
         expected = self._expected

@@ -6,7 +6,7 @@ The tensors are resized in place. A call blocks; `start_async` runs it on a thre
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -19,29 +19,6 @@ from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike, reserved, upper_bounds
-
-
-class BackgroundCall:
-    """Runs one call at a time beside the caller. Its thread starts with the first call and ends with the object."""
-
-    def __init__(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
-        self._call: Future[None] | None = None
-
-    def start(self, function: Callable[[], None]) -> None:
-        """Begin to call; raises `RuntimeError` while the last call was not waited for."""
-        if self._call is not None:
-            raise RuntimeError("the last call was not waited for")
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="infer")
-        self._call = self._executor.submit(function)
-
-    def wait(self) -> None:
-        """Wait until the call is over; raises its error. Without a call it returns at once."""
-        call, self._call = self._call, None
-        if call is not None:
-            call.result()
-
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -97,71 +74,32 @@ class InputTensor(Tensor):
         self._port.admitted(self.shape)
 
 
-def input_tensors(
-    signature: ModelSignature, kind: type[InputTensor] = InputTensor
-) -> tuple[InputTensor, ...]:
-    """Tensors for the inputs of a request; small upper bounds are reserved at once."""
-    bounds = upper_bounds(signature)
-    return tuple(
-        kind(port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
-        for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
-    )
+class HostRequest(InferRequest):
+    """A request over tensors in host memory, whose engine implements `run`: one call, on what the tensors hold.
 
-
-def empty_outputs(signature: ModelSignature) -> list[_Array]:
-    """The outputs before the first call: 0 in each dynamic dimension."""
-    return [
-        np.empty(
-            [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
-            dtype_of(port.element_type),
-        )
-        for port in signature.outputs
-    ]
-
-
-class HostTensors(InferRequest):
-    """A request's tensors in host memory, and those from outside that are set in place of them."""
+    Tensors from outside may be set in place of the request's own.
+    """
 
     def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
         super().__init__(signature)
-        self._tensors = input_tensors(signature, kind)
-        self._outputs = empty_outputs(signature)
-        self._outside = False
-        self._set_outputs: dict[int, Tensor] = {}
-
-    def check_outside(self) -> None:
-        """Before a call: raises `ShapeError` if a tensor from outside has a shape that its port does not take."""
-        if self._outside:
-            for tensor in self._tensors:
-                tensor.check()
-
-    def keep(self, outputs: list[_Array]) -> None:
-        """Keep a call's outputs for `outputs`. Tensors that were set get a copy."""
-        for number, tensor in self._set_outputs.items():
-            tensor.shape = outputs[number].shape
-            tensor.data[...] = outputs[number]
-            outputs[number] = tensor.data
-        self._outputs = outputs
-
-    def _use_input(self, number: int, tensor: TensorLike | None) -> None:
-        own = self._tensors[number]
-        if own.locked:
-            raise InferenceError(
-                f"input {self.signature.inputs[number].name!r} cannot be exchanged while its request runs"
+        bounds = upper_bounds(signature)
+        self._tensors = tuple(
+            kind(port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
+            for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
+        )
+        self._outputs: list[_Array] = [
+            np.empty(
+                [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
+                dtype_of(port.element_type),
             )
-        own.outside = tensor
-        self._outside = any(each.outside is not None for each in self._tensors)
-
-    def _use_output(self, number: int, tensor: Tensor) -> None:
-        self._set_outputs[number] = tensor
-
-
-class HostRequest(HostTensors):
-    """A request whose engine implements `run`: one call, to its end, on what the tensors hold."""
-
-    def __init__(self, signature: ModelSignature, kind: type[InputTensor] = InputTensor) -> None:
-        super().__init__(signature, kind)
-        self._background = BackgroundCall()
+            for port in signature.outputs
+        ]
+        self._outside = False
+        """True if some input tensor stands for one of the caller's."""
+        self._set_outputs: dict[int, Tensor] = {}
+        self._background_thread: ThreadPoolExecutor | None = None
+        """One thread, which starts with the first call of `start_async`."""
+        self._background: Future[None] | None = None
 
     @abstractmethod
     def run(self) -> list[_Array]:
@@ -181,13 +119,19 @@ class HostRequest(HostTensors):
         return InferResults(self)
 
     def start_async(self) -> None:
-        """Begin to run on a thread of the request's own."""
+        """Begin to run on a thread of the request's own; raises `RuntimeError` while the last call was not waited for."""
+        if self._background is not None:
+            raise RuntimeError("the last call was not waited for")
         self._begin()
-        self._background.start(self._finish)
+        if self._background_thread is None:
+            self._background_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="infer")
+        self._background = self._background_thread.submit(self._finish)
 
     def wait(self) -> None:
-        """Wait until the call that `start_async` began is over; raises its error."""
-        self._background.wait()
+        """Wait until the call that `start_async` began is over; raises its error. Without a call it returns at once."""
+        call, self._background = self._background, None
+        if call is not None:
+            call.result()
 
     def cancel(self) -> None:
         """Does nothing where the engine has no way to stop a call."""
@@ -200,16 +144,35 @@ class HostRequest(HostTensors):
         """Called in the caller's thread before each call: from here on `cancel` is meant for that call."""
 
     def _begin(self) -> None:
-        self.check_outside()
+        if self._outside:
+            for tensor in self._tensors:
+                tensor.check()
         self._lock(True)
         self.prepare()
 
     def _finish(self) -> None:
         try:
-            self.keep(self.run())
+            outputs = self.run()
+            for number, tensor in self._set_outputs.items():
+                tensor.shape = outputs[number].shape
+                tensor.data[...] = outputs[number]
+                outputs[number] = tensor.data
+            self._outputs = outputs
         finally:
             self._lock(False)
 
     def _lock(self, locked: bool) -> None:
         for tensor in self._tensors:
             tensor.locked = locked
+
+    def _use_input(self, number: int, tensor: TensorLike | None) -> None:
+        own = self._tensors[number]
+        if own.locked:
+            raise InferenceError(
+                f"input {self.signature.inputs[number].name!r} cannot be exchanged while its request runs"
+            )
+        own.outside = tensor
+        self._outside = any(each.outside is not None for each in self._tensors)
+
+    def _use_output(self, number: int, tensor: Tensor) -> None:
+        self._set_outputs[number] = tensor

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 from shapestream_engine.errors import EngineMissing, ModelLoadError, SignatureError
-
-if TYPE_CHECKING:
-    from shapestream_engine.model import CompiledModel, ModelSpec
 
 ENTRY_POINT_GROUP = "shapestream.backends"
 
@@ -28,17 +25,6 @@ _OURS = {
     "function": "shapestream_engine.backends.function",
 }
 """Engine -> the module with its `compile_spec`. Imported when it is asked for: engines are optional."""
-
-
-class Backend(Protocol):
-    """The interface of an engine's module."""
-
-    def compile_spec(self, spec: ModelSpec, *, slots: int, threads: int | None) -> CompiledModel:
-        """The model, ready to run from `slots` threads at a time, on `threads` CPU threads together (None: as it likes).
-
-        Raises `ModelLoadError` for a file that cannot be read or run, `SignatureError` for a spec that contradicts it,
-        `EngineMissing` where something must be installed first.
-        """
 
 
 def known_engines() -> tuple[str, ...]:
@@ -52,14 +38,16 @@ def check_engine(engine: str) -> None:
         raise SignatureError(f"unknown engine {engine!r}; known are {', '.join(known)}")
 
 
-def load_backend(engine: str) -> Backend:
-    """The backend of an engine. Raises `EngineMissing`, naming its extra, or `ModelLoadError`, naming the reason."""
+def load_backend(engine: str) -> Any:
+    """The module or object that is the `Backend` of an engine.
+
+    Raises `EngineMissing`, naming its extra, or `ModelLoadError`, naming the reason.
+    """
     check_engine(engine)
     try:
         if engine in _OURS:
-            ours: Backend = importlib.import_module(_OURS[engine])
-            return ours
-        added: Backend = next(point for point in _added() if point.name == engine).load()
+            return importlib.import_module(_OURS[engine])
+        added = next(point for point in _added() if point.name == engine).load()
     except ModuleNotFoundError as error:
         if error.name != engine or engine not in _OURS:
             raise ModelLoadError(f"the engine {engine!r} cannot be loaded: {error}") from error

@@ -11,30 +11,11 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine.batching.gather import InputGatherer
-from shapestream_engine.batching.split import Division, OutputSplitter, RowSplitter
-from shapestream_engine.batching.split_counts import (
-    ConcatenatedSplitter,
-    Counter,
-    PaddedSplitter,
-    TotalSplitter,
-)
-from shapestream_engine.batching.split_index import IndexSplitter, ParallelSplitter
+from shapestream_engine.batching.split import Division, splitters_of
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import RuleError, ShapeError
 from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.memo import Memo
-from shapestream_engine.ports import (
-    Counts,
-    Crop,
-    IndexColumn,
-    OutputPort,
-    PaddedCounts,
-    Recount,
-    Rows,
-    Shared,
-    Whole,
-    With,
-)
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import TensorLike
 
@@ -54,7 +35,7 @@ class Assembly:
         self._gatherers = tuple(
             InputGatherer(number, port, signature.table) for number, port in enumerate(signature.inputs)
         )
-        self._splitters = _splitters_of(signature)
+        self._splitters = splitters_of(signature)
         self._in_order = sorted(self._splitters, key=lambda splitter: splitter.number)
 
     def gather(
@@ -144,33 +125,3 @@ def _company_refused(model: str, rows: int, most: int) -> str:
     if most == 1:
         return f"requests of model {model!r} run alone; a call has no other rows"
     return f"requests of model {model!r} share calls of up to {most} rows, not of {rows}"
-
-
-def _splitters_of(signature: ModelSignature) -> tuple[OutputSplitter, ...]:
-    """Make the splitter of each output, in the order in which a call's outputs are divided."""
-    splitters = [_splitter(number, port, signature) for number, port in enumerate(signature.outputs)]
-    return tuple(sorted(splitters, key=lambda splitter: splitter.STAGE))
-
-
-def _splitter(number: int, port: OutputPort, signature: ModelSignature) -> OutputSplitter:
-    table = signature.table
-    match port.rule:
-        case Rows() | Crop() | Shared() | Whole():
-            return RowSplitter(number, port, table)
-        case IndexColumn(column=column):
-            return IndexSplitter(number, port, table, column)
-        case With(output=leader):
-            return ParallelSplitter(number, port, table, leader)
-        case Counts(output=counter):
-            return ConcatenatedSplitter(number, port, table, _counter(counter, signature))
-        case PaddedCounts(output=counter):
-            return PaddedSplitter(number, port, table, _counter(counter, signature))
-        case Recount(output=leader):
-            return TotalSplitter(number, port, table, leader)
-        case _:
-            raise AssertionError(f"no splitter for the rule {port.rule.NAME}")
-
-
-def _counter(name: str, signature: ModelSignature) -> Counter:
-    number = [port.name for port in signature.outputs].index(name)
-    return Counter(number, signature.outputs[number])

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shapestream_engine.ports import Shared
-from shapestream_engine.probing.bench import Bench
-from shapestream_engine.probing.inputs import Array, Pool, Samples, Values, default_values, spell_sizes
+from shapestream_engine.probing.bench import Bench, Pool
+from shapestream_engine.probing.inputs import Array, Samples, Values, default_values, spell_sizes
 from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature

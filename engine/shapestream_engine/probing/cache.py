@@ -13,9 +13,9 @@ import importlib.util
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,36 +35,32 @@ _FORMAT = 3
 _READ_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The place of one verdict; None: there is no cache."""
-
-    path: Path | None
-
-    def read(self) -> ProbeReport | None:
-        """The verdict, if there is one that can be read."""
-        plain = read_plain(self.path)
-        try:
-            return None if plain is None else ProbeReport.from_dict(plain)
-        except (ValueError, TypeError, KeyError):
-            return None  # it is proved again, and written anew
-
-    def write(self, report: ProbeReport) -> None:
-        """Keep a verdict."""
-        write_plain(self.path, report.to_dict())
-
-
 class ProofCache(KeptFiles):
     """A folder of verdicts; None: none are kept."""
 
     VARIABLE = ENVIRONMENT
     NAME = "probe"
 
-    @contextmanager
-    def entry(self, task: Task, signature: ModelSignature | None) -> Iterator[Entry]:
-        """The entry for this task, locked meanwhile; without a signature, for a guess at rules."""
-        with self.locked(_key(task, signature)) as path:
-            yield Entry(path)
+    def kept(
+        self, task: Task, signature: ModelSignature | None, make: Callable[[], ProbeReport]
+    ) -> ProbeReport:
+        """The verdict on this task, else what `make` makes of it, kept if it is conclusive.
+
+        Without a signature the task is a guess at rules. Other processes wait meanwhile.
+        """
+        if self.folder is None:
+            return make()
+        with self.locked(proof_key(task, signature)) as path:
+            plain = read_plain(path)
+            with suppress(
+                ValueError, TypeError, KeyError
+            ):  # what cannot be read is proved again, and written anew
+                if plain is not None:
+                    return ProbeReport.from_dict(plain)
+            report = make()
+            if report.conclusive:
+                write_plain(path, report.to_dict())
+            return report
 
 
 def identity(asked: object, spec: ModelSpec, signature: ModelSignature | None) -> dict[str, Any]:
@@ -83,8 +79,8 @@ def identity(asked: object, spec: ModelSpec, signature: ModelSignature | None) -
     }
 
 
-def _key(task: Task, signature: ModelSignature | None) -> str:
-    """Changes with everything that the verdict may depend on, as far as can be known."""
+def proof_key(task: Task, signature: ModelSignature | None) -> str:
+    """Names a verdict: changes with everything that it may depend on, as far as can be known."""
     plain = {"format": _FORMAT, **identity(task, task.spec, signature)}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]
 

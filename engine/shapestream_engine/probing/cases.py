@@ -18,7 +18,8 @@ import numpy as np
 from shapestream_engine.calibration_shapes import MOST_NBYTES, call_nbytes, stages
 from shapestream_engine.calibration_shapes import most_rows as most_rows_of_call
 from shapestream_engine.probing.baseline import Baseline, is_affordable, rungs
-from shapestream_engine.probing.inputs import Extreme, Sample, spell_sizes
+from shapestream_engine.probing.bench import Sample
+from shapestream_engine.probing.inputs import Extreme, spell_sizes
 from shapestream_engine.signature import ModelSignature
 
 SMALL_BATCH = 8

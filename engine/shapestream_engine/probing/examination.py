@@ -14,10 +14,10 @@ from time import monotonic
 
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import call_nbytes
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
-from shapestream_engine.model import CompiledModel
 from shapestream_engine.probing.baseline import Baseline, find_baseline, spelled, tells
-from shapestream_engine.probing.bench import Announce, Bench, Service
+from shapestream_engine.probing.bench import Announce, Bench, Pool, Service
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
@@ -29,7 +29,7 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.inputs import Array, Pool, Runner, Values, read_samples, spell_sizes
+from shapestream_engine.probing.inputs import Array, Values, read_samples, spell_sizes
 from shapestream_engine.probing.report import Finding, Treatment, Verdict
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.signature import ModelSignature
@@ -230,9 +230,7 @@ class _Trial:
 
     def _try_one(self, evidence: Evidence, case: Case, treatment: Treatment) -> float:
         """Run one case; returns the seconds that it took."""
-        runner: Runner = self._bench
-        if treatment.kind in _SERVED and self._service is not None:
-            runner = self._service
+        runner = (self._service if treatment.kind in _SERVED else None) or self._bench
         began = monotonic()
         self._bench.phase = runner.phase = str(treatment)  # making a case may have run a request alone
         try:

@@ -1,4 +1,4 @@
-"""The requests that a model is tried with: realistic values, drawn or read, made into requests, each run alone once.
+"""Inputs of the requests that a model is tried with: realistic values, drawn or read, and extreme ones.
 
 Values are ranges, distributions or samples; defaults by element type stand in where the configuration names none. Real
 samples come from an .npz with arrays called like the inputs, `ids`, or several per input, `ids.0`, `ids.1`.
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
 
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import EngineError, RuleError, SignatureError
-from shapestream_engine.layout import RequestShape, Tensors
+from shapestream_engine.errors import SignatureError
+from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -251,92 +251,6 @@ def _port_of(name: str, known: Mapping[str, int | None]) -> str | None:
     return port if number.isdigit() and port in known else None
 
 
-@dataclass(slots=True, eq=False)
-class Sample:
-    """One request, and its results alone, per output; None while it has not run, or if it failed."""
-
-    tensors: Tensors
-    shape: RequestShape
-    words: str
-    results: list[Array] | None = None
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The size of each dimension of the signature."""
-        return self.shape.sizes
-
-
-class Runner(Protocol):
-    """A bench, or the model as it is served; it runs requests alone. `phase` is what for."""
-
-    phase: str
-
-    @property
-    def signature(self) -> ModelSignature:
-        """The signature that requests are made for."""
-
-    def run(self, sizes: tuple[int, ...], members: Sequence[Sample], words: str) -> list[list[Array]]:
-        """The results of each member, per output."""
-
-
-class Pool:
-    """Samples by sizes. One that the model refuses alone is None: it would be no fair neighbour."""
-
-    def __init__(self, bench: Runner, values: Mapping[str, Values], *, seed: int) -> None:
-        self._bench = bench
-        self.values = dict(values)
-        self._seed = seed
-        self._made: dict[tuple[Any, ...], Sample | None] = {}
-        self.complaint = ""
-        """The error of the last sample that failed."""
-        self.misfit = ""
-        """The error of an ordinary request whose outputs broke a rule although it was alone."""
-
-    def typical(self, sizes: tuple[int, ...], number: int) -> Sample | None:
-        """An ordinary request; each `number` is another one."""
-        key = (sizes, number)
-        if key not in self._made:
-            signature = self._bench.signature
-            tensors = make_request(signature, self.values, sizes, number=number, seed=self._seed)
-            words = f"{spell_sizes(signature.dimensions, sizes)}, inputs no. {number}"
-            self._made[key] = self._alone(tensors, words, ordinary=True)
-        return self._made[key]
-
-    def extreme(self, sizes: tuple[int, ...], kind: Extreme) -> Sample | None:
-        """A request whose inputs are all at one end; None too where no input knows that kind."""
-        key = (sizes, kind)
-        if key not in self._made:
-            signature = self._bench.signature
-            tensors = _extreme_request(signature, self.values, sizes, kind)
-            words = f"{spell_sizes(signature.dimensions, sizes)}, {kind} values"
-            before = self._bench.phase
-            # A model that crashes on such values by itself is another matter than one whose batches do.
-            self._bench.phase = f"neighbours/{kind}"
-            self._made[key] = None if tensors is None else self._alone(tensors, words)
-            self._bench.phase = before
-        return self._made[key]
-
-    def all_results(self, output: int) -> list[tuple[tuple[int, ...], Array]]:
-        """The results of ordinary requests alone, with the sizes of each."""
-        return [
-            (sample.sizes, sample.results[output])
-            for (_, number), sample in self._made.items()
-            if isinstance(number, int) and sample is not None and sample.results is not None
-        ]
-
-    def _alone(self, tensors: Tensors, words: str, *, ordinary: bool = False) -> Sample | None:
-        try:
-            # Larger than any size that the strategy runs it at, it is refused here.
-            sample = Sample(tensors, self._bench.signature.resolve(tensors.layout), words)
-            (sample.results,) = self._bench.run(sample.sizes, [sample], f"alone: {words}")
-        except (EngineError, RuntimeError) as error:
-            self.complaint = str(error)
-            if ordinary and isinstance(error, RuleError):
-                self.misfit = self.misfit or f"{words}: {error}"
-            return None
-        return sample
-
-
 def make_request(
     signature: ModelSignature,
     values: Mapping[str, Values],
@@ -359,9 +273,10 @@ def make_request(
     return _tensors(signature, arrays)
 
 
-def _extreme_request(
+def extreme_request(
     signature: ModelSignature, values: Mapping[str, Values], sizes: tuple[int, ...], kind: Extreme
 ) -> Tensors | None:
+    """A request of these sizes whose inputs are all at one end; None if no input knows that kind."""
     arrays: dict[int, Array] = {}
     matches = False
     for index, (port, shape) in enumerate(zip(signature.inputs, signature.input_shapes(sizes), strict=True)):

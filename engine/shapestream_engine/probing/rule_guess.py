@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from shapestream_engine.batching.assembly import Assembly
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
-from shapestream_engine.model import CompiledModel
 from shapestream_engine.ports import BATCH, Counts, IndexColumn, OutputPort, Recount, Rows, Rule, Shared, With
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.bench import Announce, Bench, Observation, arrays_of

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Floats: TypeAlias = NDArray[np.float64]
-Integers: TypeAlias = NDArray[np.intp]
+from shapestream.scheduling.cost_grid import Floats, Integers
+
 Prices: TypeAlias = Callable[[int, Integers, Mapping[int, int]], Floats]
 """What a request costs at each of these sizes along an axis, given usual sizes along the others."""
 

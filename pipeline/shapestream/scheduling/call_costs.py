@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shapestream.scheduling.cost_grid import elements_of_many
+from shapestream.scheduling.cost_grid import Floats, Integers, Sizes, elements_of_many
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.surface import CLOSE, Surface
 
 USES = 8
 """Batches among which a new shape's preparation is divided when batches are compared: what has come once will come again, so
@@ -25,41 +24,6 @@ _REMEMBERED = 2048
 _NOTHING = np.zeros(1)
 NEAR_BEST = 1.01
 """A number of equal rows whose seconds per row are so near the least fills a batch."""
-CLOSE = 1.05
-"""Factor by which a request may cost more than in the best company: where company hardly pays, it need not be large."""
-
-Shape = tuple[int, ...]
-
-
-class Prediction(Protocol):
-    """What planning asks of a `Surface` (costs.py)."""
-
-    @property
-    def version(self) -> int:
-        """Another one when what was planned is out of date."""
-
-    @property
-    def measured(self) -> bool:
-        """Whether predictions are seconds at all."""
-
-    def seconds(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Of batches: rows (n,), shapes (n, d); inf for what cannot be run."""
-
-    def second(self, rows: int, shape: Shape) -> float:
-        """The same of one batch."""
-
-    def row_seconds(self, shapes: list[Shape]) -> list[NDArray[np.float64]]:
-        """Of batches of 0 to `max_batch` rows at each shape; not to be written to."""
-
-    @property
-    def prepares(self) -> bool:
-        """Whether anything is known to cost extra because a shape is new."""
-
-    def preparation_s(self, rows: int, shape: Shape) -> float:
-        """What it costs extra if this batch's call is new to the device."""
-
-    def most_s(self, rows: int, shape: Shape) -> float:
-        """Seconds of a batch whose calls each last as long as the longest that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +31,7 @@ class Call:
     """What a batch is run as, and for how long."""
 
     rows: int
-    shape: Shape
+    shape: Sizes
     seconds: float
     """To be compared: with a part of what it takes to prepare for a shape that is new to the device."""
     preparation_s: float = 0.0
@@ -95,9 +59,7 @@ class CallCosts:
         "version",
     )
 
-    def __init__(
-        self, surface: Prediction, profile: ModelProfile, sizes: ShapeRounding | None = None
-    ) -> None:
+    def __init__(self, surface: Surface, profile: ModelProfile, sizes: ShapeRounding | None = None) -> None:
         self.surface = surface
         self.profile = profile
         self.sizes = sizes
@@ -107,10 +69,10 @@ class CallCosts:
         )
         self.version = (-1, -1)
         """Another one when what was planned is out of date."""
-        self._tables: dict[Shape, NDArray[np.float64]] = {}
-        self._best: dict[Shape, tuple[int, int]] = {}
+        self._tables: dict[Sizes, Floats] = {}
+        self._best: dict[Sizes, tuple[int, int]] = {}
         # Preparations outlive versions: that a shape has become known is noted one by one.
-        self._new: dict[Shape, NDArray[np.float64]] = {}
+        self._new: dict[Sizes, Floats] = {}
         self._prepares = False
 
     def renew(self) -> None:
@@ -125,7 +87,7 @@ class CallCosts:
 
     # ------------------------------------------------------------ which call
 
-    def call(self, rows: int, shape: Shape) -> Call:
+    def call(self, rows: int, shape: Sizes) -> Call:
         """The call for a batch of these sizes, and its predicted seconds."""
         call_rows, call_shape = rows, shape
         if self.sizes is not None:
@@ -139,7 +101,7 @@ class CallCosts:
         new_s = surface.preparation_s(call_rows, call_shape)
         return Call(call_rows, call_shape, seconds + new_s / USES, new_s)
 
-    def _static(self, rows: int, shape: Shape, seconds: float) -> Shape | None:
+    def _static(self, rows: int, shape: Sizes, seconds: float) -> Sizes | None:
         """The shape of the static model that serves such a batch in fewer seconds; of several the quickest."""
         best = None
         for static_rows, static in self._statics:
@@ -149,7 +111,7 @@ class CallCosts:
                     best, seconds = static, other
         return best
 
-    def _fits(self, shape: Shape, larger: Shape) -> bool:
+    def _fits(self, shape: Sizes, larger: Sizes) -> bool:
         """Whether requests of a shape may be padded to a larger one."""
         paddable = self.profile.paddable[1:] if self.profile.has_batch else self.profile.paddable
         return all(
@@ -157,7 +119,7 @@ class CallCosts:
             for size, other, padded in zip(shape, larger, paddable, strict=True)
         )
 
-    def started(self, rows: int, shape: Shape) -> None:
+    def started(self, rows: int, shape: Sizes) -> None:
         """A call of these sizes is about to run, so that the device will know them."""
         new = self._new.get(shape)
         if new is None or rows >= len(new) or not new[rows]:
@@ -173,7 +135,7 @@ class CallCosts:
 
     # ------------------------------------------------------------ many at once
 
-    def seconds(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+    def seconds(self, rows: Integers, shapes: Integers) -> Floats:
         """Of many different batches. What is new to the device is not added: there are too many to ask for."""
         rows = np.maximum(rows, 1)
         called = (rows, shapes) if self.sizes is None else self.sizes.preview(rows, shapes)
@@ -186,25 +148,25 @@ class CallCosts:
             seconds[here] = np.minimum(seconds[here], self.surface.second(static_rows, static))
         return seconds
 
-    def nbytes(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+    def nbytes(self, rows: Integers, shapes: Integers) -> Floats:
         """What the largest call of each of many batches holds."""
         return self.bytes.of_batches(rows, shapes)
 
-    def table(self, shapes: NDArray[np.intp], max_rows: int) -> NDArray[np.float64]:
+    def table(self, shapes: Integers, max_rows: int) -> Floats:
         """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""
         tables = self._remembered()
         keys = [tuple(shape) for shape in shapes.tolist()]
         self._learn([key for key in keys if key not in tables])
         return np.concatenate([tables[key] for key in keys]).reshape(len(keys), -1)[:, : max_rows + 1]
 
-    def row_seconds(self, shape: Shape) -> NDArray[np.float64]:
+    def row_seconds(self, shape: Sizes) -> Floats:
         """Of every number of rows, from 0 to `max_batch`, at one shape."""
         tables = self._remembered()
         if shape not in tables:
             self._learn([shape])
         return tables[shape]
 
-    def least_company_s(self, rows: int, shape: Shape) -> float:
+    def least_company_s(self, rows: int, shape: Sizes) -> float:
         """What no batch takes less than in which such a request has company; 0.0 where it is not known at once.
 
         Seconds never fall where rows are added or a shape grows; where calls are rounded, divided or static they may.
@@ -216,15 +178,15 @@ class CallCosts:
         """Whether a batch's call is the batch: no rounding, no parts, no static shape, so that more never takes less."""
         return self.sizes is None and not self._statics and self.profile.row_calls is None
 
-    def full_rows(self, shape: Shape) -> int:
+    def full_rows(self, shape: Sizes) -> int:
         """The rows at one shape that cost the least per row, or nearly so: more company gains nothing."""
         return self._useful_rows(shape)[0]
 
-    def close_rows(self, shape: Shape) -> int:
+    def close_rows(self, shape: Sizes) -> int:
         """The rows at one shape from which on more company gains little."""
         return self._useful_rows(shape)[1]
 
-    def _useful_rows(self, shape: Shape) -> tuple[int, int]:
+    def _useful_rows(self, shape: Sizes) -> tuple[int, int]:
         best = self._best.get(shape)
         if best is None:
             # Once all of them are known to the device: company of another shape might be had without preparing.
@@ -235,7 +197,7 @@ class CallCosts:
             best = self._best[shape] = full, close
         return best
 
-    def _remembered(self) -> dict[Shape, NDArray[np.float64]]:
+    def _remembered(self) -> dict[Sizes, Floats]:
         """The tables by shape; where they are too many, all are forgotten first."""
         if len(self._tables) > _REMEMBERED:
             self._tables.clear()
@@ -244,13 +206,13 @@ class CallCosts:
             self._new.clear()
         return self._tables
 
-    def _learn(self, shapes: list[Shape]) -> None:
+    def _learn(self, shapes: list[Sizes]) -> None:
         if shapes:
             for shape, line in zip(shapes, self._lines(shapes), strict=True):
                 table = self._tables[shape] = line + self._preparations(shape)
                 table[0] = table[1]  # no batch has no rows
 
-    def _lines(self, shapes: list[Shape]) -> list[NDArray[np.float64]]:
+    def _lines(self, shapes: list[Sizes]) -> list[Floats]:
         """Of 0 to `max_batch` rows at each shape, without preparations."""
         if self.sizes is None and not self._statics:
             return self.surface.row_seconds(shapes)
@@ -259,22 +221,15 @@ class CallCosts:
         wide = np.repeat(np.array(shapes, dtype=np.intp).reshape(len(shapes), -1), count, axis=0)
         return list(self.seconds(rows, wide).reshape(len(shapes), count))
 
-    def _preparations(self, shape: Shape) -> NDArray[np.float64]:
+    def _preparations(self, shape: Sizes) -> Floats:
         if not self._prepares:
             return _NOTHING
         new = self._new.get(shape)
         if new is None:
             count = self.profile.max_batch + 1
-            prepared = [self._preparation_s(max(1, rows), shape) for rows in range(count)]
+            prepared = [self.call(max(1, rows), shape).preparation_s / USES for rows in range(count)]
             new = self._new[shape] = np.array(prepared)
         return new
-
-    def _preparation_s(self, rows: int, shape: Shape) -> float:
-        call_rows, call_shape = (rows, shape) if self.sizes is None else self.sizes.call_sizes(rows, shape)
-        surface = self.surface
-        if self._statics and self._static(rows, shape, surface.second(call_rows, call_shape)) is not None:
-            return 0.0
-        return surface.preparation_s(call_rows, call_shape) / USES
 
 
 class CallBytes:
@@ -307,11 +262,11 @@ class CallBytes:
         if self.most is not None and bounded and rows * self._row_bytes(tuple(sizes)) <= self.most:
             self.planned_most = None
 
-    def of_call(self, rows: int, shape: Shape) -> int:
+    def of_call(self, rows: int, shape: Sizes) -> int:
         """Bytes of a call of just these sizes."""
         return rows * self._row_bytes(shape)
 
-    def of_batch(self, rows: int, shape: Shape) -> int:
+    def of_batch(self, rows: int, shape: Sizes) -> int:
         """Bytes of the largest call of a batch of these sizes, filled up as it would be run."""
         if self._rounding is not None:
             rows, shape = self._rounding.call_sizes(rows, shape)
@@ -319,7 +274,7 @@ class CallBytes:
             rows = int(self._largest[min(rows, len(self._largest) - 1)])
         return rows * self._row_bytes(shape)
 
-    def of_batches(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
+    def of_batches(self, rows: Integers, shapes: Integers) -> Floats:
         """The same of many: rows (n,), shapes (n, d)."""
         if self._rounding is not None:
             rows, shapes = self._rounding.preview(rows, shapes)
@@ -330,5 +285,5 @@ class CallBytes:
             per_row += nbytes * elements_of_many([shapes[:, axis] for axis in axes])
         return rows * per_row
 
-    def _row_bytes(self, shape: Shape) -> int:
+    def _row_bytes(self, shape: Sizes) -> int:
         return sum([nbytes * prod([shape[axis] for axis in axes]) for nbytes, axes in self._inputs])

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 Sizes: TypeAlias = tuple[int, ...]
 """The sizes of one call: (rows, *shape), with rows 1 for a model without a batch axis."""
-Seconds: TypeAlias = NDArray[np.float64]
-_Columns: TypeAlias = NDArray[np.float64]
-"""(dimensions, calls)."""
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.intp]
 
 LEAST_S = 1e-9
 """Seconds of the shortest call. Corrections are factors, and nothing times a factor stays nothing."""
@@ -56,7 +55,7 @@ def elements_of(sizes: Sequence[int]) -> float:
     return float(min(prod(sizes), _MOST_ELEMENTS))
 
 
-def elements_of_many(columns: Iterable[NDArray[np.intp] | NDArray[np.float64]]) -> Seconds:
+def elements_of_many(columns: Iterable[Integers | Floats]) -> Floats:
     """Return `elements_of` of many calls, given one array per dimension; 1.0 without dimensions."""
     elements = np.asarray(1.0)
     for column in columns:
@@ -108,17 +107,15 @@ class Grid:
         """`_corner_weights` of calls that ran."""
         self._starts = np.array([axis[:1] for axis in self._axes])
         self._ends = np.array([axis[-1:] for axis in self._axes])
-        # One call is found faster in lists than in arrays.
         self._walks = [
             (number, self._axes[number].tolist(), int(self._strides[number]))
             for number in self._varied.tolist()
         ]
         """The varied axes: place, sizes, and how many nodes further the next size is."""
-        self._last = tuple([float(axis[-1]) for axis in self._axes])
-        self._flat = self._values.tolist()
+        self._last = tuple([int(axis[-1]) for axis in self._axes])
         self._pitch = self._slope(self._values)
         """Published seconds per element beyond the grid."""
-        self._lines: tuple[int, Seconds, float] | None = None
+        self._lines: tuple[int, Floats, float] | None = None
         """Most rows, the seconds (nodes of the other axes, rows) of 0 to as many, and those of the smallest call."""
 
     @property
@@ -126,24 +123,9 @@ class Grid:
         """Published seconds of the largest call within the grid: no other takes longer there."""
         return float(self._values[-1])
 
-    def seconds(self, columns: _Columns) -> Seconds:
+    def seconds(self, columns: Floats) -> Floats:
         """Return the published seconds of many calls."""
         return self._blended(self._values, columns)
-
-    def second(self, sizes: Sizes) -> float:
-        """Return the published seconds of one call: the same as `seconds`, without arrays."""
-        sizes = _folded_sizes(sizes)
-        values = self._flat
-        place, shares = self._place(sizes)
-        most = len(values) - 1
-        corners = [values[min(place + corner, most)] for corner in self._after]
-        for share in shares:
-            half = len(corners) // 2
-            corners = [
-                (high - low) * share + low for low, high in zip(corners[:half], corners[half:], strict=True)
-            ]
-        beyond = self._beyond(sizes)
-        return corners[0] + self._pitch * beyond if beyond else corners[0]
 
     def _place(self, sizes: Sizes) -> tuple[int, list[float]]:
         """Find the first node of one call's cell, and per varied axis the share of the way through it."""
@@ -156,15 +138,7 @@ class Grid:
             place += stride * below
         return place, shares
 
-    def _beyond(self, sizes: Sizes) -> float:
-        """Count the elements of one call that lie beyond the grid."""
-        elements = inside = 1.0
-        for size, last in zip(sizes, self._last, strict=True):
-            elements = min(elements * size, float(_MOST_ELEMENTS))
-            inside = min(inside * min(size, last), float(_MOST_ELEMENTS))
-        return elements - inside
-
-    def line(self, most: int, shape: Sizes) -> Seconds | None:
+    def line(self, most: int, shape: Sizes) -> Floats | None:
         """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
 
         None where it is not prepared: too many rows, axes or elements, or no elements.
@@ -175,7 +149,7 @@ class Grid:
         if self._lines is None or self._lines[0] != most:
             if (most + 1) * len(self._values) > _MOST_LINES * len(self._axes[0]):
                 return None
-            self._lines = most, self._all_lines(most), self.second((1,) * len(self._axes))
+            self._lines = most, self._all_lines(most), float(self.seconds(np.ones((len(self._axes), 1)))[0])
         _, lines, least_s = self._lines
         place, shares = self._place((1, *shape))
         if self._walks and not self._walks[0][0]:
@@ -193,7 +167,7 @@ class Grid:
                 halves = [
                     (high - low) * share + low for low, high in zip(halves[:half], halves[half:], strict=True)
                 ]
-        seconds: Seconds = halves[0]
+        seconds: Floats = halves[0]
         inside = prod([min(size, last) for size, last in zip(shape, self._last[1:], strict=True)])
         if elements > inside or most > self._last[0]:
             rows = np.arange(most + 1.0)
@@ -203,7 +177,7 @@ class Grid:
         seconds[0] = least_s
         return seconds
 
-    def _all_lines(self, most: int) -> Seconds:
+    def _all_lines(self, most: int) -> Floats:
         """Interpolate along the rows at every node of the other axes: (nodes, most + 1)."""
         values = self._values.reshape(len(self._axes[0]), -1).T
         axis = self._axes[0]
@@ -214,7 +188,7 @@ class Grid:
         low = values[:, below]
         return np.ascontiguousarray((values[:, above] - low) * shares + low)
 
-    def _places(self, columns: _Columns) -> tuple[NDArray[np.intp], Seconds]:
+    def _places(self, columns: Floats) -> tuple[Integers, Floats]:
         """Find the corners of each call's cell (corners, n), and per axis the share of the way through it (axes, n)."""
         steps = self._steps
         inside = np.minimum(np.maximum(columns, self._starts), self._ends)[self._varied]
@@ -228,7 +202,7 @@ class Grid:
         nodes = np.minimum(self._strides[self._varied] @ below + self._corners, len(self._values) - 1)
         return nodes, shares
 
-    def _blended(self, values: Seconds, columns: _Columns) -> Seconds:
+    def _blended(self, values: Floats, columns: Floats) -> Floats:
         columns = _folded(columns)
         nodes, shares = self._places(columns)
         corners = values[nodes]
@@ -239,13 +213,13 @@ class Grid:
             corners -= low
             corners *= share
             corners += low
-        seconds: Seconds = corners[0]
+        seconds: Floats = corners[0]
         if (columns > self._ends).any():
             inside = np.minimum(columns, self._ends)
             seconds += self._slope(values) * (elements_of_many(columns) - elements_of_many(inside))
         return seconds
 
-    def _slope(self, values: Seconds) -> float:
+    def _slope(self, values: Floats) -> float:
         """Seconds per element beyond the grid: one slope for all, so that nothing falls. One node shows it from nothing."""
         start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else 0.0
         return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
@@ -267,7 +241,8 @@ class Grid:
             ]
             if len(self._around) >= _REMEMBERED:
                 self._around.clear()
-            known = self._around[sizes] = near, self._beyond(folded)
+            inside = [min(size, last) for size, last in zip(folded, self._last, strict=True)]
+            known = self._around[sizes] = near, elements_of(folded) - elements_of(inside)
         return known
 
     def expected(self, sizes: Sizes) -> float:
@@ -301,7 +276,6 @@ class Grid:
         self._live_flat = self._live.tolist()
         self._values = _monotone(self._live.reshape([len(axis) for axis in self._axes])).ravel()
         self._learned = [0.0] * len(self._live_flat)
-        self._flat = self._values.tolist()
         self._pitch = self._slope(self._values)
         self._lines = None
 
@@ -323,7 +297,7 @@ class Grid:
         self.publish(0.0)
 
 
-def _folded(columns: _Columns) -> _Columns:
+def _folded(columns: Floats) -> Floats:
     """Bring calls of many sizes to `MOST_AXES`."""
     if len(columns) <= MOST_AXES:
         return columns
@@ -345,12 +319,11 @@ def _folded_points(points: Mapping[Sizes, float]) -> dict[Sizes, float]:
         return {sizes: max(LEAST_S, seconds) for sizes, seconds in points.items()}
     alike: dict[Sizes, list[float]] = {}
     for sizes, seconds in points.items():
-        folded = (*sizes[: MOST_AXES - 1], min(prod(sizes[MOST_AXES - 1 :]), _MOST_SIZE))
-        alike.setdefault(folded, []).append(log(max(LEAST_S, seconds)))
+        alike.setdefault(_folded_sizes(sizes), []).append(log(max(LEAST_S, seconds)))
     return {sizes: exp(sum(logs) / len(logs)) for sizes, logs in alike.items()}
 
 
-def _axes(points: Mapping[Sizes, float]) -> list[Seconds]:
+def _axes(points: Mapping[Sizes, float]) -> list[Floats]:
     """List the sizes that occur along each dimension, ascending; thinned evenly where they make too many nodes."""
     axes = [sorted(set(column)) for column in zip(*points, strict=True)]
     while prod(map(len, axes)) > MOST_NODES:
@@ -361,7 +334,7 @@ def _axes(points: Mapping[Sizes, float]) -> list[Seconds]:
     return [np.array(axis, np.float64) for axis in axes]
 
 
-def _filled(axes: list[Seconds], points: Mapping[Sizes, float]) -> Seconds:
+def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
     """Return the seconds of every node of a grid: as measured, or as a line through all points says times a factor.
 
     A calibration measures from small calls to large ones until its time is used up; a table from elsewhere may have any
@@ -403,17 +376,17 @@ def _filled(axes: list[Seconds], points: Mapping[Sizes, float]) -> Seconds:
     return np.where(np.isnan(values), trend * np.exp(factors), values)
 
 
-def _along(factors: Seconds, number: int, axis: Seconds, beyond: float | None) -> Seconds:
+def _along(factors: Floats, number: int, axis: Floats, beyond: float | None) -> Floats:
     """Interpolate along one axis; nodes beyond the known ones of their line are `beyond`, or as the nearest one."""
 
-    def line(values: Seconds) -> Seconds:
+    def line(values: Floats) -> Floats:
         known = ~np.isnan(values)
         return np.interp(axis, axis[known], values[known], beyond, beyond) if known.any() else values
 
     return np.asarray(np.apply_along_axis(line, number, factors))
 
 
-def _monotone(values: Seconds) -> Seconds:
+def _monotone(values: Floats) -> Floats:
     """Return values that never fall along any axis: halfway between what lies before and what lies after.
 
     Larger calls do not take less time, so where it looks so, it is noise. Values that rise are not touched.
@@ -486,10 +459,6 @@ class Line:
     def measured(self) -> bool:
         """Whether anything was observed."""
         return self._count > 0
-
-    def seconds(self, elements: Seconds) -> Seconds:
-        """Return the expected seconds of calls of so many elements."""
-        return np.asarray(self.fixed_s + self.element_s * elements)
 
     def second(self, elements: float) -> float:
         """Return the expected seconds of one call."""

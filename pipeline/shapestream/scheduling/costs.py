@@ -1,567 +1,29 @@
-"""What batches cost, as measured: tables that workers bring, kept true by every finished batch.
+"""What batches cost, by model and slot: tables that workers bring, kept true by every finished batch.
 
-The scheduler asks; it decides nothing here. Workers whose tables have equal keys are of one kind: what one of them shows
-is known of all, and each has a speed and prepared shapes of its own. A batch is one call of its own sizes or, where only
-some numbers of rows are allowed, the calls that cover its rows. No clock: seconds come with the events.
+The scheduler asks; it decides nothing here. No clock: seconds come with the events.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import count, islice
-from math import exp, inf, isfinite, log
+from itertools import count
+from math import isfinite
 from types import MappingProxyType
-from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shapestream.scheduling.call_costs import CLOSE, CallBytes, CallCosts
-from shapestream.scheduling.cost_grid import Grid, Line, Seconds, Sizes, elements_of, elements_of_many
+from shapestream.scheduling.call_costs import CallBytes, CallCosts
+from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.rounding import ShapeRounding, SizeSteps
-from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
-
-Calls: TypeAlias = Sequence[tuple[int, Sizes]]
-"""How many calls of which sizes, (rows, *shape)."""
+from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.size_steps import SizeSteps
+from shapestream.scheduling.surface import Kind, Surface
+from shapestream_engine.cost_table import CostTable, LearnedCosts
 
 NOTHING_LEARNED: Mapping[str, LearnedCosts] = MappingProxyType({})
-CLIP = log(1.5)
-"""Logarithm by which one observation differs from what was expected, at most: a machine that stalls says nothing about
-the model."""
-SPEED_STEP = 0.06
-"""Part of that difference that a worker's speed takes over; the grid takes over `cost_grid.STEP`."""
-MOVED = log(1.05)
-"""Logarithm by which a prediction must change to be published: plans made with the old one are then out of date."""
-NOISE = 1.1
-"""Factor by which a batch may take longer than expected before the rest counts as preparation."""
-PREPARATION_CLIP = 8.0
-"""Factor by which one preparation differs from the one expected, at most."""
 WEIGHT = 0.2
 """Weight of the newest batch in the running means: a change is followed within about ten batches."""
 MOST_KINDS = 32
 """Kinds remembered per model; those without workers make room first."""
-MOST_KNOWN_SHAPES = 4096
-"""Call shapes that a worker's devices are taken to know. Those not met for the longest time go first."""
-_MOST_SECONDS = 1 << 20
-"""Predictions remembered per surface and version; when so many are known, all are forgotten."""
-_MOST_SIZE = 1 << 62
-FEW = 4
-"""Requests up to which one after the other is priced sooner than all at once, as an array."""
-
-
-class Kind:
-    """The workers whose cost tables of one model have the same key, and what single calls cost on them.
-
-    `version` changes when a prediction has changed by more than 5 %.
-    """
-
-    def __init__(
-        self,
-        profile: ModelProfile,
-        table: CostTable | None,
-        versions: Iterator[int],
-        known: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
-    ) -> None:
-        """`versions`: numbers never used before, so that no two kinds have a version in common. `known`: see `CostModel`."""
-        self._profile = profile
-        self._versions = versions
-        alone = () if profile.has_batch else (1,)
-        points = {(*alone, *point.sizes): point for point in (() if table is None else table.points)}
-        static = [(*alone, *sizes) for sizes in profile.static_shapes]
-        self._static: dict[Sizes, Grid | None] = {
-            sizes: Grid({sizes: points[sizes].seconds}) if sizes in points else None for sizes in static
-        }
-        """The shapes with a model of their own. One that was not measured costs what others like it do, until it ran."""
-        dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
-        self._grid = Grid(dynamic) if dynamic else None
-        self._line = Line()
-        """Where there is no grid."""
-        self.new = Line(clip=PREPARATION_CLIP)
-        """Extra seconds of a call whose shape is new to the device."""
-        self.paid = Line()
-        """Seconds of requests while nothing was measured, preparation included: see `CostModel.rough_s`."""
-        self.surfaces: dict[str, Surface] = {}
-        """By worker. That of the last worker stays when it leaves, until another one joins."""
-        self._workers = 0
-        """Workers present."""
-        self._speeds_sum = 0.0
-        """Sum of `Surface.speed_log` over the workers present; their mean is what the grid itself is off."""
-        self._ran_s = 0.0
-        """Seconds of the longest call that ran."""
-        self.longest_s = 0.0
-        """Seconds of the longest call that was measured, or ran: see `Surface.most_s`."""
-        self.call_costs: CallCosts | None = None
-        """Those that its surfaces share as long as nothing costs extra because it is new to one of them."""
-        self.version = next(versions)
-        self.has_points = bool(points)
-        self._table = "" if table is None or not points else table.digest
-        self.batches = 0
-        """Batches that it learned from, those of earlier servers included."""
-        learned = known.get(self._table) if self._table else None
-        if learned is None:
-            for sizes in sorted(points, key=elements_of):
-                if (first_s := points[sizes].first_seconds) is not None:
-                    self.prepared(elements_of(sizes), points[sizes].seconds, first_s)
-        else:
-            self.batches = learned.batches
-            corrections = {(*alone, *sizes): seconds for sizes, seconds in learned.seconds.items()}
-            for sizes in self._static.keys() & corrections.keys():
-                self._static[sizes] = Grid({sizes: corrections[sizes]})
-            if self._grid is not None:
-                self._grid.recall(corrections)
-            self.new.recall(learned.preparation)
-        self._find_longest()
-
-    # ------------------------------------------------------------ workers
-
-    @property
-    def slots(self) -> int:
-        """Slots of all its workers."""
-        return sum([surface.slots for surface in self.surfaces.values()])
-
-    def join(self, worker: str) -> Surface:
-        """Take in a slot of a worker; a new worker is as fast as those present in the mean."""
-        surface = self.surfaces.get(worker)
-        if surface is None or not surface.slots:
-            here = [other for other in self.surfaces.values() if other.slots]
-            if surface is None:
-                # Of those who left the prepared shapes are not this one's.
-                self.surfaces = {other.worker: other for other in here}
-                surface = self.surfaces[worker] = Surface(self._profile, self, worker)
-            surface.speed_log = self._speeds_sum / len(here) if here else 0.0
-            self._speeds_sum += surface.speed_log
-            self._workers += 1
-        surface.slots += 1
-        return surface
-
-    def leave(self, surface: Surface) -> None:
-        """Forget a slot of a worker. What the last worker was off stays part of what is expected."""
-        surface.slots -= 1
-        if surface.slots:
-            return
-        if self._workers == 1:
-            self._publish()
-        self._workers -= 1
-        self._speeds_sum -= surface.speed_log
-        if len(self.surfaces) > 1:
-            del self.surfaces[surface.worker]
-
-    @property
-    def mean_speed_log(self) -> float:
-        """Mean of the present workers' `speed_log`."""
-        return self._speeds_sum / max(1, self._workers)
-
-    # ------------------------------------------------------------ predictions
-
-    @property
-    def measured(self) -> bool:
-        """Whether predictions are seconds; otherwise they are good for comparing calls, and nothing else."""
-        return self._grid is not None or self._line.measured
-
-    def seconds(self, columns: Seconds) -> Seconds:
-        """Return the seconds of many calls: (dimensions, n), rows first.
-
-        A call without elements costs what the smallest call does, however large it claims to be.
-        """
-        empty = (columns == 0.0).any(axis=0)
-        if empty.any():
-            columns = np.where(empty, 1.0, columns)
-        if self._grid is not None:
-            seconds = self._grid.seconds(columns)
-        elif self._line.measured:
-            seconds = self._line.seconds(elements_of_many(columns))
-        else:
-            # Before anything is known a call's fixed part is taken to weigh as much as one row of it.
-            seconds = (columns[0] + 1.0) * np.maximum(1.0, elements_of_many(columns[1:]))
-        for sizes, static in self._static.items():
-            if static is not None:
-                seconds[(columns == np.array([sizes], np.float64).T).all(axis=0)] = static.longest_s
-        return seconds
-
-    def second(self, sizes: Sizes) -> float:
-        """Return the seconds of one call: the same as `seconds`, without arrays."""
-        if 0 in sizes:
-            sizes = (1,) * len(sizes)
-        static = self._static.get(sizes)
-        if static is not None:
-            return static.longest_s
-        if self._grid is not None:
-            return self._grid.second(sizes)
-        return float(self.seconds(np.array([sizes], np.float64).T)[0])
-
-    def line(self, most: int, shape: Sizes) -> Seconds | None:
-        """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
-        return None if self._grid is None or self._static else self._grid.line(most, shape)
-
-    # ------------------------------------------------------------ learning
-
-    def observe(
-        self, surface: Surface, calls: Calls, busy_s: float, preparations: int, requests: int, steady_s: float
-    ) -> None:
-        """Learn from a finished batch; `steady_s` is what it should have taken without preparing anything."""
-        self.batches += 1
-        number = sum([count for count, _ in calls])
-        elements = sum([count * elements_of(sizes) for count, sizes in calls])
-        self._ran_s = max(self._ran_s, busy_s / number)
-        self.longest_s = max(self.longest_s, self._ran_s)
-        if not preparations:
-            self._learn(surface, calls, busy_s, number, elements, requests)
-        elif self.measured:
-            self.prepared(elements_of(calls[0][1]), steady_s, busy_s, preparations)
-        else:
-            self.paid.observe(number, elements, busy_s, request_elements=elements / max(1, requests))
-
-    def prepared(self, elements: float, steady_s: float, busy_s: float, calls: int = 1) -> None:
-        """Learn what new shapes cost extra, from a batch that would have taken `steady_s` without preparing them."""
-        extra_s = max(0.0, busy_s - NOISE * steady_s) / calls
-        self.new.observe(1.0, elements, extra_s, request_elements=elements)
-
-    def _learn(
-        self, surface: Surface, calls: Calls, busy_s: float, number: int, elements: float, requests: int
-    ) -> None:
-        # A grid takes over later what all workers are off; a line has learned it.
-        own = log(surface.speed) if self._grid is None else surface.speed_log if surface.slots else 0.0
-        any_static = any(sizes in self._static for _, sizes in calls)
-        expected_s = sum([count * self._expected_s(sizes) for count, sizes in calls])
-        difference = max(-CLIP, min(CLIP, log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own))
-        moved = False
-        if self.measured:
-            if surface.slots and (self._grid is not None or self._workers > 1):
-                surface.speed_log += SPEED_STEP * difference
-                self._speeds_sum += SPEED_STEP * difference
-            moved = self._correct(calls, difference)
-        if self._grid is None and not any_static:  # else nobody knows which part of it was which
-            steady_s = busy_s / exp(own) if self._line.measured else busy_s
-            self._line.observe(number, elements, steady_s, request_elements=elements / max(1, requests))
-            if self._line.moved():
-                self.version = next(self._versions)
-        if moved:
-            self._publish()
-
-    def _expected_s(self, sizes: Sizes) -> float:
-        """Seconds of one call by all that was observed."""
-        if 0 in sizes:
-            sizes = (1,) * len(sizes)
-        grid = self._static.get(sizes) or self._grid
-        return (
-            float(self.seconds(np.array([sizes], np.float64).T)[0]) if grid is None else grid.expected(sizes)
-        )
-
-    def _correct(self, calls: Calls, difference: float) -> bool:
-        """Move what these calls are expected to take; whether one is now off what is published by more than 5 %."""
-        shift = self.mean_speed_log
-        moved = self._grid is not None and abs(shift) > MOVED
-        for _, sizes in calls:
-            if self._static.get(sizes, self) is None:
-                self._static[sizes] = Grid({sizes: self._expected_s(sizes)})
-                moved = True
-            grid = self._static.get(sizes) or self._grid
-            if grid is not None:
-                off = grid.correct(sizes, difference)
-                own = shift if grid is self._grid else 0.0
-                moved = moved or any(abs(each + own) > MOVED for each in off)
-        return moved
-
-    def _publish(self) -> None:
-        """Base predictions on all that was learned; what all workers are off becomes part of the grid."""
-        shift = self.mean_speed_log if self._grid is not None else 0.0
-        for surface in self.surfaces.values():
-            surface.speed_log -= shift
-        self._speeds_sum -= shift * self._workers
-        for grid in (self._grid, *self._static.values()):
-            if grid is not None:
-                # The only node of a static shape has followed what its calls took, on whichever worker.
-                grid.publish(shift if grid is self._grid else 0.0)
-        self._find_longest()
-        self.version = next(self._versions)
-
-    def _find_longest(self) -> None:
-        grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]
-        self.longest_s = max([self._ran_s, *[grid.longest_s for grid in grids]])
-
-    def learned(self, saved_at: float) -> LearnedCosts | None:
-        """Return what traffic made of the table; None where there is none, or nothing ran yet."""
-        if not self._table or not self.batches:
-            return None
-        shift = self.mean_speed_log if self._grid is not None else 0.0
-        corrections: dict[Sizes, float] = {}
-        for grid in (*self._static.values(), self._grid):
-            if grid is not None:
-                corrections |= grid.corrections(shift)
-        # Nodes that nobody measured, and lines, may reach further than anything that may be kept.
-        kept = (item for item in corrections.items() if elements_of(item[0]) <= MAX_ELEMENTS)
-        ends = self.new.ends()
-        return LearnedCosts(
-            table=self._table,
-            batches=self.batches,
-            saved_at=saved_at,
-            seconds={
-                sizes[0 if self._profile.has_batch else 1 :]: seconds
-                for sizes, seconds in islice(kept, MAX_POINTS)
-            },
-            preparation=ends if max(ends, default=0.0) <= MAX_ELEMENTS else {},
-        )
-
-
-class _RowCalls:
-    """The calls that cover a number of rows, where only some numbers are allowed."""
-
-    def __init__(self, row_calls: Sequence[tuple[int, ...]]) -> None:
-        """`row_calls`: of a profile; more rows than it has take as many of its last entry as needed."""
-        self.sizes = sorted({rows for calls in row_calls for rows in calls})
-        """The allowed numbers of rows."""
-        places = {rows: place for place, rows in enumerate(self.sizes)}
-        self._counts = np.zeros((len(row_calls), len(self.sizes)))
-        for number, calls in enumerate(row_calls):
-            for rows, times in Counter(calls).items():
-                self._counts[number, places[rows]] = times
-
-    def counts(self, rows: NDArray[np.intp]) -> Seconds:
-        """Return how many calls of each of `sizes` cover these rows: (n, sizes)."""
-        most = len(self._counts) - 1
-        many = np.maximum(0, -(-(rows - most) // most))
-        return np.asarray(self._counts[rows - many * most] + many[:, None] * self._counts[most])
-
-
-class Surface:
-    """Predicted seconds of one model's batches on one worker. `shape` has no batch axis; without one `rows` are 1.
-
-    A `Surface` belongs to a `Kind` and adds what batches become, what cannot be run, and what is new to the devices.
-    """
-
-    def __init__(self, profile: ModelProfile, kind: Kind, worker: str) -> None:
-        self.profile = profile
-        self.kind = kind
-        """The same for surfaces that predict the same, but for what is new to their devices."""
-        self.worker = worker
-        self.slots = 0
-        self.speed_log = 0.0
-        """Logarithm of the worker's seconds / what `kind` expects by all that was observed."""
-        self._row_calls = None if profile.row_calls is None else _RowCalls(profile.row_calls)
-        bounds = [inf if most is None else most for most in profile.bounds] or [inf] * len(profile.dimensions)
-        if not profile.has_batch:
-            bounds = [1, *bounds]
-        elif self._row_calls is not None:
-            bounds[0] = inf  # allowed numbers of rows cover any number
-        self._bounds = np.array([bounds], np.float64).T
-        self._is_bounded = bool((self._bounds < inf).any())
-        self._most = tuple(bounds)
-        self._known: dict[Sizes, None] = {}
-        self._rows: dict[Sizes, Seconds] = {}
-        """`row_seconds` until the version changes."""
-        self._single: dict[tuple[int, Sizes], float] = {}
-        """`second`, likewise."""
-        self._company: dict[tuple[int, Sizes], tuple[float, float]] = {}
-        self._version = 0
-        self.call_costs: CallCosts | None = None
-        """Its own, where preparations are known; otherwise its kind has them."""
-
-    @property
-    def version(self) -> int:
-        """Changes when a prediction changed by more than 5 %: what was planned with it is out of date."""
-        return self.kind.version
-
-    @property
-    def measured(self) -> bool:
-        """False: a prior in arbitrary units, good for comparing, not for deadlines."""
-        return self.kind.measured
-
-    @property
-    def speed(self) -> float:
-        """Seconds on this worker / those of the workers of its kind in the mean; 1.0 of a worker that left."""
-        return exp(self.speed_log - self.kind.mean_speed_log) if self.slots else 1.0
-
-    # ------------------------------------------------------------ predictions
-
-    def seconds(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> Seconds:
-        """Return the seconds of many batches: rows (n,), shapes (n, d); inf for what cannot be run."""
-        columns = np.empty((1 + shapes.shape[1], len(rows)))
-        columns[0], columns[1:] = rows, shapes.T
-        if self._row_calls is None:
-            seconds = self.kind.seconds(columns)
-        else:
-            counts = self._row_calls.counts(rows)
-            batches, places = np.nonzero(counts)
-            calls = columns[:, batches]
-            calls[0] = np.array(self._row_calls.sizes)[places]
-            each = self.kind.seconds(calls) * counts[batches, places]
-            seconds = np.asarray(np.bincount(batches, each, len(rows)), np.float64)
-        if self._is_bounded:
-            seconds[(columns > self._bounds).any(axis=0)] = inf
-        return seconds
-
-    def row_seconds(self, shapes: Sequence[Sizes]) -> list[Seconds]:
-        """Return the seconds of batches of 0 to `max_batch` rows at each shape; not to be written to."""
-        known = self._remembered()
-        missing = [shape for shape in dict.fromkeys(shapes) if shape not in known]
-        number = self.profile.max_batch + 1
-        if self._row_calls is None and missing:
-            lines = [(shape, self._line(shape)) for shape in missing]
-            self._rows.update([(shape, line) for shape, line in lines if line is not None])
-            missing = [shape for shape, line in lines if line is None]
-        if missing:
-            wide = np.repeat(_integers(missing), number, axis=0)
-            found = self.seconds(np.tile(np.arange(number), len(missing)), wide)
-            self._rows.update(zip(missing, found.reshape(len(missing), number), strict=True))
-        return [known[shape] for shape in shapes]
-
-    def _line(self, shape: Sizes) -> Seconds | None:
-        """What `seconds` returns for all numbers of rows at one shape, where it is prepared."""
-        line = self.kind.line(self.profile.max_batch, shape)
-        if line is not None and self._is_bounded:
-            if any(size > most for size, most in zip(shape, self._most[1:], strict=True)):
-                line[:] = inf
-            elif self._most[0] < len(line):
-                line[int(self._most[0]) + 1 :] = inf
-        return line
-
-    def _one(self, rows: int, shape: Sizes) -> float:
-        """What `seconds` returns for one batch."""
-        if self._row_calls is not None:
-            return float(self.seconds(*_parted([(rows, *shape)]))[0])
-        sizes = tuple([min(size, _MOST_SIZE) for size in (rows, *shape)])
-        if self._is_bounded and any(size > most for size, most in zip(sizes, self._most, strict=True)):
-            return inf
-        return self.kind.second(sizes)
-
-    def second(self, rows: int, shape: Sizes) -> float:
-        """Return the seconds of one batch."""
-        table = self._remembered().get(shape)
-        if table is not None and rows < len(table):
-            return float(table[rows])
-        known = self._single.get((rows, shape))
-        if known is None:
-            known = self._single[rows, shape] = self._one(rows, shape)
-        return known
-
-    def expect(self, requests: Iterable[tuple[int, Sizes]]) -> None:
-        """Price requests of rows and shapes in one prediction, alone and in company; `company_s` and `second` remember."""
-        self._remembered()
-        missing = [request for request in dict.fromkeys(requests) if request not in self._company]
-        if not missing:
-            return
-        if len(missing) <= FEW:
-            found = [self._doubled(rows, shape) for rows, shape in missing]
-        else:
-            calls = [
-                (rows << power, *shape)
-                for rows, shape in missing
-                for power in range(self._doublings(rows, shape))
-            ]
-            seconds = iter(self.seconds(*_parted(calls)).tolist())
-            found = [list(islice(seconds, self._doublings(rows, shape))) for rows, shape in missing]
-        for (rows, shape), doubled in zip(missing, found, strict=True):
-            each_s = [each / (1 << power) for power, each in enumerate(doubled)]
-            least_s = min(each_s)
-            call_s = next(
-                each for each, own_s in zip(doubled, each_s, strict=True) if own_s <= CLOSE * least_s
-            )
-            self._company[rows, shape] = least_s, call_s
-            self._single[rows, shape] = doubled[0]
-
-    def _doubled(self, rows: int, shape: Sizes) -> list[float]:
-        """Return the seconds of a request alone, with one like it, with three, and so on."""
-        doublings = self._doublings(rows, shape)
-        if doublings < FEW or self._row_calls is not None:
-            return [self._one(rows << power, shape) for power in range(doublings)]
-        line = self.row_seconds([shape])[0]
-        return [float(line[rows << power]) for power in range(doublings)]
-
-    def _doublings(self, rows: int, shape: Sizes) -> int:
-        """How often a request's like may join it: 1, 2, 4, ... A request without elements stays alone."""
-        if not self.profile.has_batch or not rows or 0 in shape:
-            return 1
-        return max(1, (self.profile.max_batch // rows).bit_length())
-
-    def company_s(self, rows: int, shape: Sizes) -> tuple[float, float]:
-        """Return the seconds that a request costs where they are least, and those of the smallest call close to that.
-
-        A request is batched with as many of its like as pays.
-        """
-        self.expect([(rows, shape)])
-        own_s, call_s = self._company[rows, shape]
-        most_s = self.most_s(rows, shape)
-        return min(own_s, most_s), min(call_s, most_s)
-
-    def _remembered(self) -> dict[Sizes, Seconds]:
-        """Forget predictions of another version, or all where they are too many; return those by shape and rows."""
-        too_many = len(self._rows) * self.profile.max_batch + len(self._single) > _MOST_SECONDS
-        if self._version != self.kind.version or too_many:
-            self._rows.clear()
-            self._single.clear()
-            self._company.clear()
-            self._version = self.kind.version
-        return self._rows
-
-    def most_s(self, rows: int, shape: Sizes) -> float:
-        """Return the seconds of such a batch if each of its calls were the longest that was measured, or ran.
-
-        No price is higher: callers claim sizes, and what lies beyond all that was measured is a guess without end.
-        """
-        number = (
-            1.0 if self._row_calls is None else float(self._row_calls.counts(_parted([(rows,)])[0]).sum())
-        )
-        return number * self.kind.longest_s
-
-    def calls(self, rows: int, shape: Sizes) -> Calls:
-        """Return how many calls of which sizes such a batch takes."""
-        if self._row_calls is None:
-            return ((1, (rows, *shape)),)
-        counts = self._row_calls.counts(_parted([(rows,)])[0])[0].tolist()
-        return [
-            (int(times), (own, *shape))
-            for own, times in zip(self._row_calls.sizes, counts, strict=True)
-            if times
-        ]
-
-    # ------------------------------------------------------------ preparation
-
-    @property
-    def prepares(self) -> bool:
-        """Whether anything is known to cost extra because a shape is new."""
-        return self.kind.new.measured
-
-    def first_call_s(self, elements: float) -> float:
-        """Return what a call of so many elements costs extra where its shape is new to the device; 0.0 while unknown."""
-        new = self.kind.new
-        return min(new.second(elements), new.longest_s) if new.measured else 0.0
-
-    def preparation_s(self, rows: int, shape: Sizes) -> float:
-        """Return what it costs extra that calls of such a batch are new to the device; 0 where known, free, or empty."""
-        new = self.kind.new
-        if not new.measured or (not rows and self._row_calls is None) or 0 in shape:
-            return 0.0
-        unknown = [sizes for _, sizes in self.calls(rows, shape) if sizes not in self._known]
-        return sum([self.first_call_s(elements_of(sizes)) for sizes in unknown])
-
-    def met(self, calls: Calls) -> None:
-        """Note that the device knows these shapes from now on."""
-        known = self._known
-        for _, sizes in calls:
-            known.pop(sizes, None)
-            if len(known) >= MOST_KNOWN_SHAPES:
-                del known[next(iter(known))]
-            known[sizes] = None
-
-    @property
-    def known(self) -> Collection[Sizes]:
-        """The call shapes, (rows, *shape), that the device has met, the longest ago first."""
-        return self._known.keys()
-
-
-def _integers(sizes: Sequence[Sizes]) -> NDArray[np.intp]:
-    """Return an array (n, d) of claimed sizes, none larger than 64 bits hold."""
-    bounded = [[min(size, _MOST_SIZE) for size in own] for own in sizes]
-    return np.array(bounded, np.intp).reshape(len(sizes), len(sizes[0]))
-
-
-def _parted(calls: Sequence[Sizes]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows (n,) and shapes (n, d) of calls (rows, *shape)."""
-    sizes = _integers(calls)
-    return sizes[:, 0], sizes[:, 1:]
 
 
 @dataclass(slots=True)
@@ -576,13 +38,12 @@ class _Model:
     """By the key of the table; "" where there is none."""
     slots: dict[int, Surface] = field(default_factory=dict)
     """By the slots that have the model."""
+    call_costs: dict[Kind | Surface, CallCosts] = field(default_factory=dict)
+    """Shared by all surfaces of a kind as long as nothing is known to cost extra because a device has not met it."""
     batch_s: float | None = None
     """Running mean of a batch's seconds."""
     request_s: float | None = None
     """Running mean of a request's share of them."""
-
-    def __post_init__(self) -> None:
-        self.bytes = CallBytes(self.profile, self.rounding)
 
     def parted(self, sizes: Sizes) -> tuple[int, Sizes]:
         """Part sizes into rows and shape."""
@@ -615,7 +76,7 @@ class CostModel:
             model.rounding = ShapeRounding(
                 profile, lambda rows, shapes: self._surface(model).seconds(rows, shapes)
             )
-            model.bytes = CallBytes(profile, model.rounding)
+        model.bytes = CallBytes(profile, model.rounding)
         if SizeSteps.suits(profile):
             model.steps = SizeSteps(profile, lambda: self._surface(model))
         for slot, joined in self._joined.items():
@@ -634,6 +95,7 @@ class CostModel:
         if table is not None and table.dimensions != model.profile.dimensions:
             table = None  # of another model that was called the same
         model.slots[slot] = self._kind(model, table).join(joined.worker)
+        model.call_costs.clear()
 
     def _kind(self, model: _Model, table: CostTable | None) -> Kind:
         key = "" if table is None else table.key
@@ -646,7 +108,8 @@ class CostModel:
             idle = next((name for name, other in model.kinds.items() if not other.slots), None)
             if idle is not None:
                 del model.kinds[idle]
-        kind = model.kinds[key] = Kind(model.profile, table, self._versions, self._known)
+        learned = None if table is None else self._known.get(table.digest)
+        kind = model.kinds[key] = Kind(model.profile, table, self._versions, learned)
         return kind
 
     def leave(self, slot: int) -> None:
@@ -656,6 +119,7 @@ class CostModel:
                 surface = model.slots.pop(slot, None)
                 if surface is not None:
                     surface.kind.leave(surface)
+                    model.call_costs.clear()
 
     def _surface(self, model: _Model, slot: int | None = None) -> Surface:
         """The surface of a slot; without one, of the worker that joined first of the most common kind."""
@@ -722,10 +186,11 @@ class CostModel:
         known = self._models[model]
         surface = self._surface(known, slot)
         owner = surface if surface.prepares else surface.kind
-        if owner.call_costs is None:
-            owner.call_costs = CallCosts(surface, known.profile, known.rounding)
-        owner.call_costs.renew()
-        return owner.call_costs
+        costs = known.call_costs.get(owner)
+        if costs is None:
+            costs = known.call_costs[owner] = CallCosts(surface, known.profile, known.rounding)
+        costs.renew()
+        return costs
 
     def call_bytes(self, model: str) -> CallBytes:
         """Return what calls of a model hold."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapestream.scheduling.call_costs import CallCosts
-from shapestream.scheduling.cost_grid import elements_of, elements_of_many
+from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_many
 from shapestream.scheduling.queueing import Bucket, Lane, Request
 from shapestream.scheduling.segments import Limits, Window, cut_window
 from shapestream.scheduling.slots import Slot, SlotPool
@@ -213,9 +213,7 @@ def within_limits(
     return [members[place] for place in (*others[: right + 1], *smaller[:left])]
 
 
-def _latest_s(
-    members: Sequence[Request], costs: CallCosts, speed: float, now: float
-) -> NDArray[np.float64] | None:
+def _latest_s(members: Sequence[Request], costs: CallCosts, speed: float, now: float) -> Floats | None:
     """Seconds that the batch may last at most for each member, inf for most; None if it is in time for all."""
     if not costs.surface.measured:
         return None
@@ -253,7 +251,7 @@ def _best_run(
     members: Sequence[Request],
     smaller: Sequence[int],
     others: Sequence[int],
-    latest_s: NDArray[np.float64] | None,
+    latest_s: Floats | None,
     costs: CallCosts,
     limits: Limits,
 ) -> tuple[int, int]:
@@ -352,7 +350,7 @@ def plan_batch(
     profile = queue.profile
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or queue.count == 1 or anchor.empty:
-        return together([anchor], costs, anchor.bucket)
+        return batch_of([anchor], costs, anchor.bucket)
     limits = Limits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,
@@ -361,7 +359,7 @@ def plan_batch(
     )
     bucket = anchor.bucket
     if limits.most_s is not None and costs.least_company_s(anchor.rows, anchor.shape) > limits.most_s:
-        return together([anchor], costs, bucket)
+        return batch_of([anchor], costs, bucket)
     delayed = DELAYED * queue.count if costs.surface.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
         members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)
@@ -369,7 +367,7 @@ def plan_batch(
         members = plan.take(bucket, costs, limits, delayed)
     members = within_limits(members or [anchor], costs, limits, speed, now)
     # Its own bucket comes first, so if the last is of it, all are.
-    return together(members, costs, bucket if members[-1].bucket is bucket else None)
+    return batch_of(members, costs, bucket if members[-1].bucket is bucket else None)
 
 
 def unplanned(members: Sequence[Request]) -> Cut:
@@ -394,7 +392,7 @@ def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float
     return best if isfinite(each[best - 1]) else 1
 
 
-def together(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None = None) -> Cut:
+def batch_of(members: Sequence[Request], costs: CallCosts, bucket: Bucket | None = None) -> Cut:
     """The batch of exactly these requests, which are all in `bucket` if that is given."""
     if bucket is not None:
         rows = len(members) if bucket.single_rows else sum([request.rows for request in members])

@@ -27,7 +27,8 @@ from typing import Final
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.probation import Probation
-from shapestream.scheduling.rounding import ShapeRounding, SizeSteps
+from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.size_steps import SizeSteps
 
 
 class RequestState(IntEnum):

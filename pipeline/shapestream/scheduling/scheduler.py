@@ -45,7 +45,7 @@ from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.planner import Cut, Plan, plan_batch, portion, together, unplanned
+from shapestream.scheduling.planner import Cut, Plan, batch_of, plan_batch, portion, unplanned
 from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, Queues, Request
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotTable, Trial
@@ -493,9 +493,9 @@ class Scheduler:
 
         def plan() -> Cut:
             if again:
-                return together(group, costs)
+                return batch_of(group, costs)
             if queue.count == 1 or not queue.has_batch:
-                return together(group, costs, request.bucket)
+                return batch_of(group, costs, request.bucket)
             return self._planned(request, slot, costs, speed, now)
 
         cut, predicted_s = self._cut(plan, group, costs, speed, actions)
@@ -526,12 +526,12 @@ class Scheduler:
         """The same batch without members that may not run with the anchor; where any may not, of its own shape only."""
         probation, shape = anchor.queue.probation, anchor.shape
         if probation.runs_alone(anchor.client):
-            return together([anchor], costs)
+            return batch_of([anchor], costs)
         mark = probation.mark(anchor.client, shape)
         alike = [member for member in cut.members if probation.mark(member.client, member.shape) == mark]
         if len(alike) == len(cut.members):
             return cut
-        return together([member for member in alike if member.shape == shape], costs)
+        return batch_of([member for member in alike if member.shape == shape], costs)
 
     def _cut(
         self,
@@ -564,7 +564,7 @@ class Scheduler:
         costs = self._costs.call_costs(name, slot.id)
         request, accused = queue.take_suspect()
         speed = self._costs.speed(name, slot.id)
-        cut, predicted_s = self._cut(lambda: together([request], costs), [request], costs, speed, actions)
+        cut, predicted_s = self._cut(lambda: batch_of([request], costs), [request], costs, speed, actions)
         trial = Trial.ACCUSED if accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 

@@ -18,12 +18,13 @@ work alone that counts; with few, it hesitates to let the first wait for the las
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.cost_grid import elements_of_many
+from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling.cost_grid import Floats, Integers, elements_of_many
 
 _Number = TypeVar("_Number", np.intp, np.float64)
 
@@ -33,19 +34,6 @@ _MARKED = 1 << 17
 NEVER = 1e6
 """What a request that no call can take is said to cost, in multiples of the dearest finite segment: it
 must be in some segment, and it shall spoil no other's."""
-
-
-class SegmentCosts(Protocol):
-    """Predicted seconds of batches, in whatever calls they are run."""
-
-    def seconds(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Of batches with `rows` (n,) and `shapes` (n, d); inf where that cannot be run."""
-
-    def table(self, shapes: NDArray[np.intp], max_rows: int) -> NDArray[np.float64]:
-        """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""
-
-    def nbytes(self, rows: NDArray[np.intp], shapes: NDArray[np.intp]) -> NDArray[np.float64]:
-        """What calls with `rows` (n,) and `shapes` (n, d) hold; asked only where bytes are limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +51,8 @@ class Limits:
 class Window:
     """Waiting requests, smallest rows first."""
 
-    rows: NDArray[np.intp]
-    shapes: NDArray[np.intp]
+    rows: Integers
+    shapes: Integers
     """(n, d), without the batch axis."""
 
     def __len__(self) -> int:
@@ -73,7 +61,7 @@ class Window:
 
 
 def cut_window(
-    window: Window, costs: SegmentCosts, limits: Limits, *, delayed: float | None = None, batch_s: float = 0.0
+    window: Window, costs: CallCosts, limits: Limits, *, delayed: float | None = None, batch_s: float = 0.0
 ) -> list[int]:
     """The ends (exclusive) of the segments of least cost, in order. Of equally cheap cuts larger segments win.
 
@@ -86,7 +74,7 @@ def cut_window(
     return optimal_ends(seconds)
 
 
-def optimal_ends(costs: NDArray[np.float64]) -> list[int]:
+def optimal_ends(costs: Floats) -> list[int]:
     """The cheapest way to cover `n` items: ends (exclusive) of its segments, in order.
 
     `costs[j, c]` is the cost of the segment that ends with item `j` and has `K - c` items, where `K` is the number
@@ -113,7 +101,7 @@ def optimal_ends(costs: NDArray[np.float64]) -> list[int]:
     return ends
 
 
-def segment_seconds(window: Window, costs: SegmentCosts, limits: Limits) -> NDArray[np.float64]:
+def segment_seconds(window: Window, costs: CallCosts, limits: Limits) -> Floats:
     """Seconds of every segment, laid out as `optimal_ends` wants it; inf where it is not legal.
 
     A single request is always legal.
@@ -121,7 +109,7 @@ def segment_seconds(window: Window, costs: SegmentCosts, limits: Limits) -> NDAr
     n = len(window)
     reach = max(1, min(n, limits.max_rows))
     shapes, places = _call_shapes(window.shapes, reach, 2 * n * reach // limits.max_rows)
-    rows: NDArray[np.intp] = np.broadcast_to(np.arange(reach, 0, -1), (n, reach))
+    rows: Integers = np.broadcast_to(np.arange(reach, 0, -1), (n, reach))
     single = bool((window.rows == 1).all())
     if not single:
         rows = _sums(window.rows, reach)
@@ -156,9 +144,7 @@ def _sums(values: NDArray[_Number], reach: int) -> NDArray[_Number]:
     return sums
 
 
-def _call_shapes(
-    shapes: NDArray[np.intp], reach: int, most: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Integers]:
     """The elementwise largest shapes of all segments, and which of them each segment has.
 
     Equal ones are found only where there may be `most` different ones or fewer.
@@ -198,24 +184,24 @@ def _call_shapes(
     return np.stack(columns, axis=1), places
 
 
-def _largest(ranks: NDArray[np.intp], reach: int) -> NDArray[np.intp]:
+def _largest(ranks: Integers, reach: int) -> Integers:
     """The largest of every segment: (n, reach)."""
     n = len(ranks)
     padded = np.concatenate((np.zeros(reach - 1, dtype=ranks.dtype), ranks))
     # As `sliding_window_view`, without its checks.
-    windows: NDArray[np.intp] = np.ndarray((n, reach), padded.dtype, padded, strides=padded.strides * 2)
-    largest: NDArray[np.intp] = np.maximum.accumulate(windows[:, ::-1], axis=1)[:, ::-1]
+    windows: Integers = np.ndarray((n, reach), padded.dtype, padded, strides=padded.strides * 2)
+    largest: Integers = np.maximum.accumulate(windows[:, ::-1], axis=1)[:, ::-1]
     return largest
 
 
 def _look_up(
-    rows: NDArray[np.intp],
-    shapes: NDArray[np.intp],
-    places: NDArray[np.intp],
+    rows: Integers,
+    shapes: Integers,
+    places: Integers,
     legal: NDArray[np.bool_] | None,
-    costs: SegmentCosts,
+    costs: CallCosts,
     max_rows: int,
-) -> NDArray[np.float64]:
+) -> Floats:
     if len(shapes) * max_rows > 2 * rows.size:
         n, reach = rows.shape
         # Those that reach before the first item are not looked at.
@@ -239,7 +225,7 @@ def _look_up(
     return seconds
 
 
-def _make_singles_finite(seconds: NDArray[np.float64]) -> None:
+def _make_singles_finite(seconds: Floats) -> None:
     finite = np.isfinite(seconds[:, -1])
     if not finite.all():
         dearest = float(seconds[np.isfinite(seconds)].max(initial=1.0))

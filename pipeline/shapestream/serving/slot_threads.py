@@ -33,9 +33,9 @@ from shapestream.wire.codec import decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import BatchDone, BatchFailed, Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream_engine.batch import BatchReport, ErrorCode
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer
-from shapestream_engine.model import CompiledModel
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner

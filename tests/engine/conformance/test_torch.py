@@ -24,7 +24,7 @@ from shapestream_engine import (
     SignatureError,
     compile_model,
 )
-from shapestream_engine.prepared import PreparedLimits
+from shapestream_engine.compiled_model import PreparedLimits
 from shapestream_engine.strategy import parse_strategy
 
 torch = pytest.importorskip("torch")

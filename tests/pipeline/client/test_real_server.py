@@ -17,7 +17,8 @@ from shapestream.errors import InvalidRequest, ModelError
 from shapestream.serving.server import serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 
 ITEMS = [np.full((1 + index % 3, 1 + index % 5), index, np.float32) for index in range(300)]
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapestream.scheduling.costs import CostModel, Surface
+from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.surface import Surface
 from shapestream_engine.batching.calls import RowCover
 from shapestream_engine.cost_table import CostPoint, CostTable
 

@@ -17,7 +17,7 @@ from tests.pipeline.scheduling.planning_stage import (
 )
 
 from shapestream.scheduling.call_costs import USES
-from shapestream.scheduling.planner import BATCH_S, DELAYED, WINDOW, Plan, plan_batch, together
+from shapestream.scheduling.planner import BATCH_S, DELAYED, WINDOW, Plan, batch_of, plan_batch
 from shapestream.scheduling.queueing import QUEUED
 
 SIZES = st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 5))
@@ -349,7 +349,7 @@ def test_reruns_keep_exactly_their_members():
     """Whatever it costs."""
     waiting = Waiting(make_queue())
     requests = waiting.arrive((1, 4), (2, 400))
-    cut = together(requests, waiting.costs(affine()))
+    cut = batch_of(requests, waiting.costs(affine()))
     assert requests == cut.members
     assert (3, (400,), 396) == (cut.rows, cut.shape, cut.padding)
 

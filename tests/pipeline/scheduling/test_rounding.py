@@ -15,13 +15,12 @@ from shapestream.scheduling.boundaries import (
     FIRST_LOOK,
     LOOK_EVERY,
     BoundaryChoices,
-    Floats,
-    Integers,
     SizeHistogram,
     cost_of,
     geometric_sizes,
     grid_sizes,
 )
+from shapestream.scheduling.cost_grid import Floats, Integers
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding, choose_row_sizes, row_sizes
 

@@ -11,8 +11,8 @@ from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import InputBytes, ModelAdded, ModelProfile, SlotLeft
-from shapestream.scheduling.rounding import SizeSteps
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.scheduling.size_steps import SizeSteps
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import Scenario, Simulated, simulate
 from shapestream_workers.lab.true_cost import FormulaCost

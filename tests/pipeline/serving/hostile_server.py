@@ -21,7 +21,8 @@ from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import LineBudget, RateLimit, configure
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 
 WINDOW_REQUESTS = 64
 WINDOW_BYTES = 1 << 20

@@ -24,8 +24,9 @@ from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.memory import memory_server
 from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.messages import Request, Result
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_workers.worker import Worker
 
 REQUESTS = 300

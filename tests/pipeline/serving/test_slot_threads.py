@@ -47,8 +47,9 @@ from shapestream.wire.messages import (
     SlotHello,
 )
 from shapestream_engine.batch import Batch, BatchReport, ErrorCode
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
-from shapestream_engine.model import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.slot import Runner
 
 LONG_S = 600.0

@@ -9,8 +9,9 @@ import onnxruntime as ort
 
 from shapestream_engine.backends.file_ports import FilePort, no_tensors, signature_of
 from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest, engine_words
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import ModelLoadError, SignatureError
-from shapestream_engine.model import CompiledModel, ModelSpec
+from shapestream_engine.model import ModelSpec
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 

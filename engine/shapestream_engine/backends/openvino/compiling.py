@@ -15,11 +15,11 @@ from shapestream_engine.backends.file_ports import no_tensors
 from shapestream_engine.backends.openvino.ports import reshape_inputs, signature_of_model
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core, engine_words
+from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
 from shapestream_engine.errors import ModelLoadError, SignatureError
-from shapestream_engine.model import CompiledModel, ModelSpec
+from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import files_of_model, outputs_that_are_no_tensors
 from shapestream_engine.ports import InputPort
-from shapestream_engine.prepared import PreparedSizes
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import fixed_ports, port_bounds
 

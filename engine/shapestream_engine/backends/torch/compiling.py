@@ -15,9 +15,9 @@ from shapestream_engine.backends.file_ports import FilePort, signature_of
 from shapestream_engine.backends.torch.devices import Device, Program, find_device
 from shapestream_engine.backends.torch.request import ELEMENT_TYPES, TorchRequest
 from shapestream_engine.batching.calls import CallPlanner
+from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedSizes
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
-from shapestream_engine.model import CompiledModel, ModelSpec, Preparations
-from shapestream_engine.prepared import PreparedSizes
+from shapestream_engine.model import ModelSpec
 from shapestream_engine.shapes import MAX_SIZE, Dimension
 from shapestream_engine.signature import ModelSignature
 

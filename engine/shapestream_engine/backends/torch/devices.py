@@ -16,8 +16,8 @@ import torch
 from torch.export.passes import move_to_device_pass
 
 from shapestream_engine.backends.host_request import InputTensor
+from shapestream_engine.compiled_model import Preparations
 from shapestream_engine.errors import EngineMissing, ModelLoadError
-from shapestream_engine.model import Preparations
 
 Program: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """Inputs on the device, in the order of the signature -> outputs."""

@@ -1,20 +1,21 @@
-"""Models that are prepared for single shapes, made when they are first needed and kept within a bound.
+"""Compiled models: the interface that every backend keeps, and the models that are prepared for single shapes.
 
-A device runs a static shape faster than a dynamic one, or runs nothing else; preparing takes seconds, and memory.
-Those that were not used for the longest time make room for new ones.
+A device runs a static shape faster than a dynamic one, or runs nothing else; preparing takes seconds, and memory. So
+prepared models are made when they are first needed, and those unused for the longest time make room for new ones.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-if TYPE_CHECKING:
-    from shapestream_engine.infer_request import InferRequest
-    from shapestream_engine.model import CompiledModel
+from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.signature import ModelSignature
 
 PreparedSizes: TypeAlias = tuple[int | None, ...]
 """A size per dimension, or None for one of which any size is run."""
@@ -29,6 +30,71 @@ class PreparedLimits:
     """Bytes of their weights and inputs, at most: the part of their memory that an engine knows. None: any."""
     warm_up: bool = False
     """Prepare as many as are kept before the first request comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparations:
+    """Preparations of a device so far, where it prepares itself for each shape."""
+
+    count: int
+    """Shapes that it met for the first time, and compiled or built something for."""
+    hits: int
+    """Calls that found everything prepared."""
+
+
+class CompiledModel(ABC):
+    """A model that is ready to run, from any number of requests at a time."""
+
+    prepares: ClassVar[bool] = False
+    """True if the engine gains by a model of its own for each allowed shape; see `prepare`."""
+
+    def __init__(self, signature: ModelSignature, properties: Mapping[str, Any]) -> None:
+        self.signature = signature
+        self.properties: Mapping[str, Any] = dict(properties)
+        """The engine's properties in effect, defaults included, as plain data for a log."""
+        self.prepared: PreparedModels | None = None
+        """The models for single shapes, where the strategy asks for some and the engine makes them."""
+        self.digest: str | None = None
+        """The sha256 of the files that it was read from, if its caller computed one; None for a function."""
+
+    @property
+    def inputs(self) -> tuple[InputPort, ...]:
+        """Inputs in the order of their ports, with `name`, `element_type`, `shape` and `partial_shape`."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[OutputPort, ...]:
+        """Outputs in the order of their ports, with the same attributes."""
+        return self.signature.outputs
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, as far as the engine tells; 0 where it does not."""
+        return 0
+
+    def prepare(self, sizes: PreparedSizes) -> CompiledModel:
+        """A model for calls of these sizes alone; whose `prepares` is false has none, and runs all shapes itself."""
+        raise NotImplementedError(f"{self!r} prepares nothing for {sizes}")
+
+    @property
+    def preparations(self) -> Preparations | None:
+        """Preparations of the device for new shapes; None where the engine does not count them, or makes none."""
+        return None
+
+    @abstractmethod
+    def create_infer_request(self) -> InferRequest:
+        """A request with tensors of its own; raises `is_closed()` after `close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the device's resources. Requests that were made of it must not be used afterwards."""
+
+    def is_closed(self) -> RuntimeError:
+        """Make the error of a closed model that is asked for a request."""
+        return RuntimeError(f"{self!r} is closed and makes no requests; compile it anew")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.signature.name!r})"
 
 
 @dataclass(slots=True)
