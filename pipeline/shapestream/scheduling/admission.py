@@ -143,8 +143,8 @@ class Admission:
     ) -> Terms | Refusal:
         """What this request for the model of `queue` will cost, or why it must not come in.
 
-        `clients` are those that have unfinished requests, and how many. Raises whatever goes wrong; no book of requests is
-        changed here.
+        `clients` are those that have unfinished requests, and how many. Raises any error of a prediction; no book of
+        requests is changed here.
         """
         if self.draining:
             return Refusal("draining", "the server finishes what it has and takes nothing new")
@@ -339,7 +339,7 @@ class Admission:
     def saturated_at(self, queue: ModelQueue) -> float:
         """The last time that a request of this model was refused because of its predicted wait; -inf: never.
 
-        The queue is then as long as deadlines allow: whatever takes longer than predicted makes some request late.
+        The queue is then as long as deadlines allow: a call that takes longer than predicted makes some request late.
         """
         return self._saturated_at.get(queue.profile.name, -inf)
 

@@ -36,11 +36,11 @@ NOMINAL_S = 1e-3
 """What every request is taken to cost while nothing is measured: shares are then equal by count."""
 
 _LEAST_S = 1e-9
-"""No request is free of charge, or an endless stream of them could pass somebody."""
+"""No request is free of charge, or an endless stream of them could pass others."""
 
 OWED_S = MAX_PRIORITY * AGEING_S
 """Seconds of the slots' work of which a client that is here is owed its share, at most: as long as priorities may pass it.
-Whatever holds its requests up for longer saves nothing up for it."""
+A client that is held up for longer saves up no more."""
 
 _FEW_CLIENTS = 64
 
@@ -84,9 +84,9 @@ class FairShares:
         not get: as much as its share of `OWED_S`. One that is not here starts at the virtual time.
 
         Or beside the first that waits, if that is at most a second of the slots' work before. Virtual time follows all
-        work, also the company that a batch takes along from far behind. Requests of the same client that were no company
-        to any are passed by it; nobody else should have to wait until they have gone, too. But not far before it: with
-        endless newcomers the first that waits could be one of them for ever.
+        work, also the company that a batch takes from far behind, and so passes other requests of that client; a newcomer
+        should not wait until those have gone, too. But not far before it: with endless newcomers the first that waits could
+        be one of them for ever.
         """
         finish = self._finish.get(client)
         if finish is not None and client in here:
@@ -104,7 +104,7 @@ class FairShares:
 
         `here` are the clients that have unfinished requests besides this one, and `clients` their number with this one's.
 
-        Priority is counted in seconds of everybody's work: virtual time grows by 1/clients while the slots work for
+        Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
         requests of one client and one priority, so a rank is never smaller than the last one.
         """
@@ -132,8 +132,8 @@ class FairShares:
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.
 
-        Why nobody starves: all that starts moves virtual time by its `share_s / (clients + 1)` at least, and `clients` is
-        bounded by the queue. A client that comes later gets a tag that is at most a second of work before the virtual
+        Why no request starves: all started work moves virtual time by its `share_s / (clients + 1)` at least, and `clients`
+        is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the virtual
         time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of a
         request that waits, no new client passes it, and those that were here pass it by what they are owed.
 
@@ -150,7 +150,7 @@ class FairShares:
         self._finish[client] = max(self._finish.get(client, self.virtual_s), self.virtual_s) + share_s
 
     def catch_up(self) -> None:
-        """Nothing waits: nobody owes anybody anything, and whoever comes next comes first."""
+        """Forgive all debts, because nothing waits: the next client to come goes first."""
         if self._finish:
             self.virtual_s = max(self.virtual_s, *self._finish.values())
             self._finish.clear()

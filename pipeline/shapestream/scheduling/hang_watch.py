@@ -112,7 +112,7 @@ class HangWatch:
             if batch.behind or batch.state is BatchState.STUCK:
                 continue
             if batch.hang_at + STALL_S < now:
-                # Nobody looked in time, so this process stood still, and perhaps the worker's as well (a paused machine).
+                # This look is late, so this process stood still, and perhaps the worker's as well (a paused machine).
                 batch.hang_at = now + self.limits.grace_s
             elif batch.hang_at <= now:
                 last = batch.state is BatchState.CONDEMNED

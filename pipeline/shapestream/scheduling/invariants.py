@@ -1,6 +1,6 @@
-"""What must hold between any two events, whatever happened: the books of the scheduler agree with each other.
+"""Invariants: the books of the scheduler agree with each other between any two events.
 
-Looks at everything, so it is for tests and for the hunt after a defect, not for the server's way.
+A check looks at everything, so it is for tests, and for a scheduler that has found a defect.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
             assert batch.state is BatchState.RECALLED or not batch.slot.closing, (
                 "a batch waits on a slot that closes"
             )
-            assert batch.state is BatchState.RECALLED or batch.wanted, "a batch waits for which nobody waits"
+            assert batch.state is BatchState.RECALLED or batch.wanted, (
+                "a batch is queued of which all members have ended"
+            )
         assert batch.queue.profile.name in batch.slot.models, "a slot runs a model that it does not have"
         wanted = [request for request in batch.members if request.state is RUNNING]
         assert batch.wanted == len(wanted)
@@ -178,7 +180,7 @@ def _check_isolation(
             assert isolation.choose(queue, now) is None, "a suspect waits, and no worker is kept for it"
     for worker in isolation.isolated.values():
         waits = any(pool.queue.suspect_count for slot in worker.slots.values() for pool in slot.pools)
-        assert waits or worker.suspect is not None, "kept for nobody"
+        assert waits or worker.suspect is not None, "reserved for no suspect"
 
 
 def _check_queue(queue: ModelQueue, own: list[Request]) -> None:

@@ -1,4 +1,4 @@
-"""The book of admitted requests: who is here, and the one place where a request ends.
+"""The book of admitted requests, and the one place where a request ends.
 
 Every ending of a request goes through `deliver`, `fail` or `forget`. Each takes the request out of its queue or its
 batch, so that no second ending can find it.

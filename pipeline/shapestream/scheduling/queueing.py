@@ -140,7 +140,7 @@ class Request:
 
     @property
     def empty(self) -> bool:
-        """Whether it has no elements, whatever it claims to be along the other dimensions."""
+        """Whether it has no elements, whatever sizes it claims along the other dimensions."""
         return not self.rows or 0 in self.shape
 
     def start(self) -> None:
@@ -595,7 +595,7 @@ class ModelQueue:
             touched[bucket.name] = bucket
         self.count -= len(requests)
         self.rows -= rows
-        # Sums of floats drift; nothing is exactly nothing.
+        # Sums of floats drift; an empty queue costs exactly nothing.
         self.cost_s = max(0.0, self.cost_s - cost_s) if self.count else 0.0
         for bucket in touched.values():
             if bucket.count:
@@ -660,7 +660,7 @@ class ModelQueue:
             self.reruns.clear()
 
     def _again_less(self, seconds: float) -> None:
-        """Count these no longer. Sums of floats drift; nothing is exactly nothing."""
+        """Count these seconds no longer. Sums of floats drift; none that wait cost exactly nothing."""
         self.again_s = max(0.0, self.again_s - seconds) if self.rerun_count or self.suspect_count else 0.0
 
     def put_suspect(self, request: Request, seconds: float, *, accused: bool) -> None:

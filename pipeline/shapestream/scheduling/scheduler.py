@@ -406,7 +406,7 @@ class Scheduler:
         return due if due + call_s < arrival.deadline else now
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
-        """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""
+        """Stop the batches of which all members have ended; until they report, their slots keep them."""
         # The same batch twice: its last member was late in the very event that let it begin.
         for batch in dict.fromkeys(self._ledger.unwanted):
             if batch.id not in self._slots.batches:
@@ -414,7 +414,7 @@ class Scheduler:
             if batch.cancel():
                 actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
             elif batch.state is BatchState.BEHIND:
-                actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
+                actions.append(self._ledger.recall(batch, now, "all its members have ended"))
         self._ledger.unwanted.clear()
 
     # ------------------------------------------------------------ batches

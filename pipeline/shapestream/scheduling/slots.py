@@ -145,7 +145,7 @@ class Trial(Enum):
     NONE = "none"
     """An ordinary batch, beside others in its worker."""
     LAST = "last"
-    """One request that was lost too often, alone in its worker: whatever happens there, it is to blame."""
+    """One request that was lost too often, alone in its worker: any loss there is its own."""
     ACCUSED = "accused"
     """The same of a request that a worker died, or hung, of before: if this one does, too, it is poisoned."""
 
@@ -505,7 +505,7 @@ class SlotPool:
                 filled_s += alike * height_s
                 slots += alike
                 level_s = filled_s / slots
-        # Where all slots rest, nobody knows how long.
+        # Where all slots rest, the time is not known.
         return (level_s, slots) if slots else (work_s / max(1, self.count), 0)
 
 
@@ -702,7 +702,7 @@ class SlotTable:
             slot.batch = None
             self._move(slot, "end")
         if worker.condemned:
-            self.spare(worker)  # whoever ends the process regardless lets it close first
+            self.spare(worker)  # a process that is ended all the same closes its slots first
         return behind
 
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
