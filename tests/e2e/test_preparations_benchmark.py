@@ -1,4 +1,4 @@
-"""The benchmark of docs/preparations.md, as short as it can be: its runs, their answers and what they report."""
+"""The benchmark of new shapes (docs/performance.md), as short as it can be: its runs, their answers and what they report."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_the_runs_on_openvino_check_their_answers_and_report() -> None:
 
 
 def test_the_documented_table_is_of_the_present_runs() -> None:
-    """docs/preparations.md names each command and each strategy that is measured."""
-    page = (Path(__file__).parents[2] / "docs" / "preparations.md").read_text()
+    """docs/performance.md names each command and each strategy that is measured."""
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
     assert "python -m benchmarks.preparations" in page
     assert re.search(r"bounded and bucketed .*\| 6 \|", page)
     assert {

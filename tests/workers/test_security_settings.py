@@ -10,7 +10,6 @@ from shapestream.addresses import is_beyond_loopback, reached_from_here
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.transport.curve_keys import KeyPair, new_key_pair, write_key_pair
-from shapestream_workers.lab.edited_yaml import relocated
 from shapestream_workers.security import caller_keys, server_security
 
 MODEL = "models: [{name: m, path: m.xml}]\n"
@@ -156,20 +155,3 @@ def test_keys_of_callers_come_in_pairs(tmp_path: Path) -> None:
 def test_who_can_get_there(address: str, beyond: bool, reached: str) -> None:
     """A name that we do not know may be any of our interfaces; all interfaces are reached at loopback from here."""
     assert (beyond, reached) == (is_beyond_loopback(address), reached_from_here(address))
-
-
-def test_a_tuned_file_in_another_folder_names_the_same_key_files() -> None:
-    """Relative paths are written anew; public keys, absolute paths and the short form stay as they are."""
-    security = {
-        "key": "keys/s.secret",
-        "clients": "keys/clients",
-        "admins": [ALICE.public, "a.pub", "/etc/b.pub"],
-    }
-    values = {"server": {"model_root": "models", "security": security}}
-    relocated(values, Path("/srv/here"), Path("/srv/there"))
-    assert {"key": "../here/keys/s.secret", "clients": "../here/keys/clients",
-            "admins": [ALICE.public, "../here/a.pub", "/etc/b.pub"]} == security  # fmt: skip
-    assert "../here/models" == values["server"]["model_root"]
-    short = {"server": {"security": "network"}}
-    relocated(short, Path("/srv/here"), None)
-    assert {"server": {"security": "network"}} == short

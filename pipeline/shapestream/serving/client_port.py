@@ -40,6 +40,7 @@ from shapestream.wire.messages import (
     Role,
     Statistics,
     StatisticsRequest,
+    Unknown,
     Welcome,
 )
 from shapestream_engine.errors import ShapeError
@@ -115,6 +116,10 @@ class ClientPort:
         for peer in heard:
             if (session := by_peer.get(peer)) is not None:
                 session.heard_at = now
+                if (
+                    session.peer is None
+                ):  # read late; or a client that chose its routing id is back, and has to greet
+                    self.outgoing.say_once(peer, Unknown())
         for peer, why in beyond.items():
             self._turn_away(peer, why, now)
         for peer, item in inbox.turn():
@@ -205,8 +210,8 @@ class ClientPort:
         except ShapeError as error:
             self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
             return False
-        except Unavailable as error:
-            self._fail(session, sequence, error.code, error.message)
+        if (why := self._models.unavailable.get(model.name)) is not None:
+            self._fail(session, sequence, Unavailable.code, why)
             return False
         nbytes, most = shape.total_nbytes, self._settings.window_bytes
         if nbytes > most:
@@ -363,19 +368,17 @@ class ClientPort:
 
     def lost(self, link: Link, why: str, now: float) -> None:
         """Take note that what was ready for this client could not be sent."""
-        peer = link.peer
-        session = None if peer is None else self.sessions.by_peer.get(peer)
-        if peer is None or session is None:
+        if not isinstance(link, Session) or link.peer is None:
             return
         if why == GONE:
             # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
-            # and ask again. One that is never heard again ends as silent.
+            # and ask again. One that is never heard again ends as silent. What it said last may still be unread.
             self._statistics.peers_lost[f"client: {why}"] += 1
-            self._log(session, "client's connection is gone", now, unfinished=len(session.running))
-            self.sessions.detach(session)
+            self._log(link, "client's connection is gone", now, unfinished=len(link.running))
+            self.sessions.detach(link)
         else:
-            self._end(session, why, now)
-            self._inbox.cut_off(peer)
+            self._end(link, why, now)
+            self._inbox.cut_off(link.heard_by)
 
     def _turn_away(self, peer: bytes, why: str, now: float) -> None:
         """End a connection: the peer learns that it is over, and may start again on another one."""

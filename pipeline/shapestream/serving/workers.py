@@ -16,7 +16,7 @@ from shapestream.scheduling.events import StartBatch
 from shapestream.serving.outgoing import Link, Outgoing
 from shapestream.serving.report_check import ReportCheck, ReportRefused
 from shapestream.serving.sessions import RequestRecord
-from shapestream.serving.slot_threads import Slots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailed,
@@ -169,7 +169,7 @@ class OwnWorker(Worker):
 
     prefetch_s = LOCAL_PREFETCH_S
 
-    def __init__(self, own: Slots, outgoing: Outgoing, now: float, *, session: int) -> None:
+    def __init__(self, own: SlotThreads, outgoing: Outgoing, now: float, *, session: int) -> None:
         offer = Offer(
             name="local",
             pid=os.getpid(),

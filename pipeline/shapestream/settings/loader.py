@@ -68,7 +68,7 @@ class LoadedSettings:
 
     def effective_values(self) -> Iterator[EffectiveValue]:
         """Every setting, in the order of the schema, with its origin (for `shapestream check --show`)."""
-        for location, value in _leaves(self.settings.effective(), ()):
+        for location, value in leaves(self.settings.effective()):
             place = self.source.places.get(location)
             if place is None and location[:-1] in self.source.places and isinstance(location[-1], int):
                 place = self.source.places[location[:-1]]
@@ -169,18 +169,19 @@ def _line(path: Path, place: Place | None, location: Location, message: str) -> 
     return f"{where}: {key}: {message}" if key else f"{where}: {message}"
 
 
-def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
+def leaves(value: Any, location: Location = ()) -> Iterator[tuple[Location, Any]]:
+    """Yield each single value inside of settings, in the order of the schema, with its location."""
     if isinstance(value, BaseModel):
         fields = [(name, getattr(value, name)) for name in type(value).model_fields]
         fields += (value.model_extra or {}).items()
         for name, inner in fields:
-            yield from _leaves(inner, (*location, name))
+            yield from leaves(inner, (*location, name))
     elif isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, (*location, key))
+            yield from leaves(inner, (*location, key))
     elif isinstance(value, tuple) and value:
         for index, inner in enumerate(value):
-            yield from _leaves(inner, (*location, index))
+            yield from leaves(inner, (*location, index))
     else:
         yield location, value
 

@@ -228,7 +228,7 @@ class Statistics(Entry):
 # ---------------------------------------------------------------- worker -> server
 
 
-@entry(40, Role.SERVER_OF_WORKERS, optional=2)
+@entry(40, Role.SERVER_OF_WORKERS, optional=3)
 class WorkerHello(Entry):
     """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1.
 
@@ -247,6 +247,8 @@ class WorkerHello(Entry):
     """Model name -> sha256 of its files, in hexadecimal. Models that are functions are left out."""
     protocol: int = 1
     """`WORKER_PROTOCOL` of the worker. The first version did not say it."""
+    once: tuple[str, ...] = ()
+    """Names of the models whose requests must not run twice (`idempotent: false`)."""
 
 
 @entry(41, Role.SERVER_OF_WORKERS)

@@ -144,6 +144,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             costs=st.dictionaries(names, plain_maps, max_size=2),
             digests=st.dictionaries(names, names, max_size=2),
             protocol=integers,
+            once=st.lists(names, max_size=2).map(tuple),
         ),
         st.builds(
             BatchDone,

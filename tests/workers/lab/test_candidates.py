@@ -14,10 +14,7 @@ from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab import candidates
 from shapestream_workers.lab.candidates import (
-    Candidate,
-    Placement,
     best_boundaries,
-    edits_of,
     placements,
     powers_of_two,
     propose,
@@ -63,16 +60,6 @@ def test_placements_fit_the_cpus(cpus: int, workers: bool) -> None:
         assert place.threads * (place.processes or 1) <= cpus
         assert 1 <= place.slots <= place.threads
         assert (place.processes is not None) == workers
-
-
-def test_the_file_as_it_is_is_not_edited() -> None:
-    """However its settings would be spelled by us; default shapes take the key away."""
-    place = Placement(processes=None, slots=2, threads=2)
-    assert {} == edits_of(
-        Candidate(placement=place, shapes={"max_prepared": 8}, is_baseline=True), model=0, group=None
-    )
-    edits = edits_of(Candidate(placement=place, shapes={}), model=0, group=None)
-    assert {("models", 0, "shapes"): None, ("in_process", "slots"): 2, ("in_process", "threads"): 2} == edits
 
 
 def test_what_pads_is_proposed_only_where_padding_is_allowed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceRequest, header_line, request_line
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab import replay
-from shapestream_workers.lab.replay import InputMaker, Round, read_workload
+from shapestream_workers.lab.replay import InputMaker, read_workload
 
 SIGNATURE = ModelSignature.from_dict(
     {
@@ -89,15 +88,6 @@ SETTINGS = ModelSettings.model_validate(
     {"name": "m", "function": "numpy:sort", "probe": {"ids": {"integers": [5, 9]}}},
     context={"base": None, "files_must_exist": False},
 )
-
-
-def test_requests_without_a_result_count_as_endless() -> None:
-    """One in a hundred may be late before the p99 is never; a round without requests has none."""
-    answered = Round(requests=100, seconds=2.0, latencies_s=(0.1,) * 99, late=1)
-    assert 0.1 == answered.p99_s
-    assert 49.5 == answered.goodput_per_s
-    assert inf == Round(requests=100, seconds=2.0, latencies_s=(0.1,) * 98, late=2).p99_s
-    assert inf == Round(requests=0, seconds=0.0, latencies_s=()).p99_s
 
 
 def test_inputs_are_what_the_probe_describes_and_masks_are_left_to_the_server() -> None:

@@ -14,9 +14,9 @@ from tests.workers.lab.worlds import play, profile, scheduler
 from shapestream.scheduling.events import Action, BatchFinished, Event, RequestsArrived, StartBatch
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.plain_server import PlainServer
-from shapestream_workers.lab.simulate import latencies_s, oracle_rate, summarise
+from shapestream_workers.lab.simulate import figures_of, latencies_s, oracle_rate
 from shapestream_workers.lab.simulator import LEFT, Policy, Scenario, SimulationError
-from shapestream_workers.lab.traffic import Arrivals, SizedModel, Traffic, generate, parse_sizes
+from shapestream_workers.lab.traffic import SizedModel, Traffic, parse_sizes
 from shapestream_workers.lab.true_cost import FormulaCost
 
 LENGTHS = parse_sizes("seq=lognormal:24,0.9,4..256")
@@ -24,17 +24,17 @@ LENGTHS = parse_sizes("seq=lognormal:24,0.9,4..256")
 
 def traffic(count: int, rate: float, model: SizedModel = LENGTHS, seed: int = 0, **fields: Any) -> Traffic:
     """Poisson arrivals of that model's requests."""
-    return Traffic(models=[model], arrivals=Arrivals(rate=rate), requests=count, seed=seed, **fields)
+    return Traffic(models=[model], rate=rate, requests=count, seed=seed, **fields)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_at_constant_cost_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
     """M/D/1: the mean wait is load x service / (2 (1 - load))."""
-    simulated = play(PlainServer(1), generate(traffic(100_000, load / 0.01)), fixed_s=0.01, per_element_s=0.0)
-    summary = summarise(simulated)
+    simulated = play(PlainServer(1), traffic(100_000, load / 0.01), fixed_s=0.01, per_element_s=0.0)
+    summary = figures_of(simulated)
     expected = 0.01 + load * 0.01 / (2 * (1 - load))
-    assert expected == pytest.approx(summary.mean_s, rel=0.04)
-    assert load == pytest.approx(summary.utilisation, rel=0.02)
+    assert expected == pytest.approx(summary["mean_s"], rel=0.04)
+    assert load == pytest.approx(summary["utilisation"], rel=0.02)
 
 
 def test_noise_makes_waits_longer_as_pollaczek_and_khinchine_say() -> None:
@@ -42,23 +42,21 @@ def test_noise_makes_waits_longer_as_pollaczek_and_khinchine_say() -> None:
     load, sigma = 0.6, 0.8
     simulated = play(
         PlainServer(1),
-        generate(traffic(100_000, load / 0.01)),
+        traffic(100_000, load / 0.01),
         fixed_s=0.01,
         per_element_s=0.0,
         noise=sigma,
     )
     expected = 0.01 + load * 0.01 * np.exp(sigma**2) / (2 * (1 - load))
-    assert expected == pytest.approx(summarise(simulated).mean_s, rel=0.08)
+    assert expected == pytest.approx(figures_of(simulated)["mean_s"], rel=0.08)
 
 
 def test_several_slots_wait_less_than_one_and_work_as_much() -> None:
     """M/D/2 at the same load per slot: less than half the wait of M/D/1."""
-    one = summarise(play(PlainServer(1), generate(traffic(30_000, 70)), fixed_s=0.01, per_element_s=0.0))
-    two = summarise(
-        play(PlainServer(1), generate(traffic(30_000, 140)), slots=2, fixed_s=0.01, per_element_s=0.0)
-    )
-    assert two.mean_s - 0.01 < 0.6 * (one.mean_s - 0.01)
-    assert one.utilisation == pytest.approx(two.utilisation, rel=0.03)
+    one = figures_of(play(PlainServer(1), traffic(30_000, 70), fixed_s=0.01, per_element_s=0.0))
+    two = figures_of(play(PlainServer(1), traffic(30_000, 140), slots=2, fixed_s=0.01, per_element_s=0.0))
+    assert two["mean_s"] - 0.01 < 0.6 * (one["mean_s"] - 0.01)
+    assert one["utilisation"] == pytest.approx(two["utilisation"], rel=0.03)
 
 
 @settings(max_examples=25, deadline=None)
@@ -96,10 +94,11 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
     policy: Policy = PlainServer(8) if plain else scheduler(bound)
     simulated = play(
         policy,
-        generate(
+        (
             Traffic(
                 models=models,
-                arrivals=Arrivals(rate=rate, kind="bursts", burst=5),
+                rate=rate,
+                burst=5,
                 requests=300,
                 clients=3,
                 deadline_s=deadline_s,
@@ -120,13 +119,13 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
         speeds=(1.0, 2.0),
         check_every=7,
     )
-    summary = summarise(simulated)
-    assert 300 == summary.requests
-    assert (0, 0) == (summary.left, summary.failed)
-    assert summary.requests == summary.done + summary.late + summary.refused
+    summary = figures_of(simulated)
+    assert 300 == summary["requests"]
+    assert (0, 0) == (summary["left"], summary["failed"])
+    assert summary["requests"] == summary["done"] + summary["late"] + summary["refused"]
     assert LEFT not in simulated.requests.outcome[1:]
-    assert 0.0 <= summary.utilisation <= 1.0 + 1e-9
-    assert 0.0 <= summary.padding_ratio < 1.0
+    assert 0.0 <= summary["utilisation"] <= 1.0 + 1e-9
+    assert 0.0 <= summary["padding_ratio"] < 1.0
     waits = latencies_s(simulated)
     assert (waits > 0.003 * 0.2 if noise else waits >= 0.003).all()
 
@@ -135,7 +134,7 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
 def test_the_same_seed_gives_the_same_future(policy: Any) -> None:
     """Decisions depend on events and times only."""
     runs = [
-        play(policy(), generate(traffic(2000, 150, seed=seed)), slots=2, noise=0.2).requests.ended.tobytes()
+        play(policy(), traffic(2000, 150, seed=seed), slots=2, noise=0.2).requests.ended.tobytes()
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1]
@@ -146,7 +145,7 @@ def test_the_scheduler_serves_more_than_arrival_order_and_less_than_the_oracle()
     """The order that the whole project is about: 16 in arrival order, one at a time, planned, all known."""
     load = traffic(3000, float("inf"))
     rates = [
-        summarise(play(policy, generate(load), in_flight=256)).goodput
+        figures_of(play(policy, load, in_flight=256))["goodput"]
         for policy in (PlainServer(16), PlainServer(1), scheduler())
     ]
     cost = FormulaCost(fixed_s=0.003, per_element_s=0.00013)
@@ -156,7 +155,7 @@ def test_the_scheduler_serves_more_than_arrival_order_and_less_than_the_oracle()
 
 def test_a_closed_loop_keeps_so_many_in_flight() -> None:
     """Never more, and as many as there are left."""
-    simulated = play(PlainServer(1), generate(traffic(100, float("inf"))), in_flight=10)
+    simulated = play(PlainServer(1), traffic(100, float("inf")), in_flight=10)
     arrived, ended = simulated.requests.arrived[1:], simulated.requests.ended[1:]
     in_flight = [sum(begin <= at < end for begin, end in zip(arrived, ended, strict=True)) for at in arrived]
     assert 10 == max(in_flight)
@@ -166,7 +165,7 @@ def test_slots_of_unequal_speed_take_unequal_time() -> None:
     """Twice the seconds on a slot of speed 2."""
     lone = [TraceRequest(0.0, 0, 0, (1, 10))]
     slow, fast = (
-        summarise(play(PlainServer(1), lone, speeds=(speed,), fixed_s=0.01, per_element_s=0.0)).mean_s
+        figures_of(play(PlainServer(1), lone, speeds=(speed,), fixed_s=0.01, per_element_s=0.0))["mean_s"]
         for speed in (2.0, 1.0)
     )
     assert (0.02, 0.01) == (pytest.approx(slow), pytest.approx(fast))
@@ -177,7 +176,7 @@ def test_a_new_shape_is_prepared_once_per_worker() -> None:
     requests = [TraceRequest(float(at), 0, 0, (1, size)) for at, size in enumerate([10, 10, 20, 10])]
     simulated = play(PlainServer(1), requests, prepare_s=0.5, fixed_s=0.01, per_element_s=0.0)
     assert [0.51, 0.01, 0.51, 0.01] == pytest.approx(latencies_s(simulated).tolist())
-    assert 2 == simulated.slots.preparations
+    assert 2 == simulated.preparations
 
 
 def test_rows_are_covered_by_the_calls_that_are_allowed() -> None:
@@ -187,7 +186,7 @@ def test_rows_are_covered_by_the_calls_that_are_allowed() -> None:
     simulated = play(
         PlainServer(4), requests, profiles=[profile(max_batch=3, row_calls=covered)], per_element_s=0.0
     )
-    assert (2, pytest.approx(0.006)) == (simulated.slots.calls, simulated.slots.busy_s)
+    assert (2, pytest.approx(0.006)) == (simulated.calls, simulated.busy_s)
 
 
 def test_the_way_to_a_slot_takes_its_time() -> None:
@@ -207,8 +206,8 @@ def test_a_plain_server_closes_its_batch_at_another_model_or_size() -> None:
     requests += [TraceRequest(0.001, model, 0, shape) for model, shape in sizes]
     simulated = play(PlainServer(8), requests, profiles=models)
     # The first alone, then {5, 9}, {4x4, 5x4}, {4x6}, {5}.
-    assert (5, 7) == (simulated.slots.batches, simulated.slots.members)
-    assert 1 + 18 + 40 + 24 + 5 == simulated.slots.computed
+    assert (5, 7) == (simulated.batches, simulated.members)
+    assert 1 + 18 + 40 + 24 + 5 == simulated.computed
     ended = list(simulated.requests.ended)[1:]
     assert ended == sorted(ended)
 

@@ -23,6 +23,7 @@ models:
 def folder(tmp_path: Path) -> Path:
     """A YAML and traces, of which one fits."""
     (tmp_path / "sort.yaml").write_text(YAML)
+    (tmp_path / "alias.yaml").symlink_to("sort.yaml")
     (tmp_path / "none.yaml").write_text(
         "server: {worker_listen: tcp://127.0.0.1:5556}\n" + YAML + "workers: []\n"
     )
@@ -53,6 +54,7 @@ def write(path: Path, models: dict[str, tuple[str, ...]], *sizes: tuple[int, ...
         ("sort", "sort", ["--model", "sorted"], "there is no model 'sorted'; the models are sort"),
         ("sort", "sort", ["--out", "sort.yaml"], "never overwritten"),
         ("sort", "sort", ["--out", "sort.trace"], "never overwritten"),
+        ("sort", "sort", ["--out", "alias.yaml"], "never overwritten"),
         ("sort", "sort", ["--out", "nowhere/tuned.yaml"], "no such folder"),
         ("two", "both", [], "is not clear: the file has sort, other"),
         ("none", "sort", [], "none are started, so none can be measured"),

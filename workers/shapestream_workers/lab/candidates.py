@@ -1,7 +1,7 @@
-"""Candidates of `shapestream tune`: placements, choices of shapes, and the edits of the user's file that mean them.
+"""Candidates of `shapestream tune`: placements and choices of shapes.
 
-The settings of a candidate are edits by key, so that the tuned file says what was measured. What pads is proposed only
-where the file allows padding; the start of each candidate puts it to the proof, as serving would.
+What pads is proposed only where the file allows padding; the start of each candidate puts it to the proof, as serving
+would.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from shapestream.scheduling.boundaries import BoundaryChoices
-from shapestream.settings import Location
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.replay import Workload
 
@@ -77,22 +76,6 @@ class Candidate:
     def label(self) -> str:
         """Placement and shapes, for lines of progress."""
         return f"{self.placement}; {self.shapes_label}"
-
-
-def edits_of(candidate: Candidate, *, model: int, group: int | None) -> dict[Location, Any]:
-    """Edits of the user's file for this candidate, by key; None removes a key.
-
-    `group` is the entry of `workers` that serves the model; None for the one worker that there is by default.
-    """
-    if candidate.is_baseline:
-        return {}
-    edits: dict[Location, Any] = {("models", model, "shapes"): dict(candidate.shapes) or None}
-    place = candidate.placement
-    counts = {"slots": place.slots, "threads": place.threads}
-    if place.processes is None:
-        return edits | {("in_process", key): count for key, count in counts.items()}
-    counts = {"count": place.processes, **counts}
-    return edits | {("workers", group or 0, key): count for key, count in counts.items()}
 
 
 # ---------------------------------------------------------------- placements

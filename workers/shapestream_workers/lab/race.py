@@ -10,21 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from statistics import median
+from tempfile import mkdtemp
 from time import monotonic
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import trio
 
 from shapestream.errors import RequestError
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.bench import Served, ServerEnded, Subject, family_bytes, last_words, serving
 from shapestream_workers.lab.candidates import Candidate
+from shapestream_workers.lab.commands import Objective, TuneOptions
 from shapestream_workers.lab.replay import InputMaker, Round, Workload, replay_closed, replay_open
+from shapestream_workers.lab.serving import Served, ServerEnded, family_bytes, last_words, serving
+from shapestream_workers.lab.subject import Subject
 
-Objective: TypeAlias = Literal["throughput", "latency"]
 Say: TypeAlias = Callable[[str], None]
 """Function that takes a line about the progress, for a person."""
 
@@ -52,26 +53,15 @@ BASELINE_START_S = 60.0
 MOST_OF_A_ROUND = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of a tuning run."""
-
-    objective: Objective
-    budget_s: float
-    """Seconds for the whole run."""
-    in_flight: int
-    """Requests in flight, where throughput is measured."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Trial:
     """One candidate and its measurements."""
 
     candidate: Candidate
-    heat: Round | None = None
-    """Its round alone."""
-    rounds: list[Round] = field(default_factory=list)
-    """Its rounds in the final."""
+    alone: float | None = None
+    """Score of its heat."""
+    rounds: list[float] = field(default_factory=list)
+    """Scores of its rounds in the final."""
     memory_bytes: int = 0
     """Memory of the server and its workers after the last round."""
     startup_s: float = 0.0
@@ -80,28 +70,21 @@ class Trial:
     skipped: str | None = None
     """Measurements that were left out for lack of time."""
 
-    def values(self, objective: Objective) -> tuple[float, ...]:
-        """Results per second, or p99 in seconds, by round of the final."""
-        return tuple(value_of(each, objective) for each in self.rounds)
+    @property
+    def standing(self) -> float:
+        """Score of its heat; -1 where it failed, below all scores."""
+        return -1.0 if self.alone is None or self.problem is not None else self.alone
 
 
-def value_of(played: Round, objective: Objective) -> float:
-    """Results per second, or p99 in seconds."""
-    return played.goodput_per_s if objective == "throughput" else played.p99_s
+def score_of(played: Round, objective: Objective) -> float:
+    """Score of a round, higher for better: results per second, or 1 / p99."""
+    return played.goodput_per_s if objective == "throughput" else 1.0 / played.p99_s
 
 
-def rank(trial: Trial, objective: Objective) -> float:
-    """Sort key: the best of the heats first, failed ones last."""
-    if trial.heat is None or trial.problem is not None:
-        return inf
-    value = value_of(trial.heat, objective)
-    return -value if objective == "throughput" else value
-
-
-def finalists(trials: Sequence[Trial], objective: Objective, left_s: float) -> list[Trial]:
+def finalists(trials: Sequence[Trial], left_s: float) -> list[Trial]:
     """The file as it is (the first trial) and the best of the others, as many as there is time for."""
-    able = [trial for trial in trials if trial.problem is None and trial.heat is not None]
-    ranked = sorted(able, key=lambda trial: (trial is not trials[0], rank(trial, objective)))
+    able = [trial for trial in trials if trial.standing >= 0]
+    ranked = sorted(able, key=lambda trial: (trial is not trials[0], -trial.standing))
     chosen = ranked[:2]
     for trial in ranked[2:MOST_FINALISTS]:
         rounds_s = (len(chosen) + 1) * (ROUNDS[-1] + 1) * OVERRUN * LEAST_ROUND_S
@@ -123,56 +106,44 @@ def plan_rounds(left_s: float, count: int) -> tuple[int, float]:
     return ROUNDS[-1], LEAST_ROUND_S
 
 
-def choose(trials: Sequence[Trial], objective: Objective) -> Trial | None:
+def choose(trials: Sequence[Trial]) -> Trial | None:
     """The best of the final; None where nothing was measured.
 
     The file as it is stays unless another is better in every round, of at least three, and by `LEAST_GAIN` in the
     median: rounds are paired, so that noise that all share decides nothing.
     """
-    sign = 1.0 if objective == "throughput" else -1.0
     rounds = max((len(trial.rounds) for trial in trials), default=0)
     able = [
         trial for trial in trials if trial.problem is None and trial.rounds and len(trial.rounds) == rounds
     ]
     baseline = next((trial for trial in able if trial.candidate.is_baseline), None)
     if baseline is not None:
-        before = baseline.values(objective)
+        least = median(baseline.rounds) * (1 + LEAST_GAIN)
         able = [
             trial
             for trial in able
             if rounds >= ROUNDS[-1]
-            and all(
-                sign * mine > sign * his for mine, his in zip(trial.values(objective), before, strict=True)
-            )
-            and sign * median(trial.values(objective)) > sign * median(before) * (1 + sign * LEAST_GAIN)
+            and all(mine > before for mine, before in zip(trial.rounds, baseline.rounds, strict=True))
+            and median(trial.rounds) > least
         ]
-    return max(able, key=lambda trial: sign * median(trial.values(objective)), default=baseline)
+    return max(able, key=lambda trial: median(trial.rounds), default=baseline)
 
 
+@dataclass(slots=True)
 class Race:
     """Serve candidates and replay the trace; results are written into their trials."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        workload: Workload,
-        maker: InputMaker,
-        options: Options,
-        folder: Path,
-        say: Say,
-    ) -> None:
-        self._subject = subject
-        self._workload = workload
-        self._maker = maker
-        self._options = options
-        self._folder = folder
-        self._say = say
-        self._began = monotonic()
-        self._started = 0
-        self._usual_start_s = LEAST_ROUND_S
-        """Start-up of the file as it is."""
-        self._place = 0
-        self._passed_s = 0.0
+    subject: Subject
+    workload: Workload
+    maker: InputMaker
+    options: TuneOptions
+    folder: Path
+    say: Say
+    _began: float = field(default_factory=monotonic, init=False)
+    _usual_start_s: float = field(default=LEAST_ROUND_S, init=False)
+    """Start-up of the file as it is."""
+    _place: int = field(default=0, init=False)
+    _passed_s: float = field(default=0.0, init=False)
 
     def spent_s(self) -> float:
         """Seconds since the race began."""
@@ -180,14 +151,14 @@ class Race:
 
     def left_s(self) -> float:
         """Seconds until the end of the budget; negative after it."""
-        return self._options.budget_s - self.spent_s()
+        return self.options.budget - self.spent_s()
 
     async def heat(self, trial: Trial, *, kept_share: float) -> None:
         """Run a candidate alone, if there is time for the usual start and both rounds.
 
         `kept_share` is the share of the budget that must be left afterwards.
         """
-        budget_s = self._options.budget_s
+        budget_s = self.options.budget
         left_s = self.left_s() - kept_share * budget_s
         round_s = min(MOST_ROUND_S, max(LEAST_ROUND_S, HEAT_SHARE * budget_s))
         if trial.candidate.is_baseline:
@@ -205,7 +176,8 @@ class Race:
                 self._usual_start_s = served.startup_s
             self._place, self._passed_s = 0, 0.0  # the same requests for all
             if await self._play(trial, served, self._slice(round_s), round_s) is not None:
-                trial.heat = await self._play(trial, served, self._slice(round_s), round_s)
+                played = await self._play(trial, served, self._slice(round_s), round_s)
+                trial.alone = None if played is None else score_of(played, self.options.objective)
             trial.memory_bytes = family_bytes(served.process.pid)
 
     async def final(self, trials: Sequence[Trial]) -> None:
@@ -223,32 +195,30 @@ class Race:
             for trial, served in running:
                 if (played := await self._play(trial, served, self._slice(round_s), round_s)) is not None:
                     rates.append(played.goodput_per_s)
-            count = max(self._options.in_flight, round(median(rates or [1.0]) * round_s))
+            count = max(self.options.in_flight, round(median(rates or [1.0]) * round_s))
             for number in range(rounds):
                 running = [(trial, served) for trial, served in running if trial.problem is None]
                 if number and self.left_s() < round_s * len(running):
                     for trial, _ in running:
                         trial.skipped = f"{rounds - number} of {rounds} rounds left out: no time"
                     return
-                self._say(f"round {number + 1} of {rounds}: {len(running)} candidates")
+                self.say(f"round {number + 1} of {rounds}: {len(running)} candidates")
                 some = list(self._slice(round_s, count))
                 # Each round begins with another one: the first may find caches cold.
                 turn = number % max(1, len(running))
                 for trial, served in [*running[turn:], *running[:turn]]:
                     played = await self._play(trial, served, some, round_s, most_s=SLOW * round_s)
                     if played is not None:
-                        trial.rounds.append(played)
+                        trial.rounds.append(score_of(played, self.options.objective))
                     trial.memory_bytes = family_bytes(served.process.pid)
 
     async def _start(self, stack: AsyncExitStack, trial: Trial, patience_s: float) -> Served | None:
-        folder = self._folder / f"s{self._started}"
-        self._started += 1
-        folder.mkdir()
-        self._say(f"serving: {trial.candidate.label}")
-        config = self._subject.write(trial.candidate, folder)
+        folder = Path(mkdtemp(dir=self.folder))
+        self.say(f"serving: {trial.candidate.label}")
+        config = self.subject.write(trial.candidate, folder)
         slots = trial.candidate.placement.all_slots
         try:
-            served = await stack.enter_async_context(serving(config, self._workload.model, slots, patience_s))
+            served = await stack.enter_async_context(serving(config, self.workload.model, slots, patience_s))
         except ServerEnded as error:
             trial.problem = f"the server did not start: {error}"
             return None
@@ -257,8 +227,8 @@ class Race:
 
     def _slice(self, seconds: float, count: int = MOST_OF_A_ROUND) -> Iterator[TraceRequest]:
         """The next requests of the trace: `count`, or those of the next `seconds`; it starts again at its end."""
-        everything = self._workload.requests
-        if self._options.objective == "throughput":
+        everything = self.workload.requests
+        if self.options.objective == "throughput":
             place, self._place = self._place, (self._place + count) % len(everything)
             return (everything[(place + step) % len(everything)] for step in range(count))
         start = everything[0].at_s + self._passed_s
@@ -266,7 +236,7 @@ class Race:
         self._passed_s += seconds
         if not some or start + seconds >= everything[-1].at_s:
             self._passed_s = 0.0
-        return iter(some or everything[: self._options.in_flight])
+        return iter(some or everything[: self.options.in_flight])
 
     async def _play(
         self,
@@ -278,17 +248,17 @@ class Race:
         most_s: float | None = None,
     ) -> Round | None:
         """One round; None, with the reason in the trial's `problem`, where it failed."""
-        name, maker = self._workload.model, self._maker
+        name, maker = self.workload.model, self.maker
         patience_s = max(LEAST_PATIENCE_S, PATIENCE * round_s)
         with trio.move_on_after(patience_s):
             try:
-                if self._options.objective == "throughput":
+                if self.options.objective == "throughput":
                     played = await replay_closed(
                         served.client,
                         name,
                         requests,
                         maker,
-                        in_flight=self._options.in_flight,
+                        in_flight=self.options.in_flight,
                         most_s=most_s or round_s,
                     )
                 else:

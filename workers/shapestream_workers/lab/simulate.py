@@ -9,10 +9,10 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from math import inf, isfinite, isnan, nan, prod
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, assert_never, get_args
 
 import numpy as np
@@ -29,6 +29,7 @@ from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.errors import EngineError
+from shapestream_workers.lab.commands import SimulateOptions
 from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.simulator import (
     DONE,
@@ -43,7 +44,7 @@ from shapestream_workers.lab.simulator import (
     calls_of,
     simulate,
 )
-from shapestream_workers.lab.traffic import Arrivals, BadText, Recorded, Traffic, parse_arrivals, parse_sizes
+from shapestream_workers.lab.traffic import BadText, Recorded, Traffic, parse_arrivals, parse_sizes
 from shapestream_workers.lab.true_cost import TrueCost, true_costs
 
 PLANNED = "shapestream"
@@ -55,44 +56,13 @@ _UNBOUNDED_BYTES = 1 << 62
 _SAMPLE = 4096
 """Requests whose largest sizes are a calibration's range."""
 
+MOST_LOST = 0.001
+"""Largest share of requests that may be refused or late where a p99 is asked for."""
+
 Dimensions: TypeAlias = Mapping[str, tuple[str, ...]]
 RoundUp: TypeAlias = Callable[[tuple[int, ...]], tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioOptions:
-    """Options of the command line, unread."""
-
-    loaded: LoadedSettings | None = None
-    cost: Sequence[str] | None = None
-    costs: Path | None = None
-    trace: Path | None = None
-    sizes: Sequence[str] | None = None
-    rate: float | None = None
-    arrivals: str = "poisson"
-    in_flight: int | None = None
-    requests: int | None = None
-    clients: int = 1
-    deadline_ms: float | None = None
-    exact: Sequence[str] | None = None
-    max_batch: int = 64
-    max_delay_ms: float = 0.0
-    max_padding_ratio: float | None = None
-    slots: int | None = None
-    """Number of slots; None: those of the configuration's workers on this machine, or 1."""
-    slots_per_worker: int | None = None
-    speeds: str = "1"
-    noise: float = 0.0
-    way_ms: float = 0.0
-    round_trip_ms: float = 1.0
-    uncalibrated: bool = False
-    queue: int = 8192
-    seed: int = 0
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """Names of the options, which are the parameters of the command."""
-        return [each.name for each in fields(cls) if each.name != "loaded"]
+Run: TypeAlias = Mapping[str, Any]
+"""One simulation, as JSON has it: `policy`, `oracle_goodput`, `value` of a sweep, and the figures of `figures_of`."""
 
 
 def policy_of(name: str, scenario: Scenario) -> Policy:
@@ -111,12 +81,9 @@ def varied(scenario: Scenario, what: Swept, value: float) -> Scenario:
         case "slots":
             return replace(scenario, slots=int(value))
         case "rate":
-            if isinstance(traffic, Recorded):
-                return replace(scenario, in_flight=None, traffic=replace(traffic, rate=value))
-            if traffic.arrivals.rate == inf:
+            if traffic.rate == inf:
                 raise BadText(["a closed loop has no rate of its own (leave out --in-flight)"])
-            arrivals = replace(traffic.arrivals, rate=value)
-            return replace(scenario, in_flight=None, traffic=replace(traffic, arrivals=arrivals))
+            return replace(scenario, in_flight=None, traffic=replace(traffic, rate=value))
         case "in_flight":
             return replace(scenario, in_flight=int(value))
         case "max_batch":
@@ -128,20 +95,24 @@ def varied(scenario: Scenario, what: Swept, value: float) -> Scenario:
             assert_never(what)
 
 
-def make_scenario(options: ScenarioOptions) -> Scenario:
-    """Read a scenario from options; raises `ConfigurationError`."""
+def make_scenario(options: SimulateOptions) -> Scenario:
+    """Read a scenario from options, and from the file that they name; raises `ConfigurationError`."""
+    loaded = None
+    if options.config is not None:
+        loaded = load_settings(options.config)
+        configure("warning", "auto")  # models may be compiled for it, which is no news here
     traffic, dimensions, largest = _traffic(options)
     for name, sizes in largest.items():
         if prod([size or 1 for size in sizes]) > MAX_ELEMENTS:
             raise ConfigurationError(
                 [f"model {name!r}: requests of {list(sizes)} are more than anything computes"]
             )
-    if options.loaded is not None:
-        profiles, round_up = _models_of_file(options.loaded, dimensions)
+    if loaded is not None:
+        profiles, round_up = _models_of_file(loaded, dimensions)
     else:
         profiles, round_up = _models(options, dimensions), {}
-    costs = true_costs(options.cost or (), options.costs, options.loaded, profiles, largest)
-    slots, slots_per_worker = _slots(options)
+    costs = true_costs(options.cost or (), options.costs, loaded, profiles, largest)
+    slots, slots_per_worker = _slots(options, loaded)
     return Scenario(
         profiles=profiles,
         costs=costs,
@@ -160,10 +131,7 @@ def make_scenario(options: ScenarioOptions) -> Scenario:
     )
 
 
-# ------------------------------------------------------------ traffic
-
-
-def _traffic(options: ScenarioOptions) -> tuple[Traffic | Recorded, Dimensions, dict[str, tuple[int, ...]]]:
+def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, dict[str, tuple[int, ...]]]:
     """The traffic, its models with their dimensions, and the largest sizes of each."""
     deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1000
     if options.rate is not None and options.in_flight is not None:
@@ -191,7 +159,8 @@ def _traffic(options: ScenarioOptions) -> tuple[Traffic | Recorded, Dimensions, 
         raise BadText(["--sizes: two models of one name (write NAME/DIMENSION=..., NAME2/...)"])
     traffic = Traffic(
         models=models,
-        arrivals=_arrivals(options),
+        rate=_rate(options),
+        burst=parse_arrivals(options.arrivals),
         requests=options.requests or DEFAULT_REQUESTS,
         clients=options.clients,
         deadline_s=deadline_s,
@@ -202,18 +171,15 @@ def _traffic(options: ScenarioOptions) -> tuple[Traffic | Recorded, Dimensions, 
     return traffic, {model.name: model.dimensions for model in models}, sampled
 
 
-def _arrivals(options: ScenarioOptions) -> Arrivals:
+def _rate(options: SimulateOptions) -> float:
     if options.in_flight is not None:
-        return Arrivals(rate=inf)
+        return inf
     if options.rate is None:
         raise BadText(["no rate: --rate REQUESTS_PER_SECOND, or --in-flight N for a closed loop"])
-    return parse_arrivals(options.arrivals, options.rate)
+    return options.rate
 
 
-# ------------------------------------------------------------ models
-
-
-def _models(options: ScenarioOptions, dimensions: Dimensions) -> tuple[ModelProfile, ...]:
+def _models(options: SimulateOptions, dimensions: Dimensions) -> tuple[ModelProfile, ...]:
     """Models without a file: every dimension but those named by --exact may be padded."""
     known = {name for names in dimensions.values() for name in names}
     for name in options.exact or ():
@@ -264,17 +230,17 @@ def _models_of_file(
                 [f"model {model.name!r} has the dimensions {expected}; the traffic has {', '.join(names)}"]
             )
         profiles.append(replace(model.profile, name=name))
-        round_up[name] = model.signature.round_up
+        round_up[name] = cache(model.signature.round_up)
     return tuple(profiles), round_up
 
 
-def _slots(options: ScenarioOptions) -> tuple[int, int]:
+def _slots(options: SimulateOptions, loaded: LoadedSettings | None) -> tuple[int, int]:
     """Number of slots, and of slots per worker."""
     slots, per_worker = options.slots, options.slots_per_worker
-    if options.loaded is not None and options.loaded.settings.models:
+    if loaded is not None and loaded.settings.models:
         from shapestream_workers.costs import slots_and_threads
 
-        settings = options.loaded.settings
+        settings = loaded.settings
         processes = max(1, sum(group.count for group in settings.worker_groups))
         of_file, _ = slots_and_threads(settings, settings.models[0].name)
         per_worker = per_worker or of_file
@@ -292,93 +258,58 @@ def _speeds(text: str) -> tuple[float, ...]:
     return speeds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Figures in seconds, and rates per second of virtual time; latencies of answered requests, from intended arrival."""
+def figures_of(simulated: Simulated) -> dict[str, float]:
+    """The figures of a simulation by name, as JSON has them: seconds, and rates per second of virtual time.
 
-    requests: int
-    done: int
-    """Requests answered in time."""
-    late: int
-    """Requests answered, or ended, after their deadline."""
-    refused: int
-    failed: int
-    left: int
-    """Requests neither answered nor ended, with no event left for them."""
-    duration_s: float
-    offered: float
-    """Requests offered per second, over the whole run."""
-    goodput: float
-    """Requests answered in time, per second."""
-    elements_per_s: float
-    """Elements of requests answered in time, without padding, per second."""
-    mean_s: float
-    p50_s: float
-    p95_s: float
-    p99_s: float
-    max_s: float
-    padding_ratio: float
-    utilisation: float
-    """Busy seconds of all slots / (slots x duration)."""
-    mean_batch: float
-    """Requests per batch."""
-    batches: int
-    prefetched: int
-    recalled: int
-    preparations: int
-    decide_us: float
-    """Processor time of the decisions, microseconds per request, on the machine that simulated."""
-    longest_decision_ms: float
-
-    @property
-    def lost_ratio(self) -> float:
-        """The share of requests that were not answered in time."""
-        return 1.0 - self.done / self.requests if self.requests else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON, with None for nan."""
-        return {
-            key: None if isinstance(value, float) and np.isnan(value) else value
-            for key, value in asdict(self).items()
-        }
-
-
-def summarise(simulated: Simulated) -> Summary:
-    """The figures of a simulation; latencies are nan where nothing was answered."""
-    requests, slots = simulated.requests, simulated.slots
+    Latencies are those of answered requests from their intended arrivals; nan where nothing was answered.
+    """
+    requests = simulated.requests
     outcomes = requests.outcomes()
-    counts = np.bincount(outcomes, minlength=6)
+    counts = np.bincount(outcomes, minlength=6).tolist()
+    done = counts[DONE]
     latencies = latencies_s(simulated)
-    quantiles = np.percentile(latencies, [50, 95, 99, 100]) if len(latencies) else np.full(4, np.nan)
+    p50_s, p95_s, p99_s, max_s = (
+        np.percentile(latencies, [50, 95, 99, 100]).tolist() if len(latencies) else [nan] * 4
+    )
     duration_s = max(simulated.ended_s - simulated.began_s, 1e-12)
     elements = requests.column(requests.elements)  # type: ignore[arg-type]  # integers, which become floats
     total = max(len(requests), 1)
-    return Summary(
-        requests=len(requests),
-        done=int(counts[DONE]),
-        late=int(counts[LATE] + counts[EXPIRED]),
-        refused=int(counts[REFUSED]),
-        failed=int(counts[FAILED]),
-        left=int(counts[LEFT]),
-        duration_s=duration_s,
-        offered=len(requests) / duration_s,
-        goodput=float(counts[DONE]) / duration_s,
-        elements_per_s=float(elements[outcomes == DONE].sum()) / duration_s,
-        mean_s=float(latencies.mean()) if len(latencies) else float("nan"),
-        p50_s=float(quantiles[0]),
-        p95_s=float(quantiles[1]),
-        p99_s=float(quantiles[2]),
-        max_s=float(quantiles[3]),
-        padding_ratio=1.0 - slots.useful / slots.computed if slots.computed else 0.0,
-        utilisation=slots.busy_s / (simulated.slot_count * duration_s),
-        mean_batch=slots.members / max(slots.batches, 1),
-        batches=slots.batches,
-        prefetched=slots.prefetched,
-        recalled=slots.recalled,
-        preparations=slots.preparations,
-        decide_us=simulated.decide_s / total * 1e6,
-        longest_decision_ms=simulated.longest_decision_s * 1e3,
-    )
+    return {
+        "requests": len(requests),
+        "done": done,  # answered in time
+        "late": counts[LATE] + counts[EXPIRED],
+        "refused": counts[REFUSED],
+        "failed": counts[FAILED],
+        "left": counts[LEFT],  # neither answered nor ended, with no event left for them
+        "duration_s": duration_s,
+        "offered": len(requests) / duration_s,
+        "goodput": done / duration_s,
+        "elements_per_s": float(elements[outcomes == DONE].sum()) / duration_s,  # without padding
+        "mean_s": float(latencies.mean()) if len(latencies) else nan,
+        "p50_s": p50_s,
+        "p95_s": p95_s,
+        "p99_s": p99_s,
+        "max_s": max_s,
+        "padding_ratio": 1.0 - simulated.useful / simulated.computed if simulated.computed else 0.0,
+        "utilisation": simulated.busy_s / (simulated.slot_count * duration_s),
+        "mean_batch": simulated.members / max(simulated.batches, 1),
+        "batches": simulated.batches,
+        "prefetched": simulated.prefetched,
+        "recalled": simulated.recalled,
+        "preparations": simulated.preparations,
+        "decide_us": simulated.decide_s / total * 1e6,  # processor time here, per request
+        "longest_decision_ms": simulated.longest_decision_s * 1e3,
+    }
+
+
+def lost_ratio(run: Run) -> float:
+    """The share of requests that were not answered in time."""
+    return 1.0 - run["done"] / run["requests"] if run["requests"] else 0.0
+
+
+def reaches(run: Run, p99_s: float) -> bool:
+    """True for a run whose p99 is `p99_s` at most and which lost `MOST_LOST` at most."""
+    return run["p99_s"] <= p99_s and lost_ratio(run) <= MOST_LOST
 
 
 def latencies_s(simulated: Simulated) -> NDArray[np.float64]:
@@ -405,7 +336,7 @@ def oracle_rate(scenario: Scenario) -> float:
     profiles, costs = scenario.profiles, scenario.costs
     groups: dict[tuple[int, tuple[int, ...]], list[tuple[int, ...]]] = defaultdict(list)
     count = 0
-    for request in islice(scenario.requests(), SAMPLE):
+    for request in islice(scenario.traffic, SAMPLE):
         count += 1
         profile = profiles[request.model]
         fixed = tuple(
@@ -462,37 +393,6 @@ class Sweep:
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One simulation."""
-
-    policy: str
-    value: float | None
-    """Value of the sweep, if any."""
-    summary: Summary
-    oracle: float
-    """Goodput if all requests were known beforehand."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        value = {} if self.value is None else {"value": self.value}
-        oracle = self.oracle if isfinite(self.oracle) else None
-        return {"policy": self.policy, **value, "oracle_goodput": oracle, **self.summary.to_dict()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """A goal for the service."""
-
-    p99_s: float
-    lost_ratio: float = 0.001
-    """Largest permitted share of requests that are refused or late."""
-
-    def met_by(self, summary: Summary) -> bool:
-        """True if the figures reach it, without a queue that only grows."""
-        return summary.p99_s <= self.p99_s and summary.lost_ratio <= self.lost_ratio
-
-
 def run_all(
     scenario: Scenario,
     sweep: Sweep | None,
@@ -509,18 +409,20 @@ def run_all(
         for policy in policies:
             progress(policy if sweep is None else f"{sweep.what} {value:g}: {policy}")
             played = simulate(policy_of(policy, changed), changed)
-            runs.append(Run(policy, value, summarise(played), oracle))
+            swept = {} if value is None else {"value": value}
+            figures = figures_of(played)
+            runs.append({"policy": policy, **swept, "oracle_goodput": oracle, **figures})
     return runs
 
 
-def fewest_slots(runs: Sequence[Run], goal: Goal) -> Run | None:
-    """The planned run of a sweep with the fewest slots that reach the goal, as every larger number does."""
-    best: Run | None = None
-    planned = sorted((run for run in runs if run.policy == PLANNED), key=lambda run: -(run.value or 0))
-    for run in planned:
-        if not goal.met_by(run.summary):
+def fewest_slots(runs: Sequence[Run], p99_s: float) -> float | None:
+    """The fewest slots of a sweep that reach this p99 with the planned policy, as every larger number does."""
+    best = None
+    planned = [run for run in runs if run["policy"] == PLANNED]
+    for run in sorted(planned, key=lambda run: -run["value"]):
+        if not reaches(run, p99_s):
             break
-        best = run
+        best = run["value"]
     return best
 
 
@@ -567,27 +469,26 @@ def print_table(runs: Sequence[Run], sweep: Sweep | None, console: Console) -> N
         table.add_column(name, justify="right")
     previous = None
     for run in runs:
-        cells = [run.policy, *_figures(run)]
+        cells = [run["policy"], *_figures(run)]
         if sweep is not None:
-            cells.insert(0, f"{run.value:g}" if run.value != previous else "")
-            previous = run.value
+            cells.insert(0, f"{run['value']:g}" if run["value"] != previous else "")
+            previous = run["value"]
         table.add_row(*cells)
-    if sweep is None and runs and not isnan(runs[0].oracle):
-        table.add_row("all known beforehand", _number(runs[0].oracle))
+    if sweep is None and runs and not isnan(runs[0]["oracle_goodput"]):
+        table.add_row("all known beforehand", _number(runs[0]["oracle_goodput"]))
     console.print(table)
 
 
 def _figures(run: Run) -> list[str]:
-    summary = run.summary
     return [
-        _number(summary.goodput),
-        _number(summary.elements_per_s),
-        *(_number(seconds * 1e3) for seconds in (summary.p50_s, summary.p95_s, summary.p99_s)),
-        f"{summary.lost_ratio * 100:.1f}",
-        f"{summary.padding_ratio * 100:.1f}",
-        f"{summary.utilisation * 100:.0f}",
-        f"{summary.mean_batch:.1f}",
-        f"{summary.decide_us:.1f}",
+        _number(run["goodput"]),
+        _number(run["elements_per_s"]),
+        *(_number(run[name] * 1e3) for name in ("p50_s", "p95_s", "p99_s")),
+        f"{lost_ratio(run) * 100:.1f}",
+        f"{run['padding_ratio'] * 100:.1f}",
+        f"{run['utilisation'] * 100:.0f}",
+        f"{run['mean_batch']:.1f}",
+        f"{run['decide_us']:.1f}",
     ]
 
 
@@ -597,63 +498,59 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
-def run_simulate(
-    options: ScenarioOptions,
-    config: Path | None,
-    *,
-    sweep: str | None,
-    compare: bool,
-    p99_ms: float | None,
-    as_json: bool,
-) -> None:
+def run_simulate(options: SimulateOptions) -> None:
     """Simulate and print. Raises `ConfigurationError` for wrong options before anything runs."""
-    if config is not None:
-        options = replace(options, loaded=load_settings(config))
-        configure("warning", "auto")  # models may be compiled for it, which is no news here
     scenario = make_scenario(options)
-    swept = None if sweep is None else parse_sweep(sweep)
+    swept = None if options.sweep is None else parse_sweep(options.sweep)
     errors = Console(stderr=True)
     with errors.status("simulating") as status:
         try:
             runs = run_all(
                 scenario,
                 swept,
-                compare=compare,
+                compare=options.compare,
                 progress=lambda what: status.update(f"simulating: {what}"),
             )
         except EngineError as error:  # costs that no table can hold: a formula may say anything
             raise ConfigurationError([f"the calls of this traffic cost too much: {error}"]) from error
-    goal = None if p99_ms is None else Goal(p99_s=p99_ms / 1000)
-    if as_json:
-        typer.echo(json.dumps(_plain(runs, swept, goal), indent=2))
+    p99_s = None if options.p99_ms is None else options.p99_ms / 1000
+    if options.as_json:
+        typer.echo(json.dumps(_plain(runs, swept, p99_s), indent=2))
         return
     # A file or a pipe has no width of its own; the table is not to be folded for that.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     print_table(runs, swept, console)
-    if goal is not None:
-        typer.echo(_verdict(runs, swept, goal))
+    if p99_s is not None:
+        typer.echo(_verdict(runs, swept, p99_s))
 
 
-def _plain(runs: list[Run], sweep: Sweep | None, goal: Goal | None) -> dict[str, object]:
-    plain: dict[str, object] = {"runs": [run.to_dict() for run in runs]}
+def _plain(runs: Sequence[Run], sweep: Sweep | None, p99_s: float | None) -> dict[str, object]:
+    plain: dict[str, object] = {
+        "runs": [
+            {
+                name: None if isinstance(value, float) and not isfinite(value) else value
+                for name, value in run.items()
+            }
+            for run in runs
+        ]
+    }
     if sweep is not None:
         plain["sweep"] = sweep.what
-    if goal is not None:
-        plain["p99_ms"] = goal.p99_s * 1000
-        plain["met"] = [goal.met_by(run.summary) for run in runs]
+    if p99_s is not None:
+        plain["p99_ms"] = p99_s * 1000
+        plain["met"] = [reaches(run, p99_s) for run in runs]
         if sweep is not None and sweep.what == "slots":
-            best = fewest_slots(runs, goal)
-            plain["fewest_slots"] = None if best is None else best.value
+            plain["fewest_slots"] = fewest_slots(runs, p99_s)
     return plain
 
 
-def _verdict(runs: list[Run], sweep: Sweep | None, goal: Goal) -> str:
-    words = f"p99 <= {goal.p99_s * 1000:g} ms and at most {goal.lost_ratio:.1%} lost"
+def _verdict(runs: Sequence[Run], sweep: Sweep | None, p99_s: float) -> str:
+    words = f"p99 <= {p99_s * 1000:g} ms and at most {MOST_LOST:.1%} lost"
+    met = [run for run in runs if reaches(run, p99_s)]
     if sweep is None:
-        met = [run.policy for run in runs if goal.met_by(run.summary)]
-        return f"{words}: {', '.join(met) if met else 'not reached'}"
+        return f"{words}: {', '.join(run['policy'] for run in met) or 'not reached'}"
     if sweep.what == "slots":
-        best = fewest_slots(runs, goal)
-        return f"{words}: " + ("not with these slots" if best is None else f"{best.value:g} slots are enough")
-    met = [f"{run.value:g} ({run.policy})" for run in runs if goal.met_by(run.summary)]
-    return f"{words}: {sweep.what} {', '.join(met) if met else 'at none of these'}"
+        best = fewest_slots(runs, p99_s)
+        return f"{words}: " + ("not with these slots" if best is None else f"{best:g} slots are enough")
+    values = ", ".join(f"{run['value']:g} ({run['policy']})" for run in met)
+    return f"{words}: {sweep.what} {values or 'at none of these'}"

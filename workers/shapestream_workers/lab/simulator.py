@@ -40,7 +40,6 @@ from shapestream.scheduling.events import (
 )
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.batch import ErrorCode
-from shapestream_workers.lab.traffic import Recorded, Traffic, generate, replay
 from shapestream_workers.lab.true_cost import TrueCost
 
 LEFT, DONE, LATE, EXPIRED, REFUSED, FAILED = range(6)
@@ -65,8 +64,8 @@ class Scenario:
     profiles: Sequence[ModelProfile]
     costs: Mapping[str, TrueCost]
     """True costs, by model."""
-    traffic: Traffic | Recorded | Iterable[TraceRequest]
-    """Requests in order of time."""
+    traffic: Iterable[TraceRequest]
+    """Requests in order of time: `Traffic`, `Recorded`, or a list."""
     believed: Mapping[str, TrueCost] = field(default_factory=dict)
     """Costs that a calibration measured before; of other models the scheduler learns them from traffic."""
     slots: int = 1
@@ -86,12 +85,6 @@ class Scenario:
     round_up: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
     """Rounding of a request's sizes by the model's strategy, by model; plain servers use it too."""
     seed: int = 0
-
-    def requests(self) -> Iterable[TraceRequest]:
-        """The requests, from the beginning. Raises `ConfigurationError` for a trace that cannot be read."""
-        if isinstance(self.traffic, Traffic):
-            return generate(self.traffic)
-        return replay(self.traffic) if isinstance(self.traffic, Recorded) else self.traffic
 
     def worker_of(self, slot: int) -> str:
         """Name of the slot's worker."""
@@ -135,14 +128,22 @@ class Requests:
         return np.array(values, np.float64)[1:]
 
 
-@dataclass(slots=True)
-class SlotTime:
-    """Work of all slots together."""
+@dataclass(slots=True, kw_only=True)
+class Simulated:
+    """Results of a simulation: its requests, and the work of all slots together."""
 
+    slot_count: int
+    requests: Requests = field(default_factory=Requests)
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    decide_s: float = 0.0
+    """Processor time of all decisions, on this machine."""
+    longest_decision_s: float = 0.0
     busy_s: float = 0.0
     calls: int = 0
     batches: int = 0
     members: int = 0
+    """Requests that ran, by batch."""
     computed: int = 0
     """Elements of all calls, padding included."""
     useful: int = 0
@@ -167,23 +168,6 @@ class Policy(Protocol):
     def check_invariants(self) -> None:
         """Check its books; raises AssertionError."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """Results of a simulation."""
-
-    requests: Requests
-    slots: SlotTime
-    slot_count: int
-    began_s: float
-    ended_s: float
-    decide_s: float
-    """Processor time of all decisions, on this machine."""
-    longest_decision_s: float
-    events: int
-    codes: Mapping[str, int]
-    """Failed requests by code."""
 
 
 def simulate(policy: Policy, scenario: Scenario, *, check_every: int | None = None) -> Simulated:
@@ -221,9 +205,9 @@ class _Simulation:
         self._policy = policy
         self._scenario = scenario
         self._profiles = {profile.name: profile for profile in scenario.profiles}
-        self._rounded: list[dict[tuple[int, ...], tuple[int, ...]]] = [{} for _ in scenario.profiles]
-        self._requests = Requests()
-        self._source: Iterator[TraceRequest] = iter(scenario.requests())
+        self._results = Simulated(slot_count=scenario.slots)
+        self._requests = self._results.requests
+        self._source: Iterator[TraceRequest] = iter(scenario.traffic)
         self._next: TraceRequest | None = None
         self._returning: deque[tuple[float, int]] = deque()
         """In a closed loop: times and numbers of the next requests, in order."""
@@ -236,12 +220,8 @@ class _Simulation:
         self._prepared: dict[tuple[str, str], set[tuple[int, ...]]] = {}
         self._rng = np.random.default_rng(scenario.seed)
         self._noises: list[float] = []
-        self._time = SlotTime()
         self._finished = 0
-        self._decide_s = 0.0
-        self._longest_s = 0.0
         self._events = 0
-        self._codes: dict[str, int] = {}
         self._now = 0.0
 
     # ------------------------------------------------------------ the loop
@@ -272,17 +252,9 @@ class _Simulation:
             idle_wakeups = 0
             if check_every is not None and self._events // check_every != events // check_every:
                 self._policy.check_invariants()
-        return Simulated(
-            requests=self._requests,
-            slots=self._time,
-            slot_count=self._scenario.slots,
-            began_s=0.0 if began_s == inf else began_s,
-            ended_s=self._now,
-            decide_s=self._decide_s,
-            longest_decision_s=self._longest_s,
-            events=self._events,
-            codes=self._codes,
-        )
+        self._results.began_s = 0.0 if began_s == inf else began_s
+        self._results.ended_s = self._now
+        return self._results
 
     def _join(self) -> None:
         scenario = self._scenario
@@ -301,7 +273,7 @@ class _Simulation:
                 prefetch_s=2 * scenario.way_s or None,
             )
             self._handle(joined, 0.0)
-        self._decide_s = self._longest_s = 0.0
+        self._results.decide_s = self._results.longest_decision_s = 0.0
         self._events = 0
         if scenario.in_flight is None:
             self._next = next(self._source, None)
@@ -327,18 +299,13 @@ class _Simulation:
             self._handle(RequestsArrived(requests=tuple(arrived)), at)
 
     def _arrival(self, request: TraceRequest, at: float) -> Arrival:
-        number = request.model
         sizes = request.sizes
         deadline = None if request.deadline_s is None else at + request.deadline_s
         elements = prod(sizes)
-        profile = self._scenario.profiles[number]
+        profile = self._scenario.profiles[request.model]
         request_id = self._requests.add(at, inf if deadline is None else deadline, elements)
-        rounding = self._scenario.round_up.get(profile.name)
-        if rounding is not None:
-            known = self._rounded[number]
-            if (rounded := known.get(sizes)) is None:
-                rounded = known[sizes] = rounding(sizes)
-            sizes = rounded
+        if (round_up := self._scenario.round_up.get(profile.name)) is not None:
+            sizes = round_up(sizes)
         return Arrival(
             id=request_id,
             client=request.client,
@@ -365,9 +332,8 @@ class _Simulation:
         began = thread_time()
         actions = self._policy.handle(event, at)
         took = thread_time() - began
-        self._decide_s += took
-        if took > self._longest_s:
-            self._longest_s = took
+        self._results.decide_s += took
+        self._results.longest_decision_s = max(took, self._results.longest_decision_s)
         finished = self._finished
         for action in actions:
             self._act(action, at)
@@ -383,7 +349,6 @@ class _Simulation:
                 for request in action.requests:
                     self._end(request, DONE if at <= deadline[request] else LATE, at)
             case FailRequest():
-                self._codes[action.code] = self._codes.get(action.code, 0) + 1
                 late = action.code == "deadline_exceeded"
                 self._end(action.id, EXPIRED if late else REFUSED if action.code in _REFUSALS else FAILED, at)
             case ForgetRequest():
@@ -412,7 +377,7 @@ class _Simulation:
     def _send(self, action: StartBatch, now: float) -> None:
         """Send a batch to its slot."""
         job = self._jobs[action.batch] = _Job(action)
-        self._time.prefetched += action.behind is not None
+        self._results.prefetched += action.behind is not None
         if self._scenario.way_s:
             self._push(now + self._scenario.way_s, ARRIVED, job)
         else:
@@ -441,7 +406,7 @@ class _Simulation:
         if job is None or job.ended or (job.began >= 0 and code is ErrorCode.RECALLED):
             return
         job.code = code
-        self._time.recalled += code is ErrorCode.RECALLED
+        self._results.recalled += code is ErrorCode.RECALLED
         slot = job.action.slot
         if self._running[slot] is job:
             job.busy_s = now - job.began
@@ -498,8 +463,8 @@ class _Simulation:
         seconds = 0.0
         for sizes in calls_of(self._profiles[action.model], action.sizes):
             seconds += cost.seconds(sizes)
-            self._time.calls += 1
-            self._time.computed += prod(sizes)
+            self._results.calls += 1
+            self._results.computed += prod(sizes)
             if cost.prepare_s and sizes not in known:
                 known.add(sizes)
                 job.preparations += 1
@@ -514,16 +479,16 @@ class _Simulation:
         return self._noises.pop()
 
     def _account(self, job: _Job) -> None:
-        time = self._time
-        time.busy_s += job.busy_s
-        time.batches += 1
-        time.preparations += job.preparations
+        results = self._results
+        results.busy_s += job.busy_s
+        results.batches += 1
+        results.preparations += job.preparations
         elements = self._requests.elements
         members = job.action.requests
         if job.expired:
             members = tuple(request for request in members if request not in job.expired)
-        time.members += len(members)
-        time.useful += sum([elements[request] for request in members])
+        results.members += len(members)
+        results.useful += sum([elements[request] for request in members])
 
     def _push(self, at: float, kind: int, job: _Job) -> None:
         self._pushed += 1

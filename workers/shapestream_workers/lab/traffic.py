@@ -5,12 +5,12 @@ The same seed gives the same traffic. In a closed loop arrivals follow from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Literal, assert_never
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,55 +30,48 @@ class BadText(ConfigurationError):
     """A wrong description of traffic or costs on the command line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """A distribution of whole sizes of one dimension.
-
-    `choice`: one of the values, equally likely. `uniform`: from the first to the second value. `lognormal`: median, sigma,
-    least and largest value: exp(N(ln median, sigma)), rounded and clipped, as lengths of texts are often distributed.
-    """
-
-    kind: Literal["choice", "uniform", "lognormal"]
-    values: tuple[float, ...]
-
-    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Draw `count` sizes."""
-        match self.kind:
-            case "choice":
-                return np.asarray(self.values, np.int64)[rng.integers(0, len(self.values), count)]
-            case "uniform":
-                low, high = map(int, self.values)
-                return rng.integers(low, high, count, endpoint=True)
-            case "lognormal":
-                median, sigma, least, largest = self.values
-                sizes = np.rint(median * np.exp(sigma * rng.standard_normal(count)))
-                return np.clip(sizes, least, largest).astype(np.int64)
-            case _:
-                assert_never(self.kind)
+Distribution: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.int64]]
+"""Function that draws so many sizes of one dimension."""
 
 
 def parse_distribution(text: str) -> Distribution:
-    """Read a distribution; raises `BadText`, which shows the forms."""
+    """Read a distribution; raises `BadText`, which shows the forms.
+
+    Sizes of `lognormal` are exp(N(ln median, sigma)), rounded and clipped, as lengths of texts are often distributed;
+    those of `choice` are equally likely.
+    """
     kind, _, rest = text.strip().partition(":")
     try:
         match kind, rest.split(","):
             case "lognormal", [median, sigma, bounds]:
-                low, high = _range(bounds)
-                if not (0 < float(median) < inf and 0 <= float(sigma) < inf):
-                    raise ValueError("a median above 0 and a sigma of at least 0 are needed")
-                return Distribution("lognormal", (float(median), float(sigma), low, high))
+                return _lognormal(float(median), float(sigma), *_range(bounds))
             case "uniform", [bounds]:
-                return Distribution("uniform", _range(bounds))
-            case "choice", [_, *_] as sizes:
-                return Distribution("choice", tuple(_size(size) for size in sizes))
-            case "constant", [size]:
-                return Distribution("choice", (_size(size),))
-            case size, [""]:
-                return Distribution("choice", (_size(size),))
+                low, high = _range(bounds)
+                return lambda rng, count: rng.integers(low, high, count, endpoint=True)
+            case "choice", sizes:
+                return _choice(sizes)
+            case ("constant", [size]) | (size, [""]):
+                return _choice([size])
             case _:
                 raise ValueError("no such distribution")
     except ValueError as error:
         raise BadText([f"sizes {text!r}: {error} (expected {_FORMS})"]) from error
+
+
+def _lognormal(median: float, sigma: float, low: int, high: int) -> Distribution:
+    if not (0 < median < inf and 0 <= sigma < inf):
+        raise ValueError("a median above 0 and a sigma of at least 0 are needed")
+
+    def draw(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        sizes = np.rint(median * np.exp(sigma * rng.standard_normal(count)))
+        return np.clip(sizes, low, high).astype(np.int64)
+
+    return draw
+
+
+def _choice(texts: Sequence[str]) -> Distribution:
+    sizes = np.array([_size(text) for text in texts], np.int64)
+    return lambda rng, count: sizes[rng.integers(0, len(sizes), count)]
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -104,85 +97,63 @@ class SizedModel:
     """One model of the traffic, and the sizes of its requests."""
 
     name: str
-    sizes: Mapping[str, Distribution]
-    """Distributions by dimension, `batch` first where requests have rows."""
-    empirical: tuple[tuple[int, ...], ...] = ()
-    """Observed shapes to choose from, instead of drawing each dimension by itself."""
+    dimensions: tuple[str, ...]
+    """Names of the dimensions, `batch` first where requests have rows."""
+    draw: Callable[[np.random.Generator, int], list[tuple[int, ...]]]
+    """Function that draws the sizes of so many requests."""
     weight: float = 1.0
     """Share of the requests, relative to the other models' weights."""
 
-    @property
-    def dimensions(self) -> tuple[str, ...]:
-        """Names of the dimensions."""
-        return tuple(self.sizes)
-
-    def draw(self, rng: np.random.Generator, count: int) -> list[tuple[int, ...]]:
-        """Draw the sizes of `count` requests."""
-        if self.empirical:
-            return [self.empirical[number] for number in rng.integers(0, len(self.empirical), count).tolist()]
-        columns = [distribution.draw(rng, count).tolist() for distribution in self.sizes.values()]
-        return list(zip(*columns, strict=True)) if columns else [()] * count
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
-    """Arrival times of requests, `rate` per second in the long run."""
+class Traffic:
+    """Made-up traffic; an iteration generates its requests in order of time, a few thousand at a time."""
 
-    rate: float
-    """Requests per second; inf: all at once, as for a closed loop."""
-    kind: Literal["poisson", "constant", "bursts"] = "poisson"
+    models: Sequence[SizedModel]
+    requests: int
+    rate: float = inf
+    """Requests per second in the long run; inf: all at once, as for a closed loop."""
     burst: int = 1
-    """Requests that arrive together, for `bursts`; the bursts are a Poisson stream."""
+    """Requests that arrive together, in a Poisson stream of bursts; 0: one by one at equal distances."""
+    clients: int = 1
+    """Number of clients; requests are spread over them at random."""
+    deadline_s: float | None = None
+    priorities: Sequence[int] = (0,)
+    """Priorities to choose from at random."""
+    seed: int = 0
 
-    def draw(self, rng: np.random.Generator, after_s: float, first: int, count: int) -> NDArray[np.float64]:
+    def __iter__(self) -> Iterator[TraceRequest]:
+        rng = np.random.default_rng(self.seed)
+        weights = np.array([model.weight for model in self.models])
+        weights /= weights.sum()
+        after_s = 0.0
+        for first in range(0, self.requests, _CHUNK):
+            count = min(_CHUNK, self.requests - first)
+            times = self._times(rng, after_s, first, count)
+            after_s = float(times[-1])
+            numbers = rng.choice(len(weights), count, p=weights).tolist()
+            clients = rng.integers(0, self.clients, count).tolist()
+            priorities = rng.choice(np.asarray(self.priorities), count).tolist()
+            sizes = [iter(model.draw(rng, numbers.count(number))) for number, model in enumerate(self.models)]
+            for at_s, number, client, priority in zip(
+                times.tolist(), numbers, clients, priorities, strict=True
+            ):
+                yield TraceRequest(at_s, number, client, next(sizes[number]), self.deadline_s, priority)
+
+    def _times(self, rng: np.random.Generator, after_s: float, first: int, count: int) -> NDArray[np.float64]:
         """Draw the times of `count` requests from number `first` on, after the time `after_s`."""
-        if np.isinf(self.rate):
+        if self.rate == inf:
             return np.zeros(count)
-        if self.kind == "constant":
+        if self.burst == 0:
             return np.arange(first + 1, first + count + 1) / self.rate
-        if self.kind == "poisson":
-            return after_s + np.cumsum(rng.exponential(1 / self.rate, count))
         gaps = rng.exponential(self.burst / self.rate, count)
         gaps[np.arange(first, first + count) % self.burst != 0] = 0.0
         return after_s + np.cumsum(gaps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Made-up traffic, for `generate`."""
-
-    models: Sequence[SizedModel]
-    arrivals: Arrivals
-    requests: int
-    clients: int = 1
-    """Number of clients; requests are spread over them at random."""
-    deadline_s: float | None = None
-    priorities: Sequence[int] = field(default=(0,))
-    """Priorities to choose from at random."""
-    seed: int = 0
-
-
-def generate(traffic: Traffic) -> Iterator[TraceRequest]:
-    """Generate the requests of made-up traffic, in order of time, a few thousand at a time."""
-    rng = np.random.default_rng(traffic.seed)
-    weights = np.array([model.weight for model in traffic.models])
-    weights /= weights.sum()
-    after_s = 0.0
-    for first in range(0, traffic.requests, _CHUNK):
-        count = min(_CHUNK, traffic.requests - first)
-        times = traffic.arrivals.draw(rng, after_s, first, count)
-        after_s = float(times[-1])
-        numbers = rng.choice(len(weights), count, p=weights).tolist()
-        clients = rng.integers(0, traffic.clients, count).tolist()
-        priorities = rng.choice(np.asarray(traffic.priorities), count).tolist()
-        sizes = [iter(model.draw(rng, numbers.count(number))) for number, model in enumerate(traffic.models)]
-        for at_s, number, client, priority in zip(times.tolist(), numbers, clients, priorities, strict=True):
-            yield TraceRequest(at_s, number, client, next(sizes[number]), traffic.deadline_s, priority)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Traffic of a trace file, at its own rate or at another."""
+    """Traffic of a trace file; an iteration raises `ConfigurationError` for what is no trace."""
 
     path: Path
     rate: float | None = None
@@ -191,30 +162,30 @@ class Recorded:
     deadline_s: float | None = None
     """Deadline that replaces the trace's own; None keeps them."""
 
-
-def replay(recorded: Recorded) -> Iterator[TraceRequest]:
-    """The requests of a trace. Raises `ConfigurationError` for what is no trace."""
-    reader = TraceReader(recorded.path)
-    factor = 1.0
-    if recorded.rate is not None:
-        count, last_s = 0, 0.0
-        for request in islice(reader, recorded.requests):
-            count, last_s = count + 1, request.at_s
-        if last_s >= _RESOLUTION_S:
-            factor = count / last_s / recorded.rate
-    for request in islice(reader, recorded.requests):
-        deadline_s = request.deadline_s if recorded.deadline_s is None else recorded.deadline_s
-        yield request._replace(at_s=request.at_s * factor, deadline_s=deadline_s)
+    def __iter__(self) -> Iterator[TraceRequest]:
+        reader = TraceReader(self.path)
+        factor = 1.0
+        if self.rate is not None:
+            count, last_s = 0, 0.0
+            for request in islice(reader, self.requests):
+                count, last_s = count + 1, request.at_s
+            if last_s >= _RESOLUTION_S:
+                factor = count / last_s / self.rate
+        for request in islice(reader, self.requests):
+            deadline_s = request.deadline_s if self.deadline_s is None else self.deadline_s
+            yield request._replace(at_s=request.at_s * factor, deadline_s=deadline_s)
 
 
-def parse_arrivals(text: str, rate: float) -> Arrivals:
-    """Read `poisson`, `constant` or `bursts:SIZE`; raises `BadText`."""
+def parse_arrivals(text: str) -> int:
+    """Read `poisson`, `constant` or `bursts:SIZE` as a `Traffic.burst`; raises `BadText`."""
     kind, _, size = text.partition(":")
     match kind, size:
-        case "poisson" | "constant" as plain, "":
-            return Arrivals(rate=rate, kind=plain)
+        case "poisson", "":
+            return 1
+        case "constant", "":
+            return 0
         case "bursts", size if size.isdecimal() and len(size) < 11 and 0 < int(size) <= _MOST_IN_BURST:
-            return Arrivals(rate=rate, kind="bursts", burst=int(size))
+            return int(size)
         case _:
             raise BadText([f"arrivals {text!r}: expected poisson, constant or bursts:SIZE"])
 
@@ -247,8 +218,12 @@ def parse_sizes(text: str) -> SizedModel:
         if not equals or not dimension or dimension in sizes:
             raise BadText([f"sizes {text!r}: expected DIMENSION=DISTRIBUTION, got {part!r}"])
         sizes[dimension] = parse_distribution(words)
-    batch = sizes.pop("batch", Distribution("choice", (1,)))
-    return SizedModel(name=name, sizes={"batch": batch, **sizes}, weight=share)
+    sizes = {"batch": sizes.pop("batch", _choice(["1"])), **sizes}
+
+    def draw(rng: np.random.Generator, count: int) -> list[tuple[int, ...]]:
+        return list(zip(*(each(rng, count).tolist() for each in sizes.values()), strict=True))
+
+    return SizedModel(name=name, dimensions=tuple(sizes), draw=draw, weight=share)
 
 
 def _empirical(reader: TraceReader, name: str, weight: float) -> SizedModel:
@@ -262,10 +237,9 @@ def _empirical(reader: TraceReader, name: str, weight: float) -> SizedModel:
             shapes.append(request.sizes)
     if not shapes:
         raise ConfigurationError([f"{reader.path}: no request of a model {name!r} to take sizes from"])
-    dimensions = list(reader.models.values())[number]
     return SizedModel(
         name=name if name != "model" else list(reader.models)[number],
-        sizes={dimension: Distribution("choice", (1,)) for dimension in dimensions},
-        empirical=tuple(shapes),
+        dimensions=list(reader.models.values())[number],
+        draw=lambda rng, count: [shapes[drawn] for drawn in rng.integers(0, len(shapes), count).tolist()],
         weight=weight,
     )

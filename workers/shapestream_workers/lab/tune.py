@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import signal
-import tempfile
-from dataclasses import dataclass, field
-from math import isfinite
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import trio
@@ -30,11 +28,11 @@ from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.lab.bench import Subject, subject_of
 from shapestream_workers.lab.candidates import Candidate, Placement, placements, propose
-from shapestream_workers.lab.edited_yaml import require_editor, write_tuned
-from shapestream_workers.lab.race import Options, Race, Say, Trial, choose, finalists, rank, value_of
+from shapestream_workers.lab.commands import Objective, TuneOptions
+from shapestream_workers.lab.race import Race, Say, Trial, choose, finalists
 from shapestream_workers.lab.replay import InputMaker, Workload, read_workload
+from shapestream_workers.lab.subject import Subject, require_editor
 from shapestream_workers.memory import spell_bytes
 from shapestream_workers.models import available_cpus, read_signatures
 
@@ -52,21 +50,26 @@ class TuningFailed(ShapestreamError):
 class Outcome:
     """Findings of a tuning run."""
 
-    subject: Subject
     workload: Workload
-    options: Options
+    objective: Objective
     trials: list[Trial]
     """The file as it is, then the others."""
     chosen: Trial
     seconds: float
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
     """Candidates that were left out, with the reasons."""
 
+    def value_of(self, score: float | None) -> float | None:
+        """Results per second, or p99 in seconds, of a score; None for none, and for an infinite p99."""
+        if self.objective == "throughput":
+            return score
+        return 1.0 / score if score else None
 
-def tune_file(
-    config: Path, trace: Path, *, model: str | None, target: Path, options: Options, as_json: bool
-) -> None:
-    """Tune, write `target` and print. Raises `ConfigurationError` before anything is measured, and `TuningFailed`."""
+
+def tune_file(options: TuneOptions) -> None:
+    """Tune, write the file and print. Raises `ConfigurationError` before anything is measured, and `TuningFailed`."""
+    config, trace = options.config, options.trace
+    target = options.out or config.with_name(f"{config.stem}.tuned{config.suffix}")
     configure("warning", "auto")
     loaded = load_settings(config)
     require_editor()
@@ -76,22 +79,20 @@ def tune_file(
             raise ConfigurationError([f"{target}: {message}"])
     if not target.parent.is_dir():
         raise ConfigurationError([f"{target}: no such folder: {target.parent}"])
-    number = _model_number(loaded, TraceReader(trace), model)
-    settings = loaded.settings.models[number]
+    number = _model_number(loaded, TraceReader(trace), options.model)
+    subject = Subject(loaded=loaded, model=number, cpus=available_cpus())
     if loaded.settings.in_process is None and loaded.settings.workers == ():
         message = "none are started, so none can be measured (tune with a file that starts them)"
         raise ConfigurationError([loaded.problem(("workers",), message)])
-    (signature,) = read_signatures(loaded, [settings]).signatures
-    workload = read_workload(trace, settings.name, signature)
-    subject = subject_of(loaded, number, available_cpus())
+    (signature,) = read_signatures(loaded, [subject.settings]).signatures
+    workload = read_workload(trace, signature.name, signature)
     outcome = run_tuning(subject, workload, signature, options, lambda line: typer.echo(line, err=True))
     header = [f"Made by `shapestream tune` from {config.name} and {trace.name}.", *verdict(outcome), ""]
-    plain = Console(file=io.StringIO(), width=WIDTH, color_system=None)
-    plain.print(table_of(outcome))
-    assert isinstance(plain.file, io.StringIO)
-    header += [line.rstrip() for line in plain.file.getvalue().splitlines() if line.strip()]
-    write_tuned(config, target, subject.edits(outcome.chosen.candidate), "\n".join([*header, ""]))
-    if as_json:
+    plain = io.StringIO()
+    Console(file=plain, width=WIDTH, color_system=None).print(table_of(outcome))
+    header += [line.rstrip() for line in plain.getvalue().splitlines() if line.strip()]
+    subject.write_tuned(outcome.chosen.candidate, target, "\n".join([*header, ""]))
+    if options.as_json:
         typer.echo(json.dumps(plain_report(outcome, str(target)), indent=2))
         return
     console = Console()
@@ -123,25 +124,21 @@ def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | Non
 
 
 def run_tuning(
-    subject: Subject, workload: Workload, signature: ModelSignature, options: Options, say: Say
+    subject: Subject, workload: Workload, signature: ModelSignature, options: TuneOptions, say: Say
 ) -> Outcome:
     """Measure candidates and choose one; all started processes are ended.
 
     Raises `TuningFailed`, and KeyboardInterrupt for SIGINT and SIGTERM.
     """
     # The path of a socket must be short: not below the user's TMPDIR.
-    folder = Path(tempfile.mkdtemp(prefix="shapestream-tune-", dir="/tmp"))
-    try:
-        return trio.run(_run, subject, workload, signature, options, say, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory(prefix="shapestream-tune-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        maker = InputMaker(subject.settings, signature)
+        return trio.run(_run, Race(subject, workload, maker, options, Path(folder), say), signature)
 
 
-async def _run(
-    subject: Subject, workload: Workload, signature: ModelSignature, options: Options, say: Say, folder: Path
-) -> Outcome:
-    objective, notes = options.objective, list[str]()
-    race = Race(subject, workload, InputMaker(subject.settings, signature), options, folder, say)
+async def _run(race: Race, signature: ModelSignature) -> Outcome:
+    subject, workload = race.subject, race.workload
+    notes: list[str] = []
     baseline = Trial(candidate=subject.baseline())
     trials = [baseline]
     async with trio.open_nursery() as nursery:
@@ -151,28 +148,27 @@ async def _run(
             if place != baseline.candidate.placement:
                 trials.append(Trial(candidate=Candidate(placement=place, shapes=baseline.candidate.shapes)))
                 await race.heat(trials[-1], kept_share=PLACEMENTS_UNTIL)
-        best = min(trials, key=lambda trial: rank(trial, objective)).candidate.placement
+        best = max(trials, key=lambda trial: trial.standing).candidate.placement
         max_batch = ServedModel(0, signature.name, signature, subject.settings).profile.max_batch
         choices, left_out = propose(workload, signature, baseline.candidate.shapes, max_batch=max_batch)
         notes += [f"not tried: {what}" for what in left_out]
         for shapes in choices:
             trials.append(Trial(candidate=Candidate(placement=best, shapes=shapes)))
             await race.heat(trials[-1], kept_share=SHAPES_UNTIL)
-        entrants = finalists(trials, objective, race.left_s())
+        entrants = finalists(trials, race.left_s())
         if entrants:
             await race.final(entrants)
         nursery.cancel_scope.cancel()
     for trial in trials:
         if trial.problem is None and trial.skipped is None and not trial.rounds:
             trial.skipped = "not in the final: others were better alone"
-    chosen = choose(trials, objective)
+    chosen = choose(trials)
     if chosen is None:
         said = [f"{trial.candidate.label}: {trial.problem}" for trial in trials if trial.problem]
         raise TuningFailed("\n".join(["nothing could be served", *said, *notes]))
     return Outcome(
-        subject=subject,
         workload=workload,
-        options=options,
+        objective=race.options.objective,
         trials=trials,
         chosen=chosen,
         seconds=race.spent_s(),
@@ -199,31 +195,24 @@ async def _obey_sigterm() -> None:
 # ---------------------------------------------------------------- the report
 
 
-def _alone(outcome: Outcome, trial: Trial) -> float | None:
-    return None if trial.heat is None else value_of(trial.heat, outcome.options.objective)
-
-
-def _measured(outcome: Outcome, trial: Trial) -> float | None:
-    """The median over the rounds of the final; None where it had none."""
-    values = trial.values(outcome.options.objective)
-    return float(median(values)) if values else None
+def _measured(trial: Trial) -> float | None:
+    """The median score over the rounds of the final; None where it had none."""
+    return median(trial.rounds) if trial.rounds else None
 
 
 def _ordered(outcome: Outcome) -> list[Trial]:
     """The chosen one, then the others by the final, then by their heats."""
-    sign = -1 if outcome.options.objective == "throughput" else 1
 
     def place(trial: Trial) -> tuple[bool, bool, float]:
-        value = _measured(outcome, trial)
-        known = rank(trial, outcome.options.objective) if value is None else sign * value
-        return trial is not outcome.chosen, value is None, known
+        score = _measured(trial)
+        return trial is outcome.chosen, score is not None, trial.standing if score is None else score
 
-    return sorted(outcome.trials, key=place)
+    return sorted(outcome.trials, key=place, reverse=True)
 
 
 def table_of(outcome: Outcome) -> Table:
     """One line per candidate, the chosen one first."""
-    what = "goodput" if outcome.options.objective == "throughput" else "p99"
+    what = "goodput" if outcome.objective == "throughput" else "p99"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("slots x threads", no_wrap=True)
     table.add_column("shapes", overflow="fold")
@@ -235,8 +224,8 @@ def table_of(outcome: Outcome) -> Table:
         table.add_row(
             str(trial.candidate.placement),
             trial.candidate.shapes_label,
-            _spelled(outcome, _alone(outcome, trial)),
-            _spelled(outcome, _measured(outcome, trial)),
+            _spelled(outcome, trial.alone),
+            _spelled(outcome, _measured(trial)),
             spell_bytes(trial.memory_bytes) if trial.memory_bytes else "",
             f"{trial.startup_s:.1f} s" if trial.startup_s else "",
             remark.partition("\n")[0],
@@ -244,12 +233,12 @@ def table_of(outcome: Outcome) -> Table:
     return table
 
 
-def _spelled(outcome: Outcome, value: float | None) -> str:
-    if value is None:
+def _spelled(outcome: Outcome, score: float | None) -> str:
+    if score is None:
         return ""
-    if outcome.options.objective == "throughput":
-        return f"{value:.1f}/s"
-    return f"{value * 1000:.1f} ms" if isfinite(value) else "never"
+    if outcome.objective == "throughput":
+        return f"{score:.1f}/s"
+    return f"{1000 / score:.1f} ms" if score else "never"
 
 
 def verdict(outcome: Outcome) -> list[str]:
@@ -262,10 +251,10 @@ def verdict(outcome: Outcome) -> list[str]:
     ]
     if chosen is baseline:
         return [*lines, "No candidate was better than the file as it is in every round.", *outcome.notes]
-    mine, before = _measured(outcome, chosen), _measured(outcome, baseline)
+    mine, before = (outcome.value_of(_measured(trial)) for trial in (chosen, baseline))
     gain = "."
-    if mine and before and isfinite(mine) and isfinite(before):
-        what = "the throughput" if outcome.options.objective == "throughput" else "the p99"
+    if mine and before:
+        what = "the throughput" if outcome.objective == "throughput" else "the p99"
         memory = chosen.memory_bytes / max(1, baseline.memory_bytes)
         gain = f", {mine / before:.2f} x {what} and {memory:.2f} x the memory of the file as it is."
     return [*lines, f"Chosen: {chosen.candidate.label}{gain}", *outcome.notes]
@@ -275,7 +264,7 @@ def plain_report(outcome: Outcome, written: str) -> dict[str, Any]:
     """The report for scripts."""
     return {
         "model": outcome.workload.model,
-        "objective": outcome.options.objective,
+        "objective": outcome.objective,
         "requests": len(outcome.workload.requests),
         "shapes": len(outcome.workload.counts()),
         "seconds": round(outcome.seconds, 3),
@@ -292,16 +281,11 @@ def _plain_trial(outcome: Outcome, trial: Trial) -> dict[str, Any]:
         "shapes": dict(trial.candidate.shapes),
         "as_it_is": trial.candidate.is_baseline,
         "chosen": trial is outcome.chosen,
-        "alone": _finite(_alone(outcome, trial)),
-        "measured": _finite(_measured(outcome, trial)),
-        "rounds": [_finite(value) for value in trial.values(outcome.options.objective)],
+        "alone": outcome.value_of(trial.alone),
+        "measured": outcome.value_of(_measured(trial)),
+        "rounds": [outcome.value_of(score) for score in trial.rounds],
         "memory_bytes": trial.memory_bytes,
         "startup_s": round(trial.startup_s, 3),
         "problem": trial.problem,
         "skipped": trial.skipped,
     }
-
-
-def _finite(value: float | None) -> float | None:
-    """The value; None for an infinite p99, which JSON cannot hold."""
-    return value if value is not None and isfinite(value) else None
