@@ -232,15 +232,6 @@ def test_a_suspect_that_its_slot_cannot_run_waits_for_another(stage):
     assert {1: "delivered"} == stage.ends
 
 
-def test_what_may_not_run_twice_is_no_suspect(stage):
-    """It is given up when its worker dies, whether or not it was to blame."""
-    stage.model(max_batch=1, idempotent=False)
-    stage.slots(0)
-    stage.arrive((1, 4))
-    _die(stage, 0)
-    assert ({1: "worker_lost"}, 0) == (stage.ends, stage.scheduler.statistics().suspects)
-
-
 def test_the_last_attempt_is_made_alone_in_a_worker(stage):
     """Who loses workers without killing them takes the same neighbour along twice at most."""
     stage.model(max_batch=1)
