@@ -125,9 +125,6 @@ class Ledger:
             leave(request.client, request.nbytes, request.share_s)
         count = len(batch.ids)
         self.running += count
-        if batch.queue.steps is not None:
-            own = map(max, zip(*[request.own_shape for request in cut.members], strict=True))
-            batch.queue.steps.started((cut.rows, *own))
         self.story.note(
             now,
             batch.ids,

@@ -115,7 +115,7 @@ class Request:
         self.queue = queue
         self.rows = rows
         self.shape = shape
-        """Sizes that it is padded to in any company; `own_shape` once it has failed alone, or is suspect."""
+        """Sizes that it is padded to in any company: see size_steps.py."""
         self.own_shape = shape if own_shape is None else own_shape
         self.nbytes = nbytes
         self.deadline = deadline

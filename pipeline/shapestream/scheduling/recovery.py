@@ -362,13 +362,8 @@ class Recovery:
         living = _living(batch)
         if len(batch.ids) == 1:
             for request in living:
-                if request.shape != request.own_shape and request.queue.profile.idempotent:
-                    # The model may take the request's own sizes, and not those that they were rounded up to.
-                    request.shape = request.own_shape
-                    self._run_again([request], now, actions)
-                else:
-                    actions.append(self.ledger.fail(request, event.code, event.message, now))
-                    self._blame(request, killed=False)
+                actions.append(self.ledger.fail(request, event.code, event.message, now))
+                self._blame(request, killed=False)
             return
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
         middle = (len(living) + 1) // 2
@@ -428,14 +423,12 @@ class Recovery:
         `killed`: it ended processes. Others of its client still share calls: one death then accuses all of them at once.
         """
         request.queue.shares.charge(request.client, request.failed_s, len(self.ledger.clients))
-        # The shape as it was queued: its like are rounded up as it was, before it ran alone at its own sizes.
-        request.queue.probation.blame(request.client, request.bucket.shape, singly=not killed)
+        request.queue.probation.blame(request.client, request.shape, singly=not killed)
 
     def _suspect(self, request: Request, now: float, actions: list[Action], *, accused: bool) -> None:
         if self._has_nowhere_to_run([request], now, actions):
             return
         self.ledger.put_back([request])
-        request.shape = request.own_shape  # what it was rounded up to may be to blame
         self._isolation.suspect(request, self._call_s([request]), accused=accused)
         self._queues.wait(request.queue)
 
