@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Floats, elements_of, elements_of_many
-from shapestream.scheduling.queueing import Bucket, Lane, ModelQueue
+from shapestream.scheduling.queueing import Bucket, Lane, Request
 from shapestream.scheduling.segments import Limits, Window, cut_window
-from shapestream.scheduling.state import Request, Slot
+from shapestream.scheduling.slots import Slot, SlotPool
 
 
 class Portion(NamedTuple):
     """What one batch should take at most, where other slots are free or will be soon; None where nothing limits it.
 
-    All slots that take part should end at the same time (`ModelQueue.free_in_s`): a slot's share reaches from its start to
+    All slots that take part should end at the same time (`SlotPool.free_in_s`): a slot's share reaches from its start to
     there. It matters when the queue is short; a long one fills the batches of all slots.
     """
 
@@ -37,7 +37,7 @@ ALL = Portion()
 
 
 def portion(
-    queue: ModelQueue, slot: Slot, anchor: Request, costs: CallCosts, speed: float, now: float
+    pool: SlotPool, slot: Slot, anchor: Request, costs: CallCosts, speed: float, now: float
 ) -> Portion:
     """What a batch with `anchor` should take at most, on `slot`.
 
@@ -46,16 +46,17 @@ def portion(
     too much. While nothing is measured, the even part is all that can be said. A model that waits for company
     (`max_delay_s`) is not divided: it asked for large batches.
     """
+    queue = pool.queue
     max_batch = queue.profile.max_batch
-    if queue.slot_count < 2 or queue.delay_s or not queue.has_batch:
+    if pool.count < 2 or queue.delay_s or not queue.has_batch:
         return ALL
-    rows = sum([max(other.rows, other.count) for other in slot.queues])
-    if rows >= queue.slot_count * max_batch:
+    rows = sum([max(other.queue.rows, other.queue.count) for other in slot.pools])
+    if rows >= pool.count * max_batch:
         return ALL
     share_s = 0.0
-    slots = len(queue.free)
+    slots = len(pool.free)
     if costs.surface.measured:
-        level_s, slots = queue.free_in_s(sum([other.cost_s for other in slot.queues]), now)
+        level_s, slots = pool.free_in_s(sum([other.queue.cost_s for other in slot.pools]), now)
         start_s = 0.0 if slot.batch is None else max(0.0, slot.batch.ends_at - now)
         share_s = level_s - start_s
     if slots < 2:

@@ -18,7 +18,7 @@ from tests.pipeline.scheduling.planning_stage import (
 
 from shapestream.scheduling.call_costs import USES
 from shapestream.scheduling.planner import BATCH_S, DELAYED, WINDOW, Plan, batch_of, plan_batch
-from shapestream.scheduling.state import QUEUED
+from shapestream.scheduling.queueing import QUEUED
 
 SIZES = st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 5))
 SURFACES = st.sampled_from(
