@@ -236,13 +236,9 @@ async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_n
     turns: list[int] = []
     inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox)))
     inbox.open()
-    await trio.to_thread.run_sync(inbox.post, ticket())
-    await trio.testing.wait_all_tasks_blocked()
-    assert [1] == turns
-    await trio.to_thread.run_sync(inbox.post, ticket())
-    await trio.testing.wait_all_tasks_blocked()
-    assert [1] == turns
-    await trio.to_thread.run_sync(inbox.post, Withdraw(ticket()))
-    await trio.testing.wait_all_tasks_blocked()
-    assert [1, 3] == turns
-    assert 3 == len(list(inbox.take()))
+    items = [ticket(), ticket(), Withdraw(ticket())]
+    for item, taken in zip(items, ([1], [1], [1, 3]), strict=True):
+        await trio.to_thread.run_sync(inbox.post, item)
+        await trio.testing.wait_all_tasks_blocked()
+        assert taken == turns
+    assert items == list(inbox.take())
