@@ -95,31 +95,6 @@ def problems(ran: Result, folder: Path) -> list[str]:
     return [line.removeprefix(f"{folder}/x.yaml:") for line in ran.stderr.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("workers", "problem"),
-    [
-        ("2", "expected a list, got 2 (write [{count: 2}])"),
-        ("'2'", 'expected a list, got "2" (write [{count: 2}])'),
-        ("{count: 2}", "expected a list, got a mapping (a list of groups: write [{count: 1}])"),
-        ("two", 'expected a list, got "two" (write [{count: 1}])'),
-    ],
-)
-def test_faulty_workers_are_the_only_problem_of_sound_models(
-    tmp_path: Path, workers: str, problem: str
-) -> None:
-    """Nothing is said about models that no worker serves, since nobody knows yet which do."""
-    relu(tmp_path / "m.onnx")
-    ran = check(tmp_path, f"models: [{{name: m, path: m.onnx}}]\nworkers: {workers}\n")
-    assert [f"2:1: workers: {problem}"] == problems(ran, tmp_path)
-
-
-def test_a_group_that_is_a_number_is_taken_for_its_count(tmp_path: Path) -> None:
-    """What to write stands there."""
-    relu(tmp_path / "m.onnx")
-    ran = check(tmp_path, "models: [{name: m, path: m.onnx}]\nworkers: [2]\n")
-    assert ["2:11: workers[0]: expected a mapping, got 2 (write {count: 2})"] == problems(ran, tmp_path)
-
-
 def test_faulty_workers_hide_no_problem_of_a_model(tmp_path: Path) -> None:
     """The models are compiled and tried all the same, so one run finds everything."""
     classifier(tmp_path / "m.onnx", zipmap=True)
@@ -127,42 +102,6 @@ def test_faulty_workers_hide_no_problem_of_a_model(tmp_path: Path) -> None:
     first, second = problems(ran, tmp_path)
     assert first.startswith("2:1: workers: expected a list")
     assert second.startswith("1:20: models[0].path: cannot read the model")
-
-
-@pytest.mark.parametrize("shape", ["batch, 4", "batch:1..8, 4", "batch, seq"])
-def test_a_shape_without_quotes_in_braces(tmp_path: Path, shape: str) -> None:
-    """Its commas end the entry, which the message says."""
-    relu(tmp_path / "m.onnx")
-    ran = check(tmp_path, f"models:\n  - name: m\n    path: m.onnx\n    inputs: {{x: {{shape: {shape}}}}}\n")
-    (problem,) = problems(ran, tmp_path)
-    assert problem.endswith('unknown key (put a shape that holds commas in quotes: "batch, 4")')
-
-
-def test_a_folder_is_no_model(tmp_path: Path) -> None:
-    """The model files that are in it are named."""
-    (tmp_path / "export").mkdir()
-    relu(tmp_path / "export" / "m.onnx")
-    ran = check(tmp_path, "models: [{name: m, path: export}]\n")
-    folder = tmp_path / "export"
-    expected = f"1:20: models[0].path: {folder} is a folder (name the file in it: {folder}/m.onnx)"
-    assert [expected] == problems(ran, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("listen", "problem"),
-    [
-        ("localhost:5601", 'listen: expected a list, got "localhost:5601" (write ["tcp://localhost:5601"])'),
-        ("['localhost:5601']", 'listen[0]: "localhost:5601" is not an address (write tcp://localhost:5601)'),
-        ("[':5601']", 'listen[0]: ":5601" is not an address (write tcp://127.0.0.1:5601)'),
-        ("[run/s.sock]", 'listen[0]: "run/s.sock" is not an address (write ipc://run/s.sock)'),
-    ],
-)
-def test_an_address_without_its_scheme(tmp_path: Path, listen: str, problem: str) -> None:
-    """The address that was meant stands in the message."""
-    relu(tmp_path / "m.onnx")
-    ran = check(tmp_path, f"models: [{{name: m, path: m.onnx}}]\nserver: {{listen: {listen}}}\n")
-    (found,) = problems(ran, tmp_path)
-    assert found.endswith(f": server.{problem}")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
