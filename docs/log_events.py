@@ -1,6 +1,7 @@
 """`python docs/log_events.py`: write the table of events in docs/logging.md anew, from the calls of the log in the code.
 
-Event, level and keys come from the code; the last column is the page's own and is kept by event.
+Event, level and keys come from the code; the last column is the page's own and is kept by event. An event below a table
+gets a meaning by a row in it.
 `tests/pipeline/telemetry/test_log_events.py` compares the page with the code.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +18,16 @@ ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).parent / "logging.md"
 BEGIN = "<!-- written by docs/log_events.py; the last column by hand -->\n"
 END = "<!-- end of what docs/log_events.py writes -->\n"
-HEAD = "| event, with its keys | meaning, and what to do |\n|---|---|\n"
+HEAD = "| event, with keys of its own | meaning, and what to do |\n|---|---|\n"
 LEVELS = ("error", "warning", "info", "debug")
 """The order of the rows."""
 METHODS = dict(zip(LEVELS, LEVELS, strict=True), exception="error")
 """Levels by the log's methods."""
-COMMON = {"like_it_before", "exc_info", "why", "advice", "what"}
-"""Keys that the page explains once."""
+COMMON = {"like_it_before", "exc_info", "why", "advice", "what"} | {
+    *("batch", "client", "code", "model", "path", "peer", "pid", "port", "request", "requests"),
+    *("sequence", "sizes", "slot", "worker"),
+}
+"""Keys that the page explains once: reasons, and what a line is about."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -105,15 +110,25 @@ def meanings(page: str) -> dict[str, str]:
 
 
 def updated(page: str) -> str:
-    """A page with the events of the present code: one table per level."""
+    """A page with the events of the present code: a table per level, and what needs no meaning in a line below it."""
     before, _, rest = page.partition(BEGIN)
     kept = meanings(page)
-    tables = dict.fromkeys(LEVELS, "")
+    rows, plain = dict.fromkeys(LEVELS, ""), {level: list[str]() for level in LEVELS}
     for name, event in events().items():
         level, *others = event.level.split(", ")
         facts = "; ".join(filter(None, ["".join(f"also {other}" for other in others), ", ".join(event.keys)]))
-        tables[level] += f"| `{name}`{facts and f' ({facts})'} | {kept.get(name, '')} |\n"
-    written = "".join(f"\n### {level}\n\n{HEAD}{rows}" for level, rows in tables.items())
+        cell = f"`{name}`{facts and f' ({facts})'}"
+        if kept.get(name) or level in ("error", "warning"):
+            rows[level] += f"| {cell} | {kept.get(name, '')} |\n"
+        else:
+            plain[level].append(cell)
+    written = ""
+    for level in LEVELS:
+        also = f"Also: {', '.join(plain[level])}.".replace(" ", "\0").replace(
+            ",\0`", ", `"
+        )  # a name stays on one line
+        also = textwrap.fill(also, 118, break_on_hyphens=False).replace("\0", " ")
+        written += f"\n### {level}\n\n{HEAD}{rows[level]}" + (f"\n{also}\n" if plain[level] else "")
     return before + BEGIN + written + "\n" + END + rest.partition(END)[2]
 
 

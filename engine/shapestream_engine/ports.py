@@ -343,7 +343,41 @@ PadValue: TypeAlias = "int | float | bool"
 
 
 @dataclass(frozen=True, slots=True)
-class InputPort:
+class Port:
+    """An input or an output of a model: name, element type and the shapes that it may take."""
+
+    KIND: ClassVar[str]
+    name: str
+    element_type: str
+    shape: NamedShape
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise SignatureError(f"an {self.KIND} needs a name")
+        try:
+            dtype_of(self.element_type)
+        except EngineError as error:
+            raise SignatureError(
+                f"{self.KIND} {self.name!r}: {error}", key=(f"{self.KIND}s", self.name)
+            ) from error
+
+    @property
+    def partial_shape(self) -> PartialShape:
+        """The shapes that it may take, without names: what OpenVINO calls its `partial_shape`."""
+        return self.shape.partial_shape
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Tell whether the port may take more than one shape."""
+        return self.shape.is_dynamic
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that the `from_dict` of its class turns into an equal port."""
+        return {"name": self.name, "element_type": self.element_type, "shape": str(self.shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class InputPort(Port):
     """One input of a model.
 
     `pad` allows padding: name of a dynamic dimension -> the value of the elements added along it. An
@@ -352,22 +386,15 @@ class InputPort:
     where a request has none.
     """
 
-    name: str
-    element_type: str
-    shape: NamedShape
+    KIND: ClassVar[str] = "input"
     pad: Mapping[str, PadValue] = field(default_factory=dict, hash=False)
     mask_of: str | None = None
 
     def __post_init__(self) -> None:
-        _check_port("input", self.name, self.element_type)
+        Port.__post_init__(self)  # a class with slots has no `super()` here
         for dimension, value in self.pad.items():
             with EngineError.about("inputs", self.name):
                 self._check_pad(dimension, value)
-
-    @property
-    def partial_shape(self) -> PartialShape:
-        """The shapes that it may take, without names: what OpenVINO calls its `partial_shape`."""
-        return self.shape.partial_shape
 
     def admitted(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape, of Python's own integers, if this input takes it; raises `ShapeError` otherwise."""
@@ -383,11 +410,6 @@ class InputPort:
         if not admits(sizes):
             raise ShapeError(f"{refused}, not {list(sizes)}")
         return sizes
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Tell whether the port may take more than one shape."""
-        return self.shape.is_dynamic
 
     @property
     def axis_names(self) -> tuple[str | None, ...]:
@@ -423,11 +445,7 @@ class InputPort:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` turns into an equal port."""
-        plain: dict[str, Any] = {
-            "name": self.name,
-            "element_type": self.element_type,
-            "shape": str(self.shape),
-        }
+        plain = Port.to_dict(self)
         if self.pad:
             plain["pad"] = dict(self.pad)
         if self.mask_of is not None:
@@ -456,30 +474,15 @@ class InputPort:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputPort:
+class OutputPort(Port):
     """One output of a model, and the rule by which it is divided among the requests of a batch.
 
     Axes named like a dimension of the inputs have the size that it has there, unless the rule says otherwise; other
     dynamic axes depend on the data.
     """
 
-    name: str
-    element_type: str
-    shape: NamedShape
+    KIND: ClassVar[str] = "output"
     rule: Rule
-
-    def __post_init__(self) -> None:
-        _check_port("output", self.name, self.element_type)
-
-    @property
-    def partial_shape(self) -> PartialShape:
-        """The shapes that it may take, without names: what OpenVINO calls its `partial_shape`."""
-        return self.shape.partial_shape
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Tell whether the port may take more than one shape."""
-        return self.shape.is_dynamic
 
     @property
     def batch_axis(self) -> int | None:
@@ -508,12 +511,7 @@ class OutputPort:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` turns into an equal port."""
-        return {
-            "name": self.name,
-            "element_type": self.element_type,
-            "shape": str(self.shape),
-            "rule": rule_to_dict(self.rule),
-        }
+        return {**Port.to_dict(self), "rule": rule_to_dict(self.rule)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> OutputPort:
@@ -528,15 +526,6 @@ class OutputPort:
     def __str__(self) -> str:
         arguments = ", ".join(f"{key}: {value}" for key, value in rule_to_dict(self.rule).items())
         return f"{self.name}: {self.element_type} [{self.shape}], {{{arguments}}}"
-
-
-def _check_port(kind: str, name: str, element_type: str) -> None:
-    if not name:
-        raise SignatureError(f"an {kind} needs a name")
-    try:
-        dtype_of(element_type)
-    except EngineError as error:
-        raise SignatureError(f"{kind} {name!r}: {error}", key=(f"{kind}s", name)) from error
 
 
 def _holds(element_type: str, value: object) -> bool:

@@ -7,7 +7,7 @@ clients and from workers as plain data.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -31,16 +31,12 @@ from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
 # ---------------------------------------------------------------- requests
 
 
-def resolve_layout(
-    inputs: Sequence[InputPort],
-    table: DimensionTable,
-    round_up: Callable[[tuple[int, ...]], tuple[int, ...]],
-    layout: Any,
-) -> RequestShape:
+def _resolved(signature: ModelSignature, layout: Any) -> RequestShape:
     """Check everything about a layout that needs no tensor bytes.
 
     Raises `ShapeError`, which names the port, the dimension and the remedy.
     """
+    inputs, table = signature.inputs, signature.table
     positions = _positions(inputs, layout)
     sizes: list[int | None] = [None] * len(table.names)
     first_port: dict[int, str] = {}
@@ -73,7 +69,7 @@ def resolve_layout(
         nbytes=tuple(nbytes),
         total_nbytes=total,
         positions=tuple(positions),
-        rounded=round_up(own),
+        rounded=signature.round_up(own),
     )
 
 
@@ -168,32 +164,23 @@ def _listing(inputs: Sequence[InputPort]) -> str:
 # alone, once it is padded or filled up. So where the ports do not tell the results, it is not run at padded sizes either.
 
 
-def empty_answer(
-    inputs: Sequence[InputPort],
-    outputs: Sequence[OutputPort],
-    table: DimensionTable,
-    request: RequestShape,
-    *,
-    exactly: bool,
-) -> Tensors | None:
+def _empty_answer(signature: ModelSignature, request: RequestShape) -> Tensors | None:
     """The results of a request without elements; None where only a call of exactly its sizes can tell.
-
-    `exactly`: it would be run at exactly its sizes.
 
     Raises `ShapeError` for one whose call may be padded or filled up, or needs a mask that is larger than itself.
     """
-    own = dict(zip(table.names, request.sizes, strict=True))
-    shapes = [_shape(port, own, has_rows=not table.has_batch or request.rows > 0) for port in outputs]
-    unknown = [port.name for port, shape in zip(outputs, shapes, strict=True) if shape is None]
+    own = dict(zip(signature.dimensions, request.sizes, strict=True))
+    has_rows = not signature.has_batch or request.rows > 0
+    shapes = [_shape(port, own, has_rows=has_rows) for port in signature.outputs]
+    unknown = [port.name for port, shape in zip(signature.outputs, shapes, strict=True) if shape is None]
     if not unknown:
-        known = [shape for shape in shapes if shape is not None]
-        return _tensors(outputs, known)
+        return _tensors(signature.outputs, [shape for shape in shapes if shape is not None])
     about = f"a request without elements, of the sizes {list(request.sizes)}, cannot be answered: "
-    if not exactly:
+    if not signature.runs_exactly(request.sizes):
         raise ShapeError(
             f"{about}output {unknown[0]!r} needs a call, which would hold padding alone; send elements"
         )
-    for number, port in enumerate(inputs):
+    for number, port in enumerate(signature.inputs):
         if request.positions[number] is None and all(own.get(name or "", 1) for name in port.axis_names):
             raise ShapeError(f"{about}send the mask {port.name!r}, which has more elements than the request")
     return None
@@ -290,13 +277,10 @@ class ModelSignature:
         The tensors' bytes are not looked at: their lengths must equal the `nbytes` that this returns. Nothing is remembered
         here: callers on the way of a request keep a `Memo` of the layouts that they have read.
         """
-        request = resolve_layout(self.inputs, self.table, self.round_up, layout)
+        request = _resolved(self, layout)
         if request.total_nbytes or not self.inputs:
             return request
-        answer = empty_answer(
-            self.inputs, self.outputs, self.table, request, exactly=self.runs_exactly(request.sizes)
-        )
-        return replace(request, answer=answer)
+        return replace(request, answer=_empty_answer(self, request))
 
     def round_up(self, sizes: Sizes) -> Sizes:
         """The sizes that a request of these is padded to: the next allowed ones. Its rows stay, as requests add up.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from tests.pipeline.serving.raw_peer import RawPeer
 
 import shapestream
 from shapestream.transport.dealer import DealerSocket
-from shapestream.wire.messages import Failure, Request, Result
+from shapestream.wire.messages import Failure, Goodbye, OpenModel, Request, Result
 from shapestream_engine.layout import Tensors
 
 pytestmark = pytest.mark.e2e
@@ -51,15 +52,15 @@ def row(value: float, n: int = 3) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def raw_session(address: str) -> AsyncIterator[RawPeer]:
-    """A session of one and the same client, on a connection of its own."""
+async def raw_session(address: str, client: bytes = b"c" * 16) -> AsyncIterator[RawPeer]:
+    """A session of this client, on a connection of its own."""
     socket = DealerSocket()
     socket.connect(address)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(socket.run)
             peer = RawPeer(socket)
-            await peer.open_session(model="noted")
+            await peer.open_session(client, "noted")
             yield peer
             nursery.cancel_scope.cancel()
     finally:
@@ -94,6 +95,35 @@ def test_a_kept_reply_is_given_on_any_connection_and_the_model_ran_once(workplac
     assert ["21"] == begun(workplace)
 
 
+def test_a_goodbye_is_heard_though_its_answers_find_the_connection_gone(workplace: Any) -> None:
+    """The server stands still until all is said and the connection has ended; what was queued never runs."""
+    served = workplace.serve(ONE_WORKER)
+
+    async def main() -> None:
+        async with raw_session(served.address) as peer:
+            peer.say(noted(1, 21))
+            workplace.wait_entered()
+            peer.say(noted(2, 22))
+            while (await peer.statistics())["unfinished"] < 2:
+                pass
+            served.send(signal.SIGSTOP)
+            peer.say(*[OpenModel(name="noted")] * 200)
+            peer.say(Goodbye())
+
+    with_deadline(main)
+    time.sleep(0.5)  # libzmq's thread sends all that, and ends the connection
+    served.send(signal.SIGCONT)
+    workplace.open_gate()
+
+    async def later() -> None:
+        async with raw_session(served.address, b"l" * 16) as peer:
+            peer.say(noted(1, 23))
+            await peer.hear(Result)
+
+    with_deadline(later)
+    assert ["21", "23"] == begun(workplace)
+
+
 def with_deadline(main: Any) -> None:
     """Runs it; what never comes is an error, not a hang."""
 
@@ -104,32 +134,40 @@ def with_deadline(main: Any) -> None:
     trio.run(in_time)
 
 
-def test_what_may_not_run_twice_is_lost_with_its_worker(workplace: Any) -> None:
-    """A sound worker stands by, and does not get it; the next request is served."""
+def test_what_may_not_run_twice_is_lost_with_its_worker_and_with_its_server(workplace: Any) -> None:
+    """A sound worker stands by, and does not get it; nor does the server that comes after. The next request is served."""
     served = workplace.serve(TWO_WORKERS)
     served.wait_for("workers ready")
+    with served.client() as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.infer, "noted", row(6))
+        (victim,) = workplace.wait_entered()
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(shapestream.WorkerLost, match="may not be run twice"):
+            asked.result(PATIENCE_S)
+        asked = pool.submit(client.infer, "noted", row(7))
+        workplace.wait_entered(2)
+        served.send(signal.SIGKILL)
+        served.wait()
+        workplace.serve(TWO_WORKERS)
+        with pytest.raises(shapestream.WorkerLost, match="the server was replaced"):
+            asked.result(PATIENCE_S)
+        workplace.open_gate()
+        assert 16.0 == client.infer("noted", row(8))["y"][0, 0]
+    assert ["6", "7", "8"] == begun(workplace)
+
+
+def test_what_the_file_of_a_worker_that_dials_in_forbids_does_not_run_twice(workplace: Any) -> None:
+    """The server's own file says nothing of it."""
+    listens = "    server: {listen: [ipc://s.sock], worker_listen: ipc://w.sock}\n"
+    once = workplace.write(listens + TWO_WORKERS, "worker.yaml")
+    served = workplace.serve(listens + NOTED + "    workers: []\n")
+    for _ in range(2):
+        workplace.start("worker", str(once)).wait_for("worker ready")
     with served.client() as client, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.infer, "noted", row(7))
         (victim,) = workplace.wait_entered()
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(shapestream.WorkerLost, match="may not be run twice"):
-            asked.result(PATIENCE_S)
-        workplace.open_gate()
-        assert 16.0 == client.infer("noted", row(8))["y"][0, 0]
-    assert ["7", "8"] == begun(workplace)
-
-
-def test_what_may_not_run_twice_is_not_sent_to_the_server_that_comes_after(workplace: Any) -> None:
-    """The server dies with all it knew; the client knows that it had the request."""
-    served = workplace.serve(TWO_WORKERS)
-    served.wait_for("workers ready")
-    with served.client() as client, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(client.infer, "noted", row(7))
-        workplace.wait_entered()
-        served.send(signal.SIGKILL)
-        served.wait()
-        workplace.serve(TWO_WORKERS)
-        with pytest.raises(shapestream.WorkerLost, match="the server was replaced"):
             asked.result(PATIENCE_S)
         workplace.open_gate()
         assert 16.0 == client.infer("noted", row(8))["y"][0, 0]

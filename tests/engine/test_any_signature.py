@@ -90,7 +90,7 @@ WHOLE = {
 }
 LAYOUTS = {"batch, seq, 2": (0, 1, 2), "seq, batch, 2": (1, 0, 2), "2, seq, batch": (2, 1, 0)}
 INPUT_TYPES = ["f32", "f64", "f16", "i8", "i32", "u8", "u64", "bf16"]
-OUTPUT_TYPES = ["f32", "f64", "f16", "i16", "i32", "i64", "u16", "u64"]
+OUTPUT_TYPES = ["i8", "u8", "bf16", "f32", "f64", "f16", "i16", "i32", "i64", "u16", "u64"]
 
 
 class Scenario(NamedTuple):

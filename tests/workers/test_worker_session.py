@@ -98,10 +98,11 @@ def greeted() -> tuple[WorkerSession, RecordingSlots]:
 
 def test_the_greeting_tells_what_the_worker_can_do() -> None:
     """Slots, models and the process; the signature survives the way."""
-    session = WorkerSession("w-1", 42, RecordingSlots())
+    session = WorkerSession("w-1", 42, RecordingSlots(), ("m",))
     session.greet(0.0)
     (hello,) = session.outgoing
     assert isinstance(hello, WorkerHello)
+    assert ("m",) == hello.once
     assert ("w-1", 42, 2) == (hello.worker, hello.pid, hello.slots)
     assert SIGNATURE == ModelSignature.from_dict(hello.models["m"])
     assert COSTS == CostTable.from_dict(hello.costs["m"])

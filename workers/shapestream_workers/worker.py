@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError
-from shapestream.serving.slot_threads import News, Slots, ThreadEnded
+from shapestream.serving.slot_threads import News, SlotThreads, ThreadEnded
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import WORKER_LIMITS
@@ -53,19 +53,24 @@ class Worker:
     def __init__(
         self,
         name: str,
-        slots: Slots,
+        slots: SlotThreads,
         connect: Callable[[], Connection],
         *,
         ready: Callable[[], None] = lambda: None,
         asks_again: bool = True,
+        once: tuple[str, ...] = (),
     ) -> None:
-        """`asks_again`: whether a server that refuses this worker is asked again, since another may take its place."""
+        """`asks_again`: whether a server that refuses this worker is asked again, since another may take its place.
+
+        `once`: the models whose requests must not run twice.
+        """
         self.name = name
         self._slots = slots
         self._connect = connect
         self._ready = ready
         self._drain = trio.Event()
         self._asks_again = asks_again
+        self._once = once
         self.refused = False
         """Whether `run` returned because the server does not take this worker."""
         self.hangs = False
@@ -96,7 +101,7 @@ class Worker:
 
     async def run(self) -> None:
         """Serves until drained, refused or cancelled, or a slot hangs. The server may come, go and come back at any time."""
-        self._session = WorkerSession(self.name, os.getpid(), self._slots)
+        self._session = WorkerSession(self.name, os.getpid(), self._slots, self._once)
         self._slots.start(self._heed)
         try:
             async with trio.open_nursery() as nursery:

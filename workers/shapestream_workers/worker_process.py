@@ -119,7 +119,8 @@ def run_worker(
     )
     threads_of_slots = SlotThreads(models=models, slots=slots, costs=costs, dial=dial)
     # The server that started this process is the only one that it will have.
-    worker = Worker(unique, threads_of_slots, connect, ready=ready, asks_again=not supervised)
+    once = tuple([model.name for model in own if not model.idempotent])
+    worker = Worker(unique, threads_of_slots, connect, ready=ready, asks_again=not supervised, once=once)
     keep_what_is_loaded()
     with handed_over() as taken_over:
         grace_s = loaded.settings.server.grace_s

@@ -18,8 +18,8 @@ from shapestream.serving.slot_threads import (
     News,
     SessionBroken,
     SlotIdle,
-    Slots,
     SlotSession,
+    SlotThreads,
     ThreadEnded,
 )
 from shapestream.wire.messages import (
@@ -58,7 +58,8 @@ def silence_s(heartbeat_s: float) -> float:
 class WorkerSession:
     """What a worker says and does, decided from entries, news and times."""
 
-    def __init__(self, name: str, pid: int, slots: Slots) -> None:
+    def __init__(self, name: str, pid: int, slots: SlotThreads, once: tuple[str, ...] = ()) -> None:
+        """`once`: the models whose requests must not run twice."""
         self._slots = slots
         self._hello = WorkerHello(
             worker=name,
@@ -68,6 +69,7 @@ class WorkerSession:
             costs={key: table.to_dict() for key, table in slots.costs.items()},
             digests=dict(slots.digests),
             protocol=WORKER_PROTOCOL,
+            once=once,
         )
         self.greeting_waits = False
         """Whether the server is to be greeted once the slots are free of what an earlier session left there."""

@@ -45,23 +45,19 @@ class Availability:
         self._given_up[name] = why
         self.workers_changed(now)
 
-    def give_up_lost(self, why: str, now: float) -> None:
-        """Give up all models that no worker has any more."""
-        for name in self._models.names:
-            if not self.is_served(name):
-                self.give_up(name, why, now)
-
     def own_slots_ended(self, now: float) -> None:
         """Give up the models that only slots of this process had: nothing brings those back where no worker can come."""
-        if not self._workers_may_come:
-            self.give_up_lost(
-                "the threads of all slots in the server's process have ended; restart the server", now
-            )
+        if self._workers_may_come:
+            return
+        for name in self._models.names:
+            if not self.is_served(name):
+                why = "the threads of all slots in the server's process have ended; restart the server"
+                self.give_up(name, why, now)
 
     def hope_again(self, name: str) -> None:
         """Let requests wait for a model whose processes are started again; whether they come up is to be seen."""
-        if self._given_up.pop(name, None) is not None and name in self._models.unavailable:
-            self._models.available_again(name)
+        if self._given_up.pop(name, None) is not None:
+            self._models.unavailable.pop(name, None)
 
     def workers_changed(self, now: float) -> None:
         """Look which of the models that were given up a worker has now, and which not."""
@@ -70,10 +66,10 @@ class Availability:
             if self.is_served(name):
                 if known:
                     log.info("model is available again", model=name)
-                    self._models.available_again(name)
+                    del self._models.unavailable[name]
             elif not known:
                 log.error("model is unavailable", model=name, why=why)
                 message = f"model {name!r} is unavailable: {why}"
-                self._models.make_unavailable(name, message)
+                self._models.unavailable[name] = message
                 self._clients.model_unavailable(name, message)
                 self._dispatcher.model_given_up(name, message, now)

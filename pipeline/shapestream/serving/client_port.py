@@ -40,6 +40,7 @@ from shapestream.wire.messages import (
     Role,
     Statistics,
     StatisticsRequest,
+    Unknown,
     Welcome,
 )
 from shapestream_engine.errors import ShapeError
@@ -115,6 +116,10 @@ class ClientPort:
         for peer in heard:
             if (session := by_peer.get(peer)) is not None:
                 session.heard_at = now
+                if (
+                    session.peer is None
+                ):  # read late; or a client that chose its routing id is back, and has to greet
+                    self.outgoing.say_once(peer, Unknown())
         for peer, why in beyond.items():
             self._turn_away(peer, why, now)
         for peer, item in inbox.turn():
@@ -194,7 +199,6 @@ class ClientPort:
         if sequence in session.running or session.answered.knows(sequence):
             self._again(session, entry)
             return False
-        self._statistics.requests += 1
         try:
             model = self._models.by_number[entry.model]
             shape = model.resolve(entry.tensors.layout)
@@ -205,8 +209,8 @@ class ClientPort:
         except ShapeError as error:
             self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}")
             return False
-        except Unavailable as error:
-            self._fail(session, sequence, error.code, error.message)
+        if (why := self._models.unavailable.get(model.name)) is not None:
+            self._fail(session, sequence, Unavailable.code, why)
             return False
         nbytes, most = shape.total_nbytes, self._settings.window_bytes
         if nbytes > most:
@@ -228,6 +232,7 @@ class ClientPort:
             entry.priority,
         )
         session.begin(record)
+        self._statistics.requests += 1
         self._arrived.append(record)
         return True
 
@@ -251,22 +256,20 @@ class ClientPort:
             if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
-                self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
+                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
         elif sequence in answered.replies:
             reply = answered.reply_to(sequence, entry.model, entry.tensors)
             if reply is not None:
                 self._egress.repeat(session, reply)
             else:
-                self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
+                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
         else:
             text = f"number {sequence} was answered before, and the reply is no longer kept"
-            self._fail_again(session, sequence, AlreadyAnswered.code, text)
-
-    def _fail_again(self, session: Session, sequence: int, code: str, message: str) -> None:
-        self._statistics.requests += 1
-        self._fail(session, sequence, code, message)
+            self._fail(session, sequence, AlreadyAnswered.code, text)
 
     def _fail(self, session: Session, sequence: int, code: str, message: str) -> None:
+        """Refuse a request, which counts as one all the same."""
+        self._statistics.requests += 1
         like_it_before = self._limit.admit(code, trio.current_time())
         if like_it_before is not None or self._debug:
             write = log.debug if like_it_before is None else log.warning
@@ -285,7 +288,6 @@ class ClientPort:
         if session is None or bad.kind != Request.KIND or bad.id is None or bad.id in session.running:
             self.outgoing.refuse(peer, bad.message, now)
             return
-        self._statistics.requests += 1
         self._fail(session, bad.id, "invalid", bad.message)
 
     # ---------------------------------------------------------------- sessions
@@ -363,19 +365,17 @@ class ClientPort:
 
     def lost(self, link: Link, why: str, now: float) -> None:
         """Take note that what was ready for this client could not be sent."""
-        peer = link.peer
-        session = None if peer is None else self.sessions.by_peer.get(peer)
-        if peer is None or session is None:
+        if not isinstance(link, Session) or link.peer is None:
             return
         if why == GONE:
             # A connection broke, no more is known: what the client asked for goes on, and it may be back in a moment
-            # and ask again. One that is never heard again ends as silent.
+            # and ask again. One that is never heard again ends as silent. What it said last may still be unread.
             self._statistics.peers_lost[f"client: {why}"] += 1
-            self._log(session, "client's connection is gone", now, unfinished=len(session.running))
-            self.sessions.detach(session)
+            self._log(link, "client's connection is gone", now, unfinished=len(link.running))
+            self.sessions.detach(link)
         else:
-            self._end(session, why, now)
-            self._inbox.cut_off(peer)
+            self._end(link, why, now)
+            self._inbox.cut_off(link.heard_by)
 
     def _turn_away(self, peer: bytes, why: str, now: float) -> None:
         """End a connection: the peer learns that it is over, and may start again on another one."""

@@ -72,11 +72,9 @@ class Egress:
             why = f"its client left while it ran; {_MAY_HAVE_RUN}"
             self._keep(record, _failure(record.sequence, WorkerLost.code, why))
 
-    def refuse(
-        self, session: Session, sequence: int, code: str, message: str, retry_after_s: float | None = None
-    ) -> None:
+    def refuse(self, session: Session, sequence: int, code: str, message: str) -> None:
         """Reply to a request that was not admitted, and has no record."""
-        self._tell(session, _failure(sequence, code, message, retry_after_s))
+        self._tell(session, _failure(sequence, code, message))
 
     def repeat(self, session: Session, reply: Result | Failure) -> None:
         """Give a reply again."""

@@ -8,12 +8,13 @@ answered. All of it belongs to the client, not to a connection or session, and e
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
+import numpy as np
+
 from shapestream.wire.messages import Failure, Result
-from shapestream_engine.layout import Buffer, Layout, Tensors
+from shapestream_engine.layout import Layout, Tensors
 
 ClientId: TypeAlias = tuple[bytes, str | None]
 """A client: the sixteen bytes of its `Hello`, and the key that it has proved, None where no key is asked for."""
@@ -27,7 +28,6 @@ WHOLE_NBYTES = 64 * 1024
 BLOCKS = 16
 """Blocks of a larger tensor that enter the checksum, evenly spaced, its first and last bytes among them."""
 BLOCK_NBYTES = WHOLE_NBYTES // BLOCKS
-_CHUNK_NBYTES = 64 * 1024
 
 
 class _KeptReply(NamedTuple):
@@ -211,24 +211,8 @@ def checksum(tensors: Tensors) -> int:
 
 
 def same_tensors(one: Tensors, other: Tensors) -> bool:
-    """Whether layouts and bytes are equal. Costs about what receiving the second one did; nothing is copied as a whole."""
-    if one.layout != other.layout:
-        return False
-    pairs = zip_longest(map(_as_bytes, one.buffers), map(_as_bytes, other.buffers), fillvalue=memoryview(b""))
-    return all(_same_bytes(mine, theirs) for mine, theirs in pairs)
-
-
-def _same_bytes(one: memoryview, other: memoryview) -> bool:
-    if one.nbytes != other.nbytes:
-        return False
-    # memoryview compares element by element; bytes, in chunks that stay in the cache, compare 28 times as fast.
-    for start in range(0, one.nbytes, _CHUNK_NBYTES):
-        end = start + _CHUNK_NBYTES
-        if one[start:end].tobytes() != other[start:end].tobytes():
-            return False
-    return True
-
-
-def _as_bytes(buffer: Buffer) -> memoryview:
-    view = memoryview(buffer)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    """Whether layouts and bytes are equal. Costs about what receiving the second one did; nothing is copied."""
+    return one.layout == other.layout and all(
+        np.array_equal(np.frombuffer(mine, np.uint8), np.frombuffer(theirs, np.uint8))
+        for mine, theirs in zip(one.buffers, other.buffers, strict=True)
+    )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from math import prod
 from typing import Any
 
 import structlog
 
-from shapestream.errors import ConfigurationError, Unavailable
+from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_RANK, MAX_TENSORS, WORKER_LIMITS, Limits
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.layout import Layout, RequestShape
 from shapestream_engine.memo import Memo
 from shapestream_engine.ports import BATCH, InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
@@ -43,15 +42,7 @@ _BATCH_BYTES = 64 * 1024
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
-    __slots__ = (
-        "_description",
-        "_known",
-        "name",
-        "number",
-        "profile",
-        "signature",
-        "unavailable",
-    )
+    __slots__ = ("_description", "name", "number", "profile", "resolve", "signature")
 
     def __init__(self, number: int, name: str, signature: ModelSignature, settings: ModelSettings) -> None:
         self.number = number
@@ -59,28 +50,11 @@ class ServedModel:
         self.signature = signature
         self.profile = _profile(name, signature, settings)
         self._description: dict[str, Any] | None = None
-        self._known = Memo(self._resolve)
-        self.unavailable: str | None = None
-        """Why every request is refused, if it is; set by `ServedModels`."""
-
-    def resolve(self, layout: Layout) -> RequestShape:
-        """`ModelSignature.resolve`, one look-up for a layout that was seen before.
+        self.resolve = Memo(signature.resolve)
+        """`ModelSignature.resolve`, one look-up for a layout that was seen before; raises ShapeError.
 
         Only for layouts that the codec has read: it lets no `True` or `1.0` pass for the 1 that equals them.
-        Raises ShapeError, and Unavailable while all requests are refused.
         """
-        return self._known(layout)
-
-    def _resolve(self, layout: Layout) -> RequestShape:
-        shape = self.signature.resolve(layout)
-        if self.unavailable is not None:
-            raise Unavailable(self.unavailable)
-        return shape
-
-    def refuse_all(self, why: str | None) -> None:
-        """From now on, or no longer: every request ends as `unavailable`. Asked only of layouts that are looked at anew."""
-        self.unavailable = why
-        self._known = Memo(self._resolve)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -220,7 +194,7 @@ class ServedModels:
         self._by_name: dict[str, ServedModel] = {}
         self.by_number: list[ServedModel] = []
         self.unavailable: dict[str, str] = {}
-        """Models that were given up, by name, and why."""
+        """Models whose requests are refused, by name, and why; `Availability` keeps it."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_number)
@@ -243,18 +217,6 @@ class ServedModels:
         served = ((name, self.digests.get(name)) for name in names)
         return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
 
-    def make_unavailable(self, name: str, why: str) -> None:
-        """Refuse requests for this model from now on."""
-        self.unavailable[name] = why
-        if name in self._by_name:
-            self._by_name[name].refuse_all(why)
-
-    def available_again(self, name: str) -> None:
-        """Accept requests for this model again."""
-        del self.unavailable[name]
-        if name in self._by_name:
-            self._by_name[name].refuse_all(None)
-
     @property
     def promised(self) -> list[str]:
         """The names that the configuration has, sorted."""
@@ -275,16 +237,20 @@ class ServedModels:
         return name in self._expected
 
     def add_all(
-        self, signatures: Mapping[str, ModelSignature], digests: Mapping[str, str] | None = None
+        self,
+        signatures: Mapping[str, ModelSignature],
+        digests: Mapping[str, str] | None = None,
+        once: Collection[str] = (),
     ) -> list[ServedModel]:
-        """Takes the models of a worker, all or none, and the digests of their files. Returns those that are new.
+        """Take the models of a worker, all or none, and the digests of their files. Returns those that are new.
 
+        `once` names the models whose requests must not run twice, beside those that the configuration says it of.
         Raises ConfigurationError when one is known with another signature, or cannot travel on the wire, and when
         there would be more than `MAX_MODELS`: a model is never forgotten, so workers could fill the memory with them.
         """
         new: list[ServedModel] = []
         for name, signature in signatures.items():
-            model = self._checked(len(self.by_number) + len(new), name, signature)
+            model = self._checked(len(self.by_number) + len(new), name, signature, name in once)
             if model is not None:
                 new.append(model)
         if len(self.by_number) + len(new) > MAX_MODELS:
@@ -298,7 +264,7 @@ class ServedModels:
             self.digests.setdefault(name, digest)
         return new
 
-    def _checked(self, number: int, name: str, signature: ModelSignature) -> ServedModel | None:
+    def _checked(self, number: int, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
         """The model to be, or None if it is known already."""
         if name != signature.name:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
@@ -315,5 +281,14 @@ class ServedModels:
                     "(restart the server to change it, or give the model another name)"
                 )
                 raise ConfigurationError([text])
+            if once and known.profile.idempotent:
+                text = (
+                    f"requests of model {name!r} may run twice here, and this worker forbids it "
+                    '(set "idempotent: false" in the server\'s file, and restart the server)'
+                )
+                raise ConfigurationError([text])
             return None
-        return ServedModel(number, name, signature, self._expected.get(name) or ModelSettings(name=name))
+        settings = self._expected.get(name) or ModelSettings(name=name)
+        if once:
+            settings = settings.model_copy(update={"idempotent": False})
+        return ServedModel(number, name, signature, settings)

@@ -1,11 +1,12 @@
 """Requests that killed workers: a request that equals one of them is not run again for a while.
 
-Digests are kept, never tensors. While the quarantine is empty, asking it costs nothing; otherwise only requests of a
-layout that is in it are looked at, and their bytes are only digested where the beginnings agree.
+Digests are kept, never tensors. While the quarantine is empty, asking it costs nothing; otherwise a request's bytes are
+digested only where its layout and the beginnings of its tensors are those of one that is kept.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import blake2b
 from typing import TypeAlias
 from zlib import crc32
@@ -17,7 +18,8 @@ DIGEST_BYTES = 16
 BEGINNING_BYTES = 4096
 """Of each tensor; reading them takes about a microsecond, where a digest takes one per kilobyte."""
 
-_Kind: TypeAlias = tuple[str, Layout]
+_Kind: TypeAlias = tuple[str, Layout, int]
+"""Model, layout, and a checksum of the beginnings."""
 
 
 class Quarantine:
@@ -31,10 +33,10 @@ class Quarantine:
             raise ValueError("a quarantine takes no less than 0 requests for 0 s")
         self.max_requests = max_requests
         self.keep_s = keep_s
-        self._kept: dict[bytes, tuple[float, _Kind, int]] = {}
-        """By digest, the one that expires first in front: until when, its kind, and its beginnings."""
-        self._kinds: dict[_Kind, dict[int, int]] = {}
-        """By kind, and by their beginnings, how many are kept."""
+        self._kept: dict[bytes, tuple[float, _Kind]] = {}
+        """By digest, the one that expires first in front: until when, and its kind."""
+        self._kinds: Counter[_Kind] = Counter()
+        """Number of those that are kept, by kind."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -50,28 +52,20 @@ class Quarantine:
         while self._kept and len(self._kept) >= self.max_requests:
             self._drop(next(iter(self._kept)))
         if self.max_requests and self.keep_s:
-            kind = (model, tensors.layout)
-            beginnings = _beginnings(tensors)
-            self._kept[digest] = (now + self.keep_s, kind, beginnings)
-            alike = self._kinds.setdefault(kind, {})
-            alike[beginnings] = alike.get(beginnings, 0) + 1
+            kind = _kind(model, tensors)
+            self._kept[digest] = (now + self.keep_s, kind)
+            self._kinds[kind] += 1
         return digest.hex()
 
     def holds(self, model: str, tensors: Tensors, now: float) -> bool:
         """Whether a request is equal to one that is kept: the same model, and the same bytes in the same layout."""
         while self._kept and next(iter(self._kept.values()))[0] <= now:
             self._drop(next(iter(self._kept)))
-        alike = self._kinds.get((model, tensors.layout))
-        return alike is not None and _beginnings(tensors) in alike and _digest(model, tensors) in self._kept
+        return _kind(model, tensors) in self._kinds and _digest(model, tensors) in self._kept
 
     def _drop(self, digest: bytes) -> None:
-        _, kind, beginnings = self._kept.pop(digest)
-        alike = self._kinds[kind]
-        alike[beginnings] -= 1
-        if not alike[beginnings]:
-            del alike[beginnings]
-        if not alike:
-            del self._kinds[kind]
+        _, kind = self._kept.pop(digest)
+        self._kinds -= Counter((kind,))  # and forgets a kind of which none is left
 
 
 def _digest(model: str, tensors: Tensors) -> bytes:
@@ -82,8 +76,8 @@ def _digest(model: str, tensors: Tensors) -> bytes:
     return digest.digest()
 
 
-def _beginnings(tensors: Tensors) -> int:
+def _kind(model: str, tensors: Tensors) -> _Kind:
     checksum = 0
     for buffer in tensors.buffers:
         checksum = crc32(memoryview(buffer).cast("B")[:BEGINNING_BYTES], checksum)
-    return checksum
+    return model, tensors.layout, checksum

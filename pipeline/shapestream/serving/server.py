@@ -36,7 +36,7 @@ from shapestream.serving.listening import listen
 from shapestream.serving.models import ServedModels
 from shapestream.serving.outgoing import Outgoing
 from shapestream.serving.quarantine import Quarantine
-from shapestream.serving.slot_threads import Slots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.worker_port import LastState, ProcessOwner, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.telemetry.metrics import Observation
@@ -73,7 +73,7 @@ class Server:
         workers: PeerSocket | None,
         *,
         cost_cache: CostCache | None = None,
-        local: Slots | None = None,
+        local: SlotThreads | None = None,
     ) -> None:
         self._settings = settings
         self._started = trio.current_time()
@@ -390,7 +390,7 @@ async def serve(
     keys: ServerSecurity | None = None,
     cost_cache: CostCache | None = None,
     own_workers: str | None = None,
-    local: Slots | None = None,
+    local: SlotThreads | None = None,
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,

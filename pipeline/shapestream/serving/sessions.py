@@ -88,7 +88,17 @@ class KeyUse:
 class Session(Link):
     """One client's session. Its credit is a window: requests, and bytes of them, without a terminal reply."""
 
-    __slots__ = ("answered", "client", "clock", "held_bytes", "key_use", "number", "running", "software")
+    __slots__ = (
+        "answered",
+        "client",
+        "clock",
+        "heard_by",
+        "held_bytes",
+        "key_use",
+        "number",
+        "running",
+        "software",
+    )
 
     def __init__(
         self,
@@ -100,6 +110,8 @@ class Session(Link):
         key_use: KeyUse | None = None,
     ) -> None:
         super().__init__(peer, now)
+        self.heard_by = peer
+        """The routing id of its last connection. Once that is gone `peer` is None, and what came by it may be unread."""
         self.number = number
         """The scheduler's number of the owner of a fair share: this session, or its key."""
         self.key_use = key_use
@@ -216,21 +228,19 @@ class Sessions:
 
     def move(self, session: Session, peer: bytes) -> None:
         """Bind the session to another connection of its client; the old one means nothing from now on."""
-        if session.peer is not None:
-            self.by_peer.pop(session.peer, None)
-        session.peer = peer
+        self.by_peer.pop(session.heard_by, None)
+        session.peer = session.heard_by = peer
         self.by_peer[peer] = session
 
     def detach(self, session: Session) -> None:
-        """Keep the session without its connection, which is gone; what is said to it is dropped."""
-        if session.peer is not None:
-            self.by_peer.pop(session.peer, None)
-            session.peer = None
+        """Keep the session though its connection is gone; what is said to it is dropped, what it said is still heard."""
+        session.peer = None
         session.outgoing.clear()
 
     def close(self, session: Session) -> None:
         """Forget the session; what is said to it from now on goes nowhere."""
         self.detach(session)
+        self.by_peer.pop(session.heard_by, None)
         if self._by_client.pop(session.client, None) is not None:
             self._kept.left(session.client)
             if session.key_use is not None:

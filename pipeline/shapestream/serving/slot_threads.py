@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import structlog
 import trio
@@ -92,61 +92,11 @@ class SessionBroken:
 News: TypeAlias = BatchWithdrawn | ThreadEnded | SlotIdle | SessionBroken
 
 
-class Slots(Protocol):
-    """The slots of a process, as its event loop supervises them. All calls but `aclose` return at once.
-
-    Tests have some without threads.
-    """
-
-    @property
-    def slots(self) -> int:
-        """Number of slots."""
-
-    @property
-    def models(self) -> Mapping[str, ModelSignature]:
-        """What each of them can run."""
-
-    @property
-    def costs(self) -> Mapping[str, CostTable]:
-        """What was measured of the models' calls, by model."""
-
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """The sha256 of the files that models were read from, by model; functions are left out."""
-
-    @property
-    def occupied(self) -> bool:
-        """Whether any of them runs a batch."""
-
-    def listen(self) -> PeerSocket:
-        """A private port that these slots dial, for a server in this process."""
-
-    @property
-    def handover(self) -> Handover | None:
-        """How entries travel over that port; None: as bytes."""
-
-    def start(self, tell: Callable[[News], None]) -> None:
-        """Start them; news come by `tell`, in the event loop, never within another call."""
-
-    def begin(self, session: SlotSession) -> None:
-        """Greet, each slot on a new connection, and serve this session until it ends."""
-
-    def end(self) -> None:
-        """End the session: what runs is cancelled, and its report is dropped."""
-
-    def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
-        """`RECALLED`: skip a batch that has not begun, and tell so. `CANCELLED`: interrupt a batch, or skip it; its slot
-        reports it in its turn."""
-
-    def set_clock(self, difference_s: float) -> None:
-        """Count deadlines by trio's clock less `difference_s`, which is the server's."""
-
-    async def aclose(self) -> None:
-        """End them within a bounded time, also when cancelled; one that hangs is left behind."""
-
-
 class SlotThreads:
-    """Slots of this process: the models of `models`, on `slots` threads. A `Slots`."""
+    """Slots of this process, as its event loop supervises them: the models of `models`, on `slots` threads.
+
+    All calls but `aclose` return at once.
+    """
 
     def __init__(
         self,
@@ -159,14 +109,16 @@ class SlotThreads:
         """`dial` makes a slot's connection, on its thread; those of a server's own slots are made by `listen`."""
         self.slots = slots
         self.costs: Mapping[str, CostTable] = costs or {}
+        """Measured costs of the models' calls, by model."""
         self.models: Mapping[str, ModelSignature] = {key: model.signature for key, model in models.items()}
         self.digests: Mapping[str, str] = {
             key: model.digest for key, model in models.items() if model.digest is not None
         }
+        """The sha256 of the files that models were read from, by model; functions are left out."""
         self._compiled = models
         self._dial = dial
         self.handover: Handover | None = None
-        """Set by `listen`."""
+        """How entries travel over the port of `listen`; None: as bytes."""
         self._threads: list[_SlotThread] = []
 
     @property
@@ -184,7 +136,7 @@ class SlotThreads:
         return socket
 
     def start(self, tell: Callable[[News], None]) -> None:
-        """Start the threads; call this inside trio."""
+        """Start the threads, inside trio; news come by `tell`, in the event loop, never within another call."""
         assert self._dial is not None, "slots dial a server, or are dialled by `listen`"
         token = trio.lowlevel.current_trio_token()
 
@@ -203,30 +155,32 @@ class SlotThreads:
             thread.start()
 
     def begin(self, session: SlotSession) -> None:
-        """Let every thread greet and serve."""
+        """Greet, each slot on a new connection, and serve this session until it ends."""
         for thread in self._threads:
             thread.serve(session)
 
     def end(self) -> None:
-        """End the session in every thread, and forget its server's clock."""
+        """End the session: what runs is cancelled, and its report is dropped. Forget the server's clock."""
         for thread in self._threads:
             thread.difference_s = None
             thread.serve(None)
 
     def withdraw(self, slot: int, batch: int, code: ErrorCode) -> None:
-        """Skip a batch of this slot, or interrupt it."""
+        """`RECALLED`: skip a batch that has not begun, and tell so. `CANCELLED`: interrupt a batch, or skip it; its slot
+        reports it in its turn.
+        """
         if 0 <= slot < len(self._threads):
             self._threads[slot].withdraw(batch, code)
 
     def set_clock(self, difference_s: float) -> None:
-        """Count deadlines by the server's clock. The threads cannot ask trio for the time."""
+        """Count deadlines by trio's clock less `difference_s`, which is the server's; threads cannot ask trio."""
         # Looked at in this order, a process that is stopped in between starts nothing late.
         difference_s += monotonic() - trio.current_time()
         for thread in self._threads:
             thread.difference_s = difference_s
 
     async def aclose(self) -> None:
-        """End the threads, beside the event loop; a running inference is cancelled first."""
+        """End the threads within a bounded time, also when cancelled; one that hangs is left behind."""
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.close()
@@ -440,13 +394,4 @@ def entry_of_report(report: BatchReport, *, session: int) -> BatchDone | BatchFa
     if report.code is not None or report.outputs is None:
         code = report.code or ErrorCode.INTERNAL
         return BatchFailed(batch=report.batch, session=session, code=code, message=report.message)
-    return BatchDone(
-        batch=report.batch,
-        session=session,
-        run_us=round(report.run_s * 1e6),
-        busy_us=round(report.busy_s * 1e6),
-        reallocations=report.reallocations,
-        preparations=report.preparations,
-        calls=report.calls,
-        outputs=report.outputs,
-    )
+    return BatchDone(session=session, report=report)

@@ -32,8 +32,8 @@ from shapestream.serving.slot_threads import (
     News,
     SessionBroken,
     SlotIdle,
-    Slots,
     SlotSession,
+    SlotThreads,
     ThreadEnded,
 )
 from shapestream.serving.workers import Offer, OwnWorker, SlotRecord, Worker
@@ -127,7 +127,7 @@ class WorkerPort:
         settings: ServerSettings,
         *,
         epoch: bytes,
-        own: Slots | None = None,
+        own: SlotThreads | None = None,
     ) -> None:
         """`own`: the slots of this process, whose port this is."""
         self.outgoing = outgoing
@@ -359,7 +359,7 @@ class WorkerPort:
             if served := self._models.other_files(offer.models, offer.digests):
                 self._refuse_other_files(peer, hello, served, offer, now)
                 return
-            added = self._models.add_all(offer.models, offer.digests)
+            added = self._models.add_all(offer.models, offer.digests, hello.once)
         except (GreetingRefused, ConfigurationError) as error:
             self._refuse(peer, None, hello, error, now)
             return

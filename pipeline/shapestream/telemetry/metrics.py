@@ -14,10 +14,11 @@ from typing import NamedTuple, TypeAlias
 from shapestream.scheduling.statistics import ModelStatistics, Statistics
 from shapestream.telemetry.statistics import Histogram, ModelCounters, ServerStatistics
 
-# Times in buckets from 64 us to 134 s, each twice as long as the one before; sizes from 1 to 4096.
-_TIMES = range(6, 28)
-_SIZES = range(1, 14)
 _US = 1e-6
+# Bounds of buckets by exponents of two: times from 64 us to 134 s; sizes from 1 to 8191, which are whole numbers below
+# the power.
+_TIMES = {exponent: f"{(1 << exponent) * _US:g}" for exponent in range(6, 28)}
+_SIZES = {exponent: str((1 << exponent) - 1) for exponent in range(1, 14)}
 
 
 class Kind(StrEnum):
@@ -80,58 +81,59 @@ def observe(observation: Observation) -> list[tuple[Metric, list[Sample]]]:
 # ---------------------------------------------------------------- ways to read a row
 
 
-def _one(read: Callable[[Observation], float]) -> Callable[[Observation], Iterator[Sample]]:
-    def samples(seen: Observation) -> Iterator[Sample]:
-        yield (), read(seen)
-
-    return samples
+def _one(name: str, text: str, read: Callable[[Observation], float]) -> Metric:
+    """A row of one sample."""
+    return _row(name, text, (), lambda seen: [((), read(seen))])
 
 
-def _by_key(read: Callable[[Observation], Mapping[str, float]]) -> Callable[[Observation], Iterator[Sample]]:
-    def samples(seen: Observation) -> Iterator[Sample]:
-        for key, value in read(seen).items():
-            yield (key,), value
-
-    return samples
+def _by(label: str, name: str, text: str, read: Callable[[Observation], Mapping[str, float]]) -> Metric:
+    """A row of one sample per key."""
+    return _row(name, text, (label,), lambda seen: [((key,), value) for key, value in read(seen).items()])
 
 
-def _by_model(read: Callable[[ModelCounters], float]) -> Callable[[Observation], Iterator[Sample]]:
-    def samples(seen: Observation) -> Iterator[Sample]:
-        for name, model in seen.counters.models.items():
-            yield (name,), read(model)
+def _of_model(
+    name: str, text: str, read: Callable[[ModelCounters], float | Buckets], kind: Kind | None = None
+) -> Metric:
+    """A row of one sample per model that the server counts."""
 
-    return samples
+    def samples(seen: Observation) -> list[Sample]:
+        return [((model,), read(counters)) for model, counters in seen.counters.models.items()]
 
-
-def _by_queue(read: Callable[[ModelStatistics], float]) -> Callable[[Observation], Iterator[Sample]]:
-    def samples(seen: Observation) -> Iterator[Sample]:
-        for model in seen.scheduler.models:
-            yield (model.name,), read(model)
-
-    return samples
+    return _row(name, text, ("model",), samples, kind)
 
 
-def _buckets(histogram: Histogram, exponents: range, unit: float) -> Buckets:
-    bounds = [f"{(1 << exponent) * unit:g}" for exponent in exponents]
-    counts = [*zip(bounds, histogram.up_to(exponents), strict=True), ("+Inf", histogram.count)]
+def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) -> Metric:
+    """A row of one sample per model that the scheduler knows."""
+    return _row(
+        name, text, ("model",), lambda seen: [((one.name,), read(one)) for one in seen.scheduler.models]
+    )
+
+
+def _times_of_model(name: str, text: str, read: Callable[[ModelCounters], Histogram]) -> Metric:
+    """The same of a histogram of microseconds."""
+    return _of_model(name, text, lambda model: _seconds(read(model)), Kind.HISTOGRAM)
+
+
+def _row(
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    read: Callable[[Observation], Iterable[Sample]],
+    kind: Kind | None = None,
+) -> Metric:
+    """Any row. By Prometheus' convention the names of counters, and of no others, end in `_total`."""
+    kind = kind or (Kind.COUNTER if name.endswith("_total") else Kind.GAUGE)
+    return Metric(name=f"shapestream_{name}", kind=kind, help=text, labels=labels, read=read)
+
+
+def _buckets(histogram: Histogram, bounds: Mapping[int, str], unit: float = 1.0) -> Buckets:
+    """A histogram by these exponents of two, each with its bound as text."""
+    counts = [*zip(bounds.values(), histogram.up_to(bounds), strict=True), ("+Inf", histogram.count)]
     return Buckets(tuple(counts), histogram.total * unit)
 
 
-def _times(read: Callable[[ModelCounters], Histogram]) -> Callable[[Observation], Iterator[Sample]]:
-    def samples(seen: Observation) -> Iterator[Sample]:
-        for name, model in seen.counters.models.items():
-            yield (name,), _buckets(read(model), _TIMES, _US)
-
-    return samples
-
-
-def _batch_sizes(seen: Observation) -> Iterator[Sample]:
-    for name, model in seen.counters.models.items():
-        # Bounds are powers of two less one: a size is a whole number, and a bucket holds what is below its end.
-        exponents, sizes = _SIZES, model.batch_requests
-        bounds = [str((1 << exponent) - 1) for exponent in exponents]
-        counts = [*zip(bounds, sizes.up_to(exponents), strict=True), ("+Inf", sizes.count)]
-        yield (name,), Buckets(tuple(counts), sizes.total)
+def _seconds(histogram: Histogram) -> Buckets:
+    return _buckets(histogram, _TIMES, _US)
 
 
 def _outcomes(seen: Observation) -> Iterator[Sample]:
@@ -171,258 +173,174 @@ def _peers_refused(seen: Observation) -> Iterator[Sample]:
 
 # ---------------------------------------------------------------- the table
 
-_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
-_MODEL = ("model",)
-
-
-def _row(
-    name: str,
-    kind: Kind,
-    text: str,
-    read: Callable[[Observation], Iterable[Sample]],
-    labels: tuple[str, ...] = (),
-) -> Metric:
-    return Metric(name=f"shapestream_{name}", kind=kind, help=text, labels=labels, read=read)
-
-
 METRICS: tuple[Metric, ...] = (
-    _row(
-        "ready",
-        _G,
-        "1 while the server is ready, as /health/ready says.",
-        _one(lambda seen: float(seen.ready)),
-    ),
+    _one("ready", "1 while the server is ready, as /health/ready says.", lambda seen: float(seen.ready)),
     # Requests
     _row(
         "requests_total",
-        _C,
         "Requests that have ended, by model and outcome: ok, or the code of the error.",
-        _outcomes,
         ("model", "outcome"),
+        _outcomes,
     ),
-    _row(
+    _by(
+        "code",
         "requests_refused_total",
-        _C,
         "Requests refused before the scheduler saw them, by code: malformed, or beyond their client's credit.",
-        _by_key(_refused),
-        ("code",),
+        _refused,
     ),
     _row(
         "requests_resent_total",
-        _C,
         "Requests that came again: running ones share one reply, answered ones get the kept reply.",
-        lambda seen: [(("running",), seen.counters.duplicates), (("answered",), seen.counters.repeated)],
         ("state",),
+        lambda seen: [(("running",), seen.counters.duplicates), (("answered",), seen.counters.repeated)],
     ),
-    _row(
-        "request_seconds",
-        _H,
-        "Time from arrival to answer, of results.",
-        _times(lambda model: model.total_us),
-        _MODEL,
+    _times_of_model(
+        "request_seconds", "Time from arrival to answer, of results.", lambda model: model.total_us
     ),
-    _row(
+    _times_of_model(
         "request_queue_seconds",
-        _H,
         "Time from arrival to the start of the batch, of results.",
-        _times(lambda model: model.queue_us),
-        _MODEL,
+        lambda model: model.queue_us,
     ),
-    _row(
+    _of_model(
         "request_attempts_total",
-        _C,
         "Requests in batches that ran or failed; one that runs again counts again.",
-        _by_model(lambda model: model.batch_requests.total + model.attempts_failed),
-        _MODEL,
+        lambda model: model.batch_requests.total + model.attempts_failed,
     ),
-    _row("requests_pending", _G, "Requests without an answer.", _one(lambda seen: seen.pending)),
-    _row("requests_pending_bytes", _G, "Bytes of their tensors.", _one(lambda seen: seen.pending_bytes)),
-    _row("requests_queued", _G, "Requests in the queue.", _by_queue(lambda model: model.queued), _MODEL),
-    _row(
-        "queued_bytes",
-        _G,
-        "Bytes of the tensors in the queue.",
-        _one(lambda seen: seen.scheduler.queued_bytes),
-    ),
-    _row(
+    _one("requests_pending", "Requests without an answer.", lambda seen: seen.pending),
+    _one("requests_pending_bytes", "Bytes of their tensors.", lambda seen: seen.pending_bytes),
+    _of_queue("requests_queued", "Requests in the queue.", lambda model: model.queued),
+    _one("queued_bytes", "Bytes of the tensors in the queue.", lambda seen: seen.scheduler.queued_bytes),
+    _of_queue(
         "queued_predicted_seconds",
-        _G,
         "Predicted seconds of one slot for the queue, where costs are measured.",
-        _by_queue(lambda model: model.queued_s),
-        _MODEL,
+        lambda model: model.queued_s,
     ),
-    _row(
+    _one(
         "requests_suspected",
-        _G,
         "Requests that wait to run alone in a worker.",
-        _one(lambda seen: seen.scheduler.suspects),
+        lambda seen: seen.scheduler.suspects,
     ),
-    _row("requests_quarantined", _G, "Digests of poisoned requests.", _one(lambda seen: seen.quarantined)),
+    _one("requests_quarantined", "Digests of poisoned requests.", lambda seen: seen.quarantined),
     # Batches
-    _row("batches_total", _C, "Batches, by result: ran or failed.", _batches, ("model", "result")),
-    _row(
+    _row("batches_total", "Batches, by result: ran or failed.", ("model", "result"), _batches),
+    _one(
         "batches_prefetched_total",
-        _C,
         "Batches queued behind a running one.",
-        _one(lambda seen: seen.counters.batches_prefetched),
+        lambda seen: seen.counters.batches_prefetched,
     ),
-    _row("batch_requests", _H, "Requests of a batch that ran.", _batch_sizes, _MODEL),
-    _row(
-        "batch_infer_seconds", _H, "Time of the calls of a batch.", _times(lambda model: model.run_us), _MODEL
+    _of_model(
+        "batch_requests",
+        "Requests of a batch that ran.",
+        lambda model: _buckets(model.batch_requests, _SIZES),
+        Kind.HISTOGRAM,
     ),
-    _row(
+    _times_of_model("batch_infer_seconds", "Time of the calls of a batch.", lambda model: model.run_us),
+    _times_of_model(
         "batch_busy_seconds",
-        _H,
         "Time that a batch held its slot: gathering, calls, splitting.",
-        _times(lambda model: model.busy_us),
-        _MODEL,
+        lambda model: model.busy_us,
     ),
-    _row("rows_total", _C, "Rows that ran.", _by_model(lambda model: model.rows), _MODEL),
-    _row("calls_total", _C, "Inference calls.", _by_model(lambda model: model.calls), _MODEL),
-    _row(
+    _of_model("rows_total", "Rows that ran.", lambda model: model.rows),
+    _of_model("calls_total", "Inference calls.", lambda model: model.calls),
+    _of_model(
         "calls_at_new_shapes_total",
-        _C,
         "Calls with a shape new to their slot or process.",
-        _by_model(lambda model: model.preparations),
-        _MODEL,
+        lambda model: model.preparations,
     ),
-    _row(
-        "call_shapes",
-        _G,
-        "Distinct call shapes that the cost model remembers.",
-        _by_queue(lambda model: model.shapes_seen),
-        _MODEL,
+    _of_queue(
+        "call_shapes", "Distinct call shapes that the cost model remembers.", lambda model: model.shapes_seen
     ),
-    _row(
+    _of_model(
         "elements_computed_total",
-        _C,
         "Elements computed, padding included.",
-        _by_model(lambda model: model.elements_computed),
-        _MODEL,
+        lambda model: model.elements_computed,
     ),
-    _row(
-        "elements_padding_total",
-        _C,
-        "Elements computed only as padding.",
-        _by_model(lambda model: model.elements_padding),
-        _MODEL,
+    _of_model(
+        "elements_padding_total", "Elements computed only as padding.", lambda model: model.elements_padding
     ),
-    _row(
-        "input_reallocations_total",
-        _C,
-        "Input tensors that had to grow.",
-        _by_model(lambda model: model.reallocations),
-        _MODEL,
+    _of_model(
+        "input_reallocations_total", "Input tensors that had to grow.", lambda model: model.reallocations
     ),
-    _row(
+    _of_queue(
         "cost_predicted_seconds_total",
-        _C,
         "Predicted seconds of the batches that ran and had a prediction.",
-        _by_queue(lambda model: model.predicted_s),
-        _MODEL,
+        lambda model: model.predicted_s,
     ),
-    _row(
-        "cost_measured_seconds_total",
-        _C,
-        "Seconds that these batches took.",
-        _by_queue(lambda model: model.measured_s),
-        _MODEL,
+    _of_queue(
+        "cost_measured_seconds_total", "Seconds that these batches took.", lambda model: model.measured_s
     ),
     # Slots, workers, clients
-    _row("slots", _G, "Slots that serve a model.", _by_queue(lambda model: model.slots), _MODEL),
-    _row(
-        "slots_free",
-        _G,
-        "Slots of these that may be given a batch.",
-        _by_queue(lambda model: model.free_slots),
-        _MODEL,
-    ),
-    _row(
+    _of_queue("slots", "Slots that serve a model.", lambda model: model.slots),
+    _of_queue("slots_free", "Slots of these that may be given a batch.", lambda model: model.free_slots),
+    _one(
         "slots_lost",
-        _G,
         "Slots whose call hangs, and that nothing could end.",
-        _one(lambda seen: seen.scheduler.slots_lost),
+        lambda seen: seen.scheduler.slots_lost,
     ),
-    _row(
+    _by(
+        "state",
         "workers",
-        _G,
         "Workers with slots here, by state: serving or leaving.",
-        _by_key(lambda seen: seen.workers),
-        ("state",),
+        lambda seen: seen.workers,
     ),
-    _row(
+    _by(
+        "how",
         "worker_ends_total",
-        _C,
         "Worker processes of this server that have ended, by how: died or ended. Each is replaced, unless given up.",
-        _by_key(lambda seen: {"died": 0, "ended": 0} | seen.counters.worker_ends),
-        ("how",),
+        lambda seen: {"died": 0, "ended": 0} | seen.counters.worker_ends,
     ),
-    _row("clients", _G, "Clients with a session.", _one(lambda seen: seen.clients)),
-    _row(
+    _one("clients", "Clients with a session.", lambda seen: seen.clients),
+    _one(
         "client_credit_ratio",
-        _G,
         "The largest share of its credit that one client holds.",
-        _one(lambda seen: seen.credit_used),
+        lambda seen: seen.credit_used,
     ),
+    _one("kept_replies", "Replies kept for clients that ask again.", lambda seen: seen.kept_replies),
+    _one("kept_replies_bytes", "Bytes of kept replies.", lambda seen: seen.kept_bytes),
+    _by("peer", "peers_lost_total", "Sessions that ended, of clients and of workers.", _peers_lost),
     _row(
-        "kept_replies", _G, "Replies kept for clients that ask again.", _one(lambda seen: seen.kept_replies)
+        "peers_refused_total", "Callers not let in, by port and reason.", ("port", "reason"), _peers_refused
     ),
-    _row("kept_replies_bytes", _G, "Bytes of kept replies.", _one(lambda seen: seen.kept_bytes)),
-    _row(
-        "peers_lost_total",
-        _C,
-        "Sessions that ended, of clients and of workers.",
-        _by_key(_peers_lost),
-        ("peer",),
-    ),
-    _row(
-        "peers_refused_total",
-        _C,
-        "Callers not let in, by port and reason.",
-        _peers_refused,
-        ("port", "reason"),
-    ),
-    _row(
+    _by(
+        "port",
         "failed_handshakes_total",
-        _C,
         "Connections that ended before they began.",
-        _by_key(lambda seen: seen.counters.failed_handshakes),
-        ("port",),
+        lambda seen: seen.counters.failed_handshakes,
     ),
-    _row(
+    _by(
+        "port",
         "bad_messages_total",
-        _C,
         "Messages and entries that were refused.",
-        _by_key(lambda seen: seen.counters.bad_messages),
-        ("port",),
+        lambda seen: seen.counters.bad_messages,
     ),
-    _row("messages_total", _C, "Messages of clients.", _one(lambda seen: seen.counters.messages)),
+    _one("messages_total", "Messages of clients.", lambda seen: seen.counters.messages),
     # The event loop
     _row(
         "loop_lag_seconds",
-        _H,
         "How late the event loop came to a heartbeat.",
-        lambda seen: [((), _buckets(seen.counters.lag_us, _TIMES, _US))],
+        (),
+        lambda seen: [((), _seconds(seen.counters.lag_us))],
+        Kind.HISTOGRAM,
     ),
-    _row(
+    _one(
         "scheduling_seconds_total",
-        _C,
         "Time of the scheduler's decisions.",
-        _one(lambda seen: seen.counters.scheduling_s),
+        lambda seen: seen.counters.scheduling_s,
     ),
-    _row(
+    _one(
         "scheduler_faults_total",
-        _C,
         "Defects of the scheduler; the log describes each.",
-        _one(lambda seen: seen.counters.faults),
+        lambda seen: seen.counters.faults,
     ),
 )
 
 
 def table() -> str:
     """The metrics as the Markdown table of docs/metrics.md."""
-    lines = ["| metric | type | meaning |", "|---|---|---|"]
+    lines = ["| metric | meaning |", "|---|---|"]
     for metric in METRICS:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
-        lines.append(f"| `{metric.name}{labels}` | {metric.kind} | {metric.help} |")
+        kind = " (histogram)" if metric.kind is Kind.HISTOGRAM else ""
+        lines.append(f"| `{metric.name}{labels}`{kind} | {metric.help} |")
     return "\n".join(lines)

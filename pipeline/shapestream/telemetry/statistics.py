@@ -98,23 +98,6 @@ def _middle_of(bucket: int) -> int:
 class ModelCounters:
     """Counters of one model, from the server's start."""
 
-    __slots__ = (
-        "attempts_failed",
-        "batch_requests",
-        "batches_failed",
-        "busy_us",
-        "calls",
-        "elements_computed",
-        "elements_padding",
-        "failures",
-        "preparations",
-        "queue_us",
-        "reallocations",
-        "rows",
-        "run_us",
-        "total_us",
-    )
-
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
         """Requests that were well-formed and ended without a result, by code."""

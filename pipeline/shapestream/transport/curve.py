@@ -162,9 +162,7 @@ class ProtectedRouter(RouterSocket):
         """Watch the socket, and answer ZAP requests, until it is closed or cancelled."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._handler.run)
-            await nursery.start(self._monitor.run)
             nursery.start_soon(self._answer_handshakes)
-            nursery.start_soon(self._count_failures)
             await super().run(task_status=task_status)
             nursery.cancel_scope.cancel()
 
@@ -185,7 +183,10 @@ class ProtectedRouter(RouterSocket):
         return key == LOCAL or key in self._admins
 
     def failed_handshakes(self) -> int:
-        """0: `refused` counts them, by reason."""
+        """0: `refused` counts them, by reason. Those that ZAP refused were counted when it was asked."""
+        for failure in self._monitor.failures():
+            if failure is not HandshakeFailure.REFUSED:
+                self._note("handshake failed", failure.name.lower())
         return 0
 
     def close(self) -> None:
@@ -250,13 +251,6 @@ class ProtectedRouter(RouterSocket):
                         self._note("key not listed", verdict.refused)
                     with contextlib.suppress(PeerGone):  # the peer has hung up
                         self._handler.send_nowait(asking, verdict.reply)
-
-    async def _count_failures(self) -> None:
-        with contextlib.suppress(trio.ClosedResourceError):
-            while True:
-                for failure in await self._monitor.receive():
-                    if failure is not HandshakeFailure.REFUSED:  # counted when ZAP was asked
-                        self._note("handshake failed", failure.name.lower())
 
 
 class ProtectedDealer(DealerSocket):

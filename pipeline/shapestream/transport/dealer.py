@@ -60,10 +60,9 @@ class DealerSocket(WatchedSocket):
     @property
     def refusal(self) -> str | None:
         """Reason of a failed handshake, for the user; None where none has failed."""
-        if not self._closed:
-            for failure in self._monitor.receive_nowait():
-                if self._refusal is None or failure is not HandshakeFailure.BROKEN:
-                    self._refusal = _advice_on(failure, self._has_key)
+        for failure in self._monitor.failures():
+            if self._refusal is None or failure is not HandshakeFailure.BROKEN:
+                self._refusal = _advice_on(failure, self._has_key)
         return self._refusal
 
     async def receive(self) -> list[Message]:

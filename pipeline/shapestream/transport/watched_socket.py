@@ -29,7 +29,7 @@ from typing import Any, Self, TypeVar, cast
 import trio
 import zmq
 
-from shapestream.transport.interface import COPY_BELOW_BYTES, RECEIVE_BURST, Message
+from shapestream.transport.interface import COPY_BELOW_BYTES, Message
 from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
 from shapestream_engine.layout import Buffer
 
@@ -125,42 +125,31 @@ class HandshakeFailure(Enum):
     """The connection ended in the middle."""
 
 
-class HandshakeMonitor(WatchedSocket):
-    """A monitor of one socket's failed handshakes, from its construction on. libzmq keeps up to 1000, and drops more.
-
-    Only tasks that wait in `receive` need `run`.
-    """
+class HandshakeMonitor:
+    """A monitor of one socket's failed handshakes, from its construction on. libzmq keeps up to 1000, and drops more."""
 
     def __init__(self, socket: zmq.Socket[Any], context: zmq.Context[Any]) -> None:
         self._monitored = socket
         address = f"inproc://shapestream-handshakes-{next(_names)}"
         socket.monitor(address, sum(failure.value for failure in HandshakeFailure))
-        super().__init__(zmq.PAIR, SocketOptions(linger_ms=0, receive_high_water_mark=1000), context)
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.set(zmq.LINGER, 0)
         self._socket.connect(address)
 
-    async def receive(self) -> list[HandshakeFailure]:
-        """The failures since the last call, at least one; raises `trio.ClosedResourceError` once this is closed."""
-        return await self._receive(self.receive_nowait)
-
-    def receive_nowait(self) -> list[HandshakeFailure]:
-        """The failures since the last call, perhaps none."""
-        self._check_open()
+    def failures(self) -> list[HandshakeFailure]:
+        """The failures since the last call; none once this is closed."""
         taken: list[HandshakeFailure] = []
-        self._drained = False
-        try:
-            for _ in range(RECEIVE_BURST):
-                event = self._socket.recv_multipart(NOBLOCK)[0]
-                number = int.from_bytes(event[:2], "little")
+        with contextlib.suppress(zmq.Again):
+            while not self._socket.closed:
+                number = int.from_bytes(self._socket.recv_multipart(NOBLOCK)[0][:2], "little")
                 taken += [failure for failure in HandshakeFailure if failure.value == number]
-        except zmq.Again:
-            self._drained = True
         return taken
 
     def close(self) -> None:
-        """Stop listening, before the observed socket is closed."""
-        if not self._closed:
+        """Stop listening, before the observed socket is closed; a second call does nothing."""
+        if not self._socket.closed:
             self._monitored.disable_monitor()
-        super().close()
+            self._socket.close()
 
 
 def receive_frames(receive: Callable[..., Any]) -> Message:

@@ -294,10 +294,7 @@ class RouterSocket(WatchedSocket):
 
     def failed_handshakes(self) -> int:
         """Number of failed handshakes since the last call; libzmq reports 1000, and drops more."""
-        failed = 0
-        while not self._closed and (failures := self._monitor.receive_nowait()):
-            failed += len(failures)
-        return failed
+        return len(self._monitor.failures())
 
     def close(self) -> None:
         """Stop listening; messages that libzmq has taken linger, outboxes are dropped."""

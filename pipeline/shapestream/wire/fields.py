@@ -106,6 +106,13 @@ def _is_deeper_than(limit: int, value: Any) -> bool:
     return limit == 0 or any(_is_deeper_than(limit - 1, item) for item in value)
 
 
+def names(value: Any) -> tuple[str, ...]:
+    """An array of names."""
+    if type(value) is not tuple:
+        raise BadEntryError("must be an array")
+    return tuple([name(item) for item in value])
+
+
 def map_of_maps(value: Any) -> dict[str, dict[str, Any]]:
     """A map of maps of plain data."""
     return {name(key): plain_map(item) for key, item in plain_map(value).items()}
@@ -122,6 +129,7 @@ _CHECKS: dict[Any, Callable[[Any], Any]] = {
     bool: flag,
     str: name,
     bytes: uuid,
+    tuple[str, ...]: names,
     dict[str, Any]: plain_map,
     dict[str, str]: map_of_names,
     dict[str, dict[str, Any]]: map_of_maps,

@@ -13,7 +13,7 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.server import Server, serve
-from shapestream.serving.slot_threads import Slots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.transport.interface import Connection
 from shapestream.transport.memory import MemoryServer, memory_server
@@ -45,10 +45,10 @@ class Running:
         await peer.open_session(client, model)
         return peer
 
-    async def joined(self, name: str = "w", slots: int = 1) -> RawPeer:
-        """A worker that was welcomed."""
+    async def joined(self, name: str = "w", slots: int = 1, **said: Any) -> RawPeer:
+        """A worker that was welcomed; `said` is the rest of its greeting."""
         peer = self.worker()
-        await peer.join_as_worker(name, slots)
+        await peer.join_as_worker(name, slots, **said)
         return peer
 
     async def client_and_worker(self) -> tuple[RawPeer, RawPeer]:
@@ -93,7 +93,7 @@ def serve_with(**options: Any) -> Callable[..., Awaitable[None]]:
 
 
 @asynccontextmanager
-async def memory_serving(local: Slots | None = None, **options: Any) -> AsyncIterator[Running]:
+async def memory_serving(local: SlotThreads | None = None, **options: Any) -> AsyncIterator[Running]:
     """A server over memory endpoints for the time of the block."""
     clients, workers = memory_server(), memory_server()
     async with trio.open_nursery() as nursery:

@@ -153,13 +153,10 @@ class RawPeer:
             await self.hear(ModelOpened)
 
     async def join_as_worker(
-        self, name: str = "w", slots: int = 1, signature: ModelSignature = SIGNATURE
+        self, name: str = "w", slots: int = 1, signature: ModelSignature = SIGNATURE, **said: Any
     ) -> None:
-        """Registers as a worker that has one model, and its slots with it."""
-        models = {signature.name: signature.to_dict()}
-        await self.greet_as_worker(
-            WorkerHello(worker=name, pid=1, slots=slots, models=models, protocol=WORKER_PROTOCOL)
-        )
+        """Registers as a worker that has one model, and its slots with it; `said` is the rest of its greeting."""
+        await self.greet_as_worker(hello_of(signature, worker=name, slots=slots, **said))
 
     async def greet_as_worker(self, hello: WorkerHello) -> WorkerWelcome:
         """Greets so, and then with each slot on a connection of its own."""
@@ -179,6 +176,12 @@ class RawPeer:
         execute = await self.hear(Execute)
         self.say(done(execute, **changes))
         return execute
+
+
+def hello_of(signature: ModelSignature = SIGNATURE, **said: Any) -> WorkerHello:
+    """The greeting of a worker that has this model, but for what is said here."""
+    sound: dict[str, Any] = {"worker": "w", "pid": 1, "slots": 1, "protocol": WORKER_PROTOCOL}
+    return WorkerHello(**(sound | {"models": {signature.name: signature.to_dict()}} | said))
 
 
 def ending(failure: Failure) -> tuple[int, str]:

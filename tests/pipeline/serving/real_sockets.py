@@ -12,13 +12,13 @@ from tests.pipeline.serving.harness import serve_with
 from tests.pipeline.serving.raw_peer import RawPeer
 
 from shapestream.serving.server import Server
-from shapestream.serving.slot_threads import Slots
+from shapestream.serving.slot_threads import SlotThreads
 from shapestream.transport.dealer import DealerSocket
 from shapestream.wire.messages import Role
 
 
 @asynccontextmanager
-async def socket_serving(address: str, local: Slots, **options: Any) -> AsyncIterator[Server]:
+async def socket_serving(address: str, local: SlotThreads, **options: Any) -> AsyncIterator[Server]:
     """A server that listens there for the time of the block; it drains at the end."""
     start = partial(serve_with(listen=(address,), **options), local=local)
     async with trio.open_nursery() as nursery:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import structlog.testing
 import trio
 import trio.testing
@@ -14,7 +15,18 @@ from tests.pipeline.serving.raw_peer import ending
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
-from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, OpenModel, Result, Unknown, Welcome
+from shapestream.wire.messages import (
+    Cancel,
+    Entry,
+    Failure,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    OpenModel,
+    Result,
+    Unknown,
+    Welcome,
+)
 
 CLIENT = b"c" * 16
 
@@ -79,6 +91,23 @@ async def test_a_client_that_says_goodbye_has_its_queued_work_dropped() -> None:
         slots.finish(own)
         assert 1 == (await other.hear(Result)).sequence
         assert [] == slots.started
+
+
+@pytest.mark.parametrize("last", [Goodbye(), Cancel(sequence=1)], ids=["goodbye", "cancel"])
+@virtual_time
+async def test_what_a_client_said_before_its_connection_broke_is_carried_out(last: Entry) -> None:
+    """A turn serves sixteen such entries, and says the answers: that none can be sent shows before the last is read."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots) as running:
+        client = await running.greeted()
+        client.say(request(1))
+        batch = await slots.next_batch()
+        client.say(*[OpenModel(name="echo")] * 100)
+        client.say(last)
+        client.close()
+        await wait_all_tasks_blocked()
+        assert 1 == running.server.statistics()["peers_lost"]["client: gone"]
+        assert [batch.batch] == slots.cancelled
 
 
 @virtual_time

@@ -43,7 +43,6 @@ def cases(table: dict[str, dict[str, Frames]]) -> pytest.MarkDecorator:
 BAD: dict[str, dict[str, Frames]] = {
     "Hello.client must be 16 bytes": {
         "a greeting with 15 bytes": message([10, 0, bytes(15), "software"]),
-        "a greeting with 17 bytes": message([10, 0, bytes(17), "software"]),
         "a greeting with a text as its id": message([10, 0, text(16), "software"]),
     },
     "Hello.software must be a string of at most 512": {
@@ -54,18 +53,12 @@ BAD: dict[str, dict[str, Frames]] = {
     },
     "OpenModel.name must be a string of at most 512": {
         "a model by number": message([11, 0, 5]),
-        "a model by bytes": message([11, 0, b"scaled"]),
         "a model of 513 characters": message([11, 0, text(513)]),
-        "a model in a map": message([11, 0, {"name": "scaled"}]),
     },
     "Cancel.sequence must be an integer": {
         "a cancellation of -1": message([13, 0, -1]),
         "a cancellation of 2^63": message([13, 0, 2**63]),
-        "a cancellation of everything": message([13, 0, None]),
         "a cancellation of true": message([13, 0, True]),
-        "a cancellation of 5.0": message([13, 0, 5.0]),
-        "a cancellation of a list": message([13, 0, [1, 2, 3]]),
-        "a cancellation of a text": message([13, 0, "5"]),
     },
     "Goodbye owns no frames, but claims 1": {
         "a farewell with a frame": message([1, 1], frames=(b"x",)),
@@ -73,20 +66,12 @@ BAD: dict[str, dict[str, Frames]] = {
     "elements instead of": {
         "no model": message([11, 0]),
         "a heartbeat with a passenger": message([0, 0, "x"]),
-        "a question with a field": message([14, 0, {}]),
-        "credit without bytes": message([26, 0, 1]),
         "a request that is nothing but its kind": message([12, 0]),
     },
     "is not expected here": {
         "a kind that nobody knows": message([9_999, 0]),
-        "a negative kind": message([-1, 0]),
-        "a kind of 64 bits": message([2**64 - 1, 0]),
         "a result": message([24, 0, 7, [0, 0, 0, 1, 1, "w"], packed(LAYOUT), INLINE]),
-        "a failure": message([25, 0, 7, "invalid", "no", False, None]),
-        "a welcome": message([20, 0, bytes(16), 1, 1, 1]),
-        "another's statistics": message([27, 0, {}]),
         "a worker's greeting": message([40, 0, "w", 1, 1, {}, {}]),
-        "a worker's report": message([41, 0, 1, 0, 0, 0, 0, [], [None]]),
         "a server's order": message([51, 0, 1, 0, "scaled", [2, 3], [[None, packed(LAYOUT), INLINE]]]),
     },
     "Credit.window_requests must be an integer": {
@@ -97,10 +82,7 @@ BAD: dict[str, dict[str, Frames]] = {
     },
     "Request.sequence must be an integer": {
         "a request without a number": message(entry(sequence=None)),
-        "a request whose number is 7.0": message(entry(sequence=7.0)),
-        "a request whose number is negative": message(entry(sequence=-7)),
         "a request whose number has 64 bits": message(entry(sequence=2**63)),
-        "a request whose number is true": message(entry(sequence=True)),
     },
 }
 """Entries without a number that could be answered, by the words that the log has for them."""
@@ -128,28 +110,18 @@ def nested(depth: int) -> bytes:
 UNREADABLE: dict[str, dict[str, Frames]] = {
     "is not [version": {
         "a map as header": [packed({"version": 1})],
-        "the header is nil": [b"\xc0"],
-        "the header is a number": [b"\x01"],
-        "the header is a text of itself": [packed(HEADER.hex())],
         "no version": [packed([[entry()]])],
         "a third element": [packed([1, [entry()], 0])],
-        "no entries at all": [packed([1])],
         "900 levels of nesting, that can be read": [b"\x91" * 900 + b"\x90"],
     },
     "protocol version 1": {
         "another version": message(entry(), version=2),
         "boolean version": message(entry(), version=True),
-        "version 0": message(entry(), version=0),
-        "version -1": message(entry(), version=-1),
         "version 1.0": message(entry(), version=1.0),
-        "version 2^64-1": message(entry(), version=2**64 - 1),
-        "version '1'": message(entry(), version="1"),
     },
     "at most 256 entries": {
         "entries in a map": [packed([1, {}])],
         "too many entries": message(*[[Heartbeat.KIND, 0]] * 257),
-        "no entries": [packed([1, None])],
-        "entries by bytes": [packed([1, b"\x0c"])],
     },
     "an entry is not an array": {
         "an entry that is no array": message("request"),
@@ -158,21 +130,15 @@ UNREADABLE: dict[str, dict[str, Frames]] = {
     },
     "must be integers": {
         "negative frame count": message(entry(frames=-1)),
-        "a kind that is a fraction": message([12.0, 0]),
-        "a kind that is nil": message([None, 0]),
         "a frame count that is true": message([12, True]),
-        "a frame count that is a fraction": message([12, 0.0]),
         "a kind that is true": message([True, 0]),
-        "a frame count that is nil": message([12, None]),
     },
     "claim more than the": {
         "fewer frames than claimed": message(entry(frames=2, inline=(None, None)), frames=(INLINE[0],)),
-        "a frame count of 2^63": message(entry(frames=2**63)),
         "frame counts that wrap around together": message([0, 2**63], [0, 2**63]),
     },
     "claim 0 of the 1": {
         "more frames than claimed": [HEADER, b"x"],
-        "a good header twice": [HEADER, HEADER],
     },
     "claim 2 of the 3": {
         "a frame nobody owns behind those of a request": message(
@@ -184,7 +150,6 @@ UNREADABLE: dict[str, dict[str, Frames]] = {
         "1,025 frames, all of them owned": message(entry(frames=1025), frames=(b"",) * 1025),
     },
     "the limit is 1048576": {
-        "oversized header": [packed([1, [[0, 0, bytes(2**20)]]])],
         "a header of one byte too many": [packed([1, [[11, 0, text(2**20)]]])],
         "a header of 4 MiB": [bytes(4 << 20)],
     },
@@ -200,38 +165,21 @@ UNREADABLE: dict[str, dict[str, Frames]] = {
     "not acceptable msgpack": {
         "empty frame": [b""],
         "header with trailing bytes": [HEADER + b"\0"],
-        "not msgpack": [b"\xc1\xc1\xc1"],
-        "another protocol": [b"GET / HTTP/1.1\r\n\r\n"],
         "deeply nested": [b"\x91" * 100_000 + b"\x90"],
         "array bomb": [b"\x92\x01\xdd\xff\xff\xff\xff"],
         "string bomb": [b"\x92\x01\xdb\xff\xff\xff\xff"],
         "extension type": [packed([1, [[0, 0, msgpack.ExtType(5, b"x")]]])],
-        "two empty frames": [b"", b""],
-        "1,000 empty frames": [b""] * 1_000,
-        "a good header behind an empty frame": [b"", HEADER],
         "the header's last byte is missing": [HEADER[:-1]],
-        "only the header's first byte": [HEADER[:1]],
-        "a second message behind the first": [HEADER + HEADER],
         "65,537 entries": [packed([1, [[0, 0]] * 65_537])],
         "an array of 1,025 elements": [packed([1, [[14, 0, [None] * 1_025]]])],
         "a map of 1,025 keys": [packed([1, [[14, 0, {str(n): None for n in range(1_025)}]]])],
-        "500 levels of nesting": [nested(500) + b"\x00" * 3],
         "100,000 levels of nesting": [nested(100_000)],
         "a bomb of maps": [b"\x92\x01\xdf\xff\xff\xff\xff"],
-        "a bomb of bytes": [b"\x92\x01\x91\x93\x0b\x00\xc6\xff\xff\xff\xff"],
         "a bomb of arrays, one in another": [b"\xdd\x00\x00\x0f\xff" * 200_000],
         "an array of 4 million nils": [b"\x92\x01\x91\x93\x0b\x00\xdd\x00\x0f\x00\x00" + b"\xc0" * 0xF0000],
         "text that is no UTF-8": [b"\x92\x01\x91\x93\x0b\x00\xa2\xc3\x28"],
-        "text with half a surrogate": [b"\x92\x01\x91\x93\x0b\x00\xa3\xed\xa0\x80"],
         "the byte that msgpack never uses": [b"\x92\x01\x91\x93\x0b\x00\xc1"],
-        "a timestamp": [packed([1, [[14, 0, msgpack.Timestamp(1, 1)]]])],
         "a map with a number as its key": [b"\x92\x01\x91\x93\x0e\x00\x81\x01\x02"],
-        "a map with nil as its key": [b"\x92\x01\x91\x93\x0e\x00\x81\xc0\x02"],
-        "a map with an array as its key": [b"\x92\x01\x91\x93\x0e\x00\x81\x91\x01\x02"],
-        "JSON": [b'[1, [[12, 0, 7, 0, null, 0, "", []]]]'],
-        "a pickle": [b"cos\nsystem\n(S'true'\ntR."],
-        "a gzip": [b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03"],
-        "a bomb of bytes as the header": [b"\xc6\xff\xff\xff\xff"],
     },
 }  # fmt: skip
 """Messages that cannot be divided into entries, in the same way."""

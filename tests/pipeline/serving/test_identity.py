@@ -5,24 +5,22 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, request
+from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Owner
 from tests.pipeline.serving.protected_server import ADMIN, ALICE, BOB, BOX, OTHER_BOX, Place, serving
-from tests.pipeline.serving.raw_peer import ending
+from tests.pipeline.serving.raw_peer import ending, hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.errors import ConfigurationError
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
 from shapestream.wire.messages import (
-    WORKER_PROTOCOL,
     Cancel,
     Execute,
     Failure,
     Goodbye,
     Result,
     Role,
-    WorkerHello,
 )
 
 ID = b"alice's own id.."
@@ -105,15 +103,7 @@ async def test_a_workers_name_belongs_to_its_key() -> None:
     async with serving() as place:
         box, other = await place.peer(BOX, Role.WORKER), await place.peer(OTHER_BOX, Role.WORKER)
         await box.join_as_worker("box")
-        other.say(
-            WorkerHello(
-                protocol=WORKER_PROTOCOL,
-                worker="box",
-                pid=2,
-                slots=1,
-                models={SIGNATURE.name: SIGNATURE.to_dict()},
-            )
-        )
+        other.say(hello_of(worker="box", pid=2))
         await other.hear(Goodbye)
         assert 1 == bad(place, "workers")
         alice = await place.client(ALICE, ID)
@@ -128,15 +118,7 @@ async def test_a_dialled_in_worker_cannot_pass_for_one_of_the_servers_own() -> N
         owner = Owner("w0-7")
         place.server.own_processes(owner)
         box = await place.peer(BOX, Role.WORKER)
-        box.say(
-            WorkerHello(
-                protocol=WORKER_PROTOCOL,
-                worker="w0-7",
-                pid=7,
-                slots=1,
-                models={SIGNATURE.name: SIGNATURE.to_dict()},
-            )
-        )
+        box.say(hello_of(worker="w0-7", pid=7))
         await box.hear(Goodbye)
         assert (1, []) == (bad(place, "workers"), owner.killed)
 
@@ -146,7 +128,7 @@ async def test_a_client_cannot_speak_as_a_worker() -> None:
     """What belongs to the other port is refused at this one, whatever the key may do elsewhere."""
     async with serving(ScriptedSlots()) as place:
         alice = await place.client(ALICE, ID)
-        alice.say(WorkerHello(protocol=WORKER_PROTOCOL, worker="w", pid=1, slots=1, models={}))
+        alice.say(hello_of())
         alice.say(request(1, echo_tensors(), model=7))
         assert "invalid" == (await alice.hear(Failure)).code
         assert [] == [label for label in place.server.statistics()["slots"] if not label.startswith("local")]

@@ -153,12 +153,14 @@ async def test_a_failing_batch_fails_the_culprit_alone() -> None:
 
 @virtual_time
 async def test_a_request_whose_deadline_passes_in_the_queue_is_answered_then() -> None:
-    """Without any other event: the alarm rings."""
+    """Without any other event: the alarm rings. One that has passed when it is sent is answered at once."""
     async with scripted_client() as (client, slots):
         client.say(request(1))
         batch = await slots.next_batch()
         asked = trio.current_time()
-        client.say(request(2, remaining_ms=250))
+        client.say(request(2, remaining_ms=250), request(3, remaining_ms=0))
+        assert (3, "deadline_exceeded", False) == verdict(await client.hear(Failure))
+        assert asked == trio.current_time()
         assert (2, "deadline_exceeded") == ending(await client.hear(Failure))
         assert 0.25 <= trio.current_time() - asked < 0.3
         slots.finish(batch)

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import SIGNATURE, done, request
+from tests.pipeline.serving.echo_model import done, request
 from tests.pipeline.serving.harness import Running, memory_serving, serve_with
-from tests.pipeline.serving.raw_peer import RawPeer
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
@@ -18,7 +18,6 @@ from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
-    WORKER_PROTOCOL,
     Execute,
     Failure,
     Goodbye,
@@ -27,7 +26,6 @@ from shapestream.wire.messages import (
     SlotEnded,
     SlotHello,
     WorkerDraining,
-    WorkerHello,
     WorkerWelcome,
 )
 
@@ -35,9 +33,7 @@ from shapestream.wire.messages import (
 async def joined(running: Running, name: str, slots: int) -> tuple[RawPeer, WorkerWelcome]:
     """A worker, and the welcome that it was given."""
     worker = running.worker()
-    models = {SIGNATURE.name: SIGNATURE.to_dict()}
-    hello = WorkerHello(worker=name, pid=1, slots=slots, models=models, protocol=WORKER_PROTOCOL)
-    return worker, await worker.greet_as_worker(hello)
+    return worker, await worker.greet_as_worker(hello_of(worker=name, slots=slots))
 
 
 @virtual_time

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.eager import EagerScheduler
-from tests.pipeline.serving.echo_model import SIGNATURE, done, request
+from tests.pipeline.serving.echo_model import done, request
 from tests.pipeline.serving.harness import Running, memory_serving
 from tests.pipeline.serving.protected_server import BOX, OTHER_BOX, serving
-from tests.pipeline.serving.raw_peer import RawPeer
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import WORKER_LIMITS
 from shapestream.wire.messages import (
-    WORKER_PROTOCOL,
     BatchDone,
     BatchFailed,
     Entry,
@@ -26,14 +25,11 @@ from shapestream.wire.messages import (
     SlotEnded,
     SlotHello,
     Unknown,
-    WorkerHello,
     WorkerRefused,
     WorkerWelcome,
 )
 
-HELLO = WorkerHello(
-    worker="w", pid=1, slots=2, models={SIGNATURE.name: SIGNATURE.to_dict()}, protocol=WORKER_PROTOCOL
-)
+HELLO = hello_of(slots=2)
 
 
 async def welcomed(running: Running) -> tuple[RawPeer, WorkerWelcome]:
@@ -189,7 +185,7 @@ async def test_a_worker_of_another_version_is_told_so(protocol: int) -> None:
     """One clear error on each side; nothing of it is served."""
     async with memory_serving() as running:
         old = running.worker()
-        old.say(WorkerHello(worker="old", pid=1, slots=1, models=dict(HELLO.models), protocol=protocol))
+        old.say(hello_of(worker="old", protocol=protocol))
         refused = await old.hear(WorkerRefused)
         assert f"it speaks version {protocol} of the workers' protocol" in refused.message
         assert "install the same release" in refused.message

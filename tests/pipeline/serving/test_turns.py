@@ -9,14 +9,14 @@ import pytest
 import structlog.testing
 import trio
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import SIGNATURE, done, request
+from tests.pipeline.serving.echo_model import done, request
 from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import encode
 from shapestream.wire.messages import (
-    WORKER_PROTOCOL,
     Cancel,
     Clock,
     Entry,
@@ -29,7 +29,6 @@ from shapestream.wire.messages import (
     Result,
     StatisticsRequest,
     Welcome,
-    WorkerHello,
 )
 from shapestream_engine.layout import Buffer
 
@@ -195,9 +194,7 @@ async def test_a_worker_that_greets_without_end_keeps_nobody_waiting() -> None:
         client, worker = await running.client_and_worker()
         client.say(request(1))
         execute = await worker.hear(Execute)
-        greeting = WorkerHello(
-            protocol=WORKER_PROTOCOL, worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()}
-        )
+        greeting = hello_of(worker="greeter", slots=256)
         greeter = running.worker()
         greeter.say(*[greeting] * 100)
         worker.say(done(execute))
@@ -227,9 +224,7 @@ async def test_workers_with_the_most_slots_come_and_go_and_the_rest_serve_on() -
 async def test_slots_that_join_without_end_are_refused_until_time_has_passed() -> None:
     """8,192 slots may join at once; then a worker is told goodbye, and may come a moment later."""
     async with memory_serving() as running:
-        greeting = WorkerHello(
-            protocol=WORKER_PROTOCOL, worker="greeter", pid=2, slots=256, models={"echo": SIGNATURE.to_dict()}
-        )
+        greeting = hello_of(worker="greeter", slots=256)
         greeter = running.worker()
         greeter.say(*[greeting] * 33)
         await greeter.hear(Goodbye)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import done, model_settings, request
 from tests.pipeline.serving.harness import memory_serving
-from tests.pipeline.serving.raw_peer import verdict
+from tests.pipeline.serving.raw_peer import hello_of, verdict
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.wire.messages import (
@@ -16,6 +18,8 @@ from shapestream.wire.messages import (
     Failure,
     Goodbye,
     Heartbeat,
+    ModelOpened,
+    OpenModel,
     Result,
     Unknown,
     WorkerDraining,
@@ -220,3 +224,35 @@ async def test_a_worker_that_answers_and_leaves_at_once_takes_nothing_that_waits
         worker.say(done(await worker.hear(Execute)), Goodbye())
         assert 1 == (await client.hear(Result)).sequence
         await running.assert_redone(client, 2)
+
+
+@pytest.mark.parametrize(
+    "models", [{}, {"echo": model_settings(max_batch=8)}], ids=["unnamed", "named as idempotent"]
+)
+@virtual_time
+async def test_what_a_workers_own_file_forbids_to_run_twice_runs_once(models: dict[str, Any]) -> None:
+    """The server's file may say nothing of it, or the contrary: the model's requests run alone, and are not tried again."""
+    async with memory_serving(models=models) as running:
+        first, second = [await running.joined(name, once=("echo",)) for name in ("first", "second")]
+        client = await running.greeted(model=None)
+        client.say(OpenModel(name="echo"))
+        assert (await client.hear(ModelOpened)).signature["idempotent"] is False
+        client.say(request(1), request(2), request(3))
+        assert 1 == len((await first.hear(Execute)).members)
+        first.close()
+        assert (1, "worker_lost", True) == verdict(await client.hear(Failure))
+        assert [1, 1] == [len((await second.run_next()).members) for _ in range(2)]
+        assert [2, 3] == await client.sequences(2)
+
+
+@virtual_time
+async def test_a_worker_that_forbids_what_the_server_promises_is_refused() -> None:
+    """Requests of the model may have run twice by then; one that says nothing of it may join either way."""
+    async with memory_serving() as running:
+        await running.joined()
+        late = running.worker()
+        late.say(hello_of(once=("echo",)))
+        await late.hear(Goodbye)
+    async with memory_serving() as running:
+        await running.joined("strict", once=("echo",))
+        await running.joined("lax")

@@ -7,12 +7,11 @@ import trio
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import done, request
 from tests.pipeline.serving.harness import Owner, memory_serving
-from tests.pipeline.serving.raw_peer import RawPeer
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.serving.worker_port import LastState
 from shapestream.wire.messages import (
-    WORKER_PROTOCOL,
     Cancel,
     CancelBatch,
     Execute,
@@ -20,7 +19,6 @@ from shapestream.wire.messages import (
     Goodbye,
     Heartbeat,
     Result,
-    WorkerHello,
 )
 
 
@@ -129,7 +127,7 @@ async def test_a_worker_that_dialled_in_and_hangs_is_cut_off_and_not_welcomed_ag
         await worker.hear(Goodbye)
         assert {"worker: hangs": 1} == running.server.statistics()["peers_lost"]
         again = running.worker()
-        again.say(WorkerHello(protocol=WORKER_PROTOCOL, worker="w", pid=1, slots=1, models={}))
+        again.say(hello_of())
         await again.hear(Goodbye)
         fresh = await running.joined("w-2")
         nursery.start_soon(beat, fresh)

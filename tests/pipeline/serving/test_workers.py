@@ -64,6 +64,7 @@ async def test_deadlines_travel_beside_the_time_of_sending() -> None:
     """Both by the server's clock; None in the worker's answer means that the time had passed."""
     async with memory_serving() as running:
         client, worker = await running.client_and_worker()
+        await trio.sleep(0.5)
         client.say(request(1, remaining_ms=400), request(2))
         execute = await worker.hear(Execute)
         deadlines = execute.start_before
@@ -144,3 +145,17 @@ async def test_the_latest_deadline_that_a_client_can_write_is_none_that_a_worker
         client.say(request(1, remaining_ms=2**63 - 1))
         await worker.run_next()
         assert 1 == (await client.hear(Result)).sequence
+
+
+@virtual_time
+async def test_times_are_clipped_to_the_time_since_the_batch_was_sent() -> None:
+    """A clock that runs fast, or counts in another unit, is no reason to end a worker; nobody is told what cannot be."""
+    async with memory_serving() as running:
+        client, worker, execute = await running.busy_worker()
+        await trio.sleep(0.5)
+        worker.say(done(execute, run_us=7_000_000, busy_us=36_000_000_000))
+        timings = (await client.hear(Result)).timings
+        assert (500_000, 500_000) == (timings.run_us, timings.total_us)
+        statistics = running.server.statistics()
+        assert {"w/0": {"batches": 1, "busy_s": 0.5}} == statistics["slots"]
+        assert {} == statistics["peers_lost"]

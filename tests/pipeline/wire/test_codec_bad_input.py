@@ -249,6 +249,8 @@ def assert_valid(value: Any) -> None:
                 assert item is None or -(2**31) < item < 2**63
             elif declared in {str, bytes, bool, str | None}:
                 assert isinstance(item, declared)
+            elif declared == tuple[str, ...]:
+                assert {str} >= set(map(type, item))
             else:
                 assert_valid(item)
     elif isinstance(value, tuple):

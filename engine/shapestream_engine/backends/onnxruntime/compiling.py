@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import onnxruntime as ort
 
@@ -31,13 +31,16 @@ _ELEMENT_TYPES = {
     "bfloat16": "bf16",
 }
 
+_PROVIDER = "provider."
+"""Begins the properties that are options of the execution provider."""
+
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> OnnxRuntimeModel:
     """Read the model, give its inputs the names and bounds of the spec, and make a session for it."""
     provider, provider_options = provider_of(spec)
     options, properties = session_options(spec, slots, threads)
     properties |= {"provider": provider} | {
-        f"provider.{name}": value for name, value in provider_options.items()
+        f"{_PROVIDER}{name}": value for name, value in provider_options.items()
     }
     session = _session(spec, options, provider, provider_options)
     return OnnxRuntimeModel(_signature(spec, session), session, properties)
@@ -139,9 +142,6 @@ def _ports(kind: str, arguments: Sequence[Any], spec: ModelSpec) -> list[FilePor
     return ports
 
 
-_Provider: TypeAlias = "tuple[str, dict[str, str]]"
-
-
 def session_options(
     spec: ModelSpec, slots: int, threads: int | None
 ) -> tuple[ort.SessionOptions, dict[str, Any]]:
@@ -162,7 +162,7 @@ def session_options(
         # Each slot's own thread takes part in its call; the threads of the pool are shared by all.
         plain["intra_op_num_threads"] = max(1, threads - slots + 1)
     for name, value in spec.properties.items():
-        if not name.startswith("provider."):
+        if not name.startswith(_PROVIDER):
             plain[name] = value
     options = ort.SessionOptions()
     for name, value in plain.items():
@@ -190,7 +190,7 @@ def _set(options: ort.SessionOptions, name: str, value: Any) -> None:
         raise ValueError(f"unknown; known are {known}, and names with a dot")
 
 
-def provider_of(spec: ModelSpec) -> _Provider:
+def provider_of(spec: ModelSpec) -> tuple[str, dict[str, str]]:
     """The execution provider of the spec's device, `CPU`, `CUDA` or `CUDA:1`, and its options; raises `ModelLoadError`."""
     device, _, number = spec.device.partition(":")
     known = {name.removesuffix("ExecutionProvider"): name for name in ort.get_available_providers()}
@@ -202,14 +202,8 @@ def provider_of(spec: ModelSpec) -> _Provider:
     options = {"device_id": number} if number else {}
     if device.upper() == "CUDA":
         options["use_tf32"] = "0"  # f32 unless the properties say otherwise, as everywhere
-    return found, options | _provider_options(spec.properties)
-
-
-def _provider_options(properties: Mapping[str, Any]) -> dict[str, str]:
-    prefix = "provider."
-    return {
-        name.removeprefix(prefix): str(value) for name, value in properties.items() if name.startswith(prefix)
-    }
+    own = {name: str(value) for name, value in spec.properties.items() if name.startswith(_PROVIDER)}
+    return found, options | {name.removeprefix(_PROVIDER): value for name, value in own.items()}
 
 
 def _truth(value: Any) -> bool:

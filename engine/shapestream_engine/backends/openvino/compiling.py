@@ -91,8 +91,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
 
     if signature.strategy.sizes or signature.static_sizes:
         return PreparingModel(signature, model, compiled, properties)
-    stateful = bool(model.get_variables())
-    return OpenVinoModel(signature, compiled(model), stateful=stateful, forwarded=_forwarded(model))
+    return OpenVinoModel(signature, compiled(model), model)
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -116,20 +115,20 @@ class OpenVinoModel(CompiledModel):
         self,
         signature: ModelSignature,
         compiled: ov.CompiledModel,
+        model: ov.Model,
         *,
-        stateful: bool,
-        forwarded: frozenset[int],
         ports: Sequence[InputPort] | None = None,
         nbytes: int = 0,
     ) -> None:
-        """`forwarded`: outputs that are inputs, with nothing in between.
+        """`compiled` was made of `model`.
 
         `ports`: the inputs as this model has them, if it is prepared for fewer shapes than the signature says.
         """
         super().__init__(signature, _effective_properties(compiled))
         self._compiled: ov.CompiledModel | None = compiled
-        self._stateful = stateful
-        self._forwarded = forwarded
+        self._stateful = bool(model.get_variables())
+        sources = [output.node.input_value(0).get_node().get_type_name() for output in model.outputs]
+        self._forwarded = frozenset(number for number, source in enumerate(sources) if source == "Parameter")
         self._ports = ports
         self._nbytes = nbytes
 
@@ -188,7 +187,9 @@ class PreparingModel(CompiledModel):
         except SignatureError as error:
             raise SignatureError(f"model {self.signature.name!r}: {error}", key=error.key) from error
         inputs = sum(bound for bound in port_bounds(ports) if bound is not None)
-        prepared = self._made(shaped, ports, self._weights + inputs)
+        prepared = OpenVinoModel(
+            self.signature, self._compile(shaped), shaped, ports=ports, nbytes=self._weights + inputs
+        )
         self.properties = prepared.properties
         return prepared
 
@@ -198,7 +199,7 @@ class PreparingModel(CompiledModel):
             if self._is_closed:
                 raise self.is_closed()
             if self._dynamic is None:
-                self._dynamic = self._made(self._model, None, self._weights)
+                self._dynamic = OpenVinoModel(self.signature, self._compile(self._model), self._model)
         return self._dynamic.create_infer_request()
 
     def close(self) -> None:
@@ -208,22 +209,6 @@ class PreparingModel(CompiledModel):
             self.prepared.close()
         if self._dynamic is not None:
             self._dynamic.close()
-
-    def _made(self, model: ov.Model, ports: Sequence[InputPort] | None, nbytes: int) -> OpenVinoModel:
-        stateful = bool(model.get_variables())
-        return OpenVinoModel(
-            self.signature,
-            self._compile(model),
-            stateful=stateful,
-            forwarded=_forwarded(model),
-            ports=ports,
-            nbytes=nbytes,
-        )
-
-
-def _forwarded(model: ov.Model) -> frozenset[int]:
-    sources = [output.node.input_value(0).get_node().get_type_name() for output in model.outputs]
-    return frozenset(number for number, source in enumerate(sources) if source == "Parameter")
 
 
 def _properties(runtime: ov.Core, spec: ModelSpec, slots: int, threads: int | None) -> dict[str, Any]:
