@@ -124,10 +124,11 @@ def updated(page: str) -> str:
             plain[level].append(cell)
     written = ""
     for level in LEVELS:
-        names = ", ".join(plain[level])
-        written += f"\n### {level}\n\n{HEAD}{rows[level]}" + (
-            f"\n{textwrap.fill(f'Also: {names}.', 118, break_on_hyphens=False)}\n" if names else ""
-        )
+        also = f"Also: {', '.join(plain[level])}.".replace(" ", "\0").replace(
+            ",\0`", ", `"
+        )  # a name stays on one line
+        also = textwrap.fill(also, 118, break_on_hyphens=False).replace("\0", " ")
+        written += f"\n### {level}\n\n{HEAD}{rows[level]}" + (f"\n{also}\n" if plain[level] else "")
     return before + BEGIN + written + "\n" + END + rest.partition(END)[2]
 
 

@@ -16,13 +16,16 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner, Result
 
 from shapestream import blocking
+from shapestream_workers.cli import app
 
 # Nothing here takes long; a machine that is busy with other things may. No test waits so long to see that nothing comes.
 PATIENCE_S = 120.0
 IMPORTABLE = Path(__file__).parent / "importable"
-PYTHONPATH = os.pathsep.join(filter(None, [str(IMPORTABLE), os.environ.get("PYTHONPATH")]))
+ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join(filter(None, [str(IMPORTABLE), str(ROOT), os.environ.get("PYTHONPATH")]))
 COMMAND = [sys.executable, "-P", "-m", "shapestream_workers"]
 
 # Under `nohup` SIGHUP is ignored, here and in all children. A server rightly leaves it so until it serves; tests send it.
@@ -30,14 +33,18 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Polls a real process; returns what `condition` does once it is true."""
-    give_up_at = time.monotonic() + patience_s
+class Broken(AssertionError):
+    """Something ended, or did not begin, that nobody had meant to."""
+
+
+def until(what: str, condition: Callable[[], Any]) -> Any:
+    """Polls real processes; returns what `condition` does once it is true, and raises `Broken` when it takes too long."""
+    give_up_at = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up_at:
         if value := condition():
             return value
-        time.sleep(0.02)
-    pytest.fail(f"not within {patience_s:g} s: {what}")
+        time.sleep(0.01)
+    raise Broken(f"not within {PATIENCE_S:g} s: {what}")
 
 
 class Command:
@@ -186,6 +193,17 @@ class Workplace:
             env={**os.environ, "PYTHONPATH": PYTHONPATH, "E2E_FOLDER": str(self.folder)},
             check=False,
         )
+
+    def invoke(self, *arguments: str) -> Result:
+        """The same in this process, of which it needs no other: only `health` and signals go another way."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            patch.setenv("E2E_FOLDER", str(self.folder))
+            patch.syspath_prepend(IMPORTABLE)
+            ran = CliRunner().invoke(app, arguments)
+        if ran.exception is not None and not isinstance(ran.exception, SystemExit):
+            raise ran.exception
+        return ran
 
     # ---------------------------------------------------------------- the gate: `gated.py` waits for it
 

@@ -134,19 +134,26 @@ def with_deadline(main: Any) -> None:
     trio.run(in_time)
 
 
-def test_what_may_not_run_twice_is_lost_with_its_worker(workplace: Any) -> None:
-    """A sound worker stands by, and does not get it; the next request is served."""
+def test_what_may_not_run_twice_is_lost_with_its_worker_and_with_its_server(workplace: Any) -> None:
+    """A sound worker stands by, and does not get it; nor does the server that comes after. The next request is served."""
     served = workplace.serve(TWO_WORKERS)
     served.wait_for("workers ready")
     with served.client() as client, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(client.infer, "noted", row(7))
+        asked = pool.submit(client.infer, "noted", row(6))
         (victim,) = workplace.wait_entered()
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(shapestream.WorkerLost, match="may not be run twice"):
             asked.result(PATIENCE_S)
+        asked = pool.submit(client.infer, "noted", row(7))
+        workplace.wait_entered(2)
+        served.send(signal.SIGKILL)
+        served.wait()
+        workplace.serve(TWO_WORKERS)
+        with pytest.raises(shapestream.WorkerLost, match="the server was replaced"):
+            asked.result(PATIENCE_S)
         workplace.open_gate()
         assert 16.0 == client.infer("noted", row(8))["y"][0, 0]
-    assert ["7", "8"] == begun(workplace)
+    assert ["6", "7", "8"] == begun(workplace)
 
 
 def test_what_the_file_of_a_worker_that_dials_in_forbids_does_not_run_twice(workplace: Any) -> None:
@@ -161,23 +168,6 @@ def test_what_the_file_of_a_worker_that_dials_in_forbids_does_not_run_twice(work
         (victim,) = workplace.wait_entered()
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(shapestream.WorkerLost, match="may not be run twice"):
-            asked.result(PATIENCE_S)
-        workplace.open_gate()
-        assert 16.0 == client.infer("noted", row(8))["y"][0, 0]
-    assert ["7", "8"] == begun(workplace)
-
-
-def test_what_may_not_run_twice_is_not_sent_to_the_server_that_comes_after(workplace: Any) -> None:
-    """The server dies with all it knew; the client knows that it had the request."""
-    served = workplace.serve(TWO_WORKERS)
-    served.wait_for("workers ready")
-    with served.client() as client, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(client.infer, "noted", row(7))
-        workplace.wait_entered()
-        served.send(signal.SIGKILL)
-        served.wait()
-        workplace.serve(TWO_WORKERS)
-        with pytest.raises(shapestream.WorkerLost, match="the server was replaced"):
             asked.result(PATIENCE_S)
         workplace.open_gate()
         assert 16.0 == client.infer("noted", row(8))["y"][0, 0]

@@ -78,7 +78,8 @@ def ends_cleanly(workplace: Any, command: Any, number: int, status: int) -> None
 @by_turns(
     "stage, how",
     *[(stage, "in process") for stage in STAGES],
-    *[(stage, "with a worker") for stage in (*list(STAGES)[1:], "loading")],
+    ("proving", "with a worker"),
+    ("loading", "with a worker"),
 )
 def test_a_server_that_does_not_serve_yet_ends_with_status_0(
     workplace: Any, stage: str, how: str, number: int
@@ -100,7 +101,7 @@ def test_a_worker_that_is_not_ready_ends_with_status_0(workplace: Any, stage: st
     ends_cleanly(workplace, worker, number, 0)
 
 
-@by_turns("stage", ("loading",), ("in native code",), ("proving",))
+@by_turns("stage", ("loading",), ("proving",))
 def test_check_that_is_interrupted_says_so_and_ends_with_status_1(
     workplace: Any, stage: str, number: int
 ) -> None:

@@ -42,6 +42,9 @@ def test_the_end_of_a_workers_process_is_seen_without_waiting_for_silence(workpl
         (left,) = served.wait_for("worker left")
         assert (victim, "its process died") == (left["pid"], left["why"])
         served.wait_for("worker joined", 3)
+        assert victim not in served.workers().values()
+        statistics = client.statistics()
+        assert (1, {}) == (statistics["results"], statistics["failures"])
         asking.close()
 
 
@@ -85,20 +88,29 @@ def test_a_server_that_stood_still_goes_on_where_it_was(workplace: Any) -> None:
     assert served.events("the server stood still")
 
 
-def test_sighup_replaces_every_worker_under_load_and_nobody_notices(workplace: Any) -> None:
-    """One after the other, each by one that was ready before it left; no answer is missing, wrong or late for it."""
+def test_sigterm_to_a_worker_and_sighup_to_its_server_replace_workers_under_load_and_nobody_notices(
+    workplace: Any,
+) -> None:
+    """A worker drains, with both slots busy, and comes back. Then all are replaced, one after the other, each by one that
+    was ready before it left; no answer is missing, wrong or late for it."""
     served = workplace.serve(PATIENT + HOARDER + "    workers: [{count: 2, slots: 2, threads: 1}]\n")
     served.wait_for("workers ready")
-    first = set(served.workers().values())
     with served.client() as client:
         with Load(client) as load:
-            until("answers", lambda: load.answered > 20)
+            until("answers", lambda: load.answered > 40)
+            victim = served.workers()["w0"]
+            os.kill(victim, signal.SIGTERM)
+            until("the end of it", lambda: victim not in served.workers().values())
+            served.wait_for("worker joined", 3)
+            assert 1 == len(served.events("worker drained"))
+            first = set(served.workers().values())
+            replacing = len(served.log.read_text().splitlines())
             served.send(signal.SIGHUP)
             until("the end of the first processes", lambda: not first & set(served.workers().values()))
             answered = load.answered
             until("answers of the new ones", lambda: load.answered > answered + 50)
         nobody_noticed(client, load)
-    assert 2 <= fewest_workers(served)
+    assert 2 <= fewest_workers(served, since=replacing)
     assert [0, 0] == statuses(served, first)
     served.send(signal.SIGTERM)
     assert 0 == served.wait()
@@ -172,10 +184,10 @@ def test_a_model_whose_workers_were_given_up_is_unavailable_and_the_others_are_s
         with pytest.raises(shapestream.Unavailable, match="its workers were given up"):
             client.infer("gone", rows(1))
         assert [[4.0] * 3] == client.infer("sound", rows(2))["y"].tolist()
-    listed = json.loads(workplace.run("models", served.address, "--json").stdout)
+    listed = json.loads(workplace.invoke("models", served.address, "--json").stdout)
     assert ["sound", "gone"] == [model["name"] for model in listed]
     assert "its workers were given up" in listed[1]["unavailable"]
-    assert "'gone' is unavailable" in workplace.run("models", served.address).stdout
+    assert "'gone' is unavailable" in workplace.invoke("models", served.address).stdout
     served.config.write_text(served.config.read_text().replace("name: lost", "name: gone"))
     served.send(signal.SIGHUP)
     served.wait_for("worker joined", 3)

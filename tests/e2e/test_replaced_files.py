@@ -121,8 +121,8 @@ def test_models_of_the_servers_own_process_keep_their_files(workplace: Any) -> N
         (kept,) = served.wait_for("model keeps its files")
         assert "restart" in kept["advice"]
         assert {(2.0, old)} == answers(client, 10)
-    listed = json.loads(workplace.run("models", served.address, "--json").stdout)
+    listed = json.loads(workplace.invoke("models", served.address, "--json").stdout)
     assert [("scaling", old)] == [(model["name"], model["digest"]) for model in listed]
-    assert f"sha256 {old}" in workplace.run("models", served.address).stdout
-    answered = workplace.run("infer", served.address, "scaling", f"x={json.dumps([[1.0] * 64])}", "--json")
+    assert f"sha256 {old}" in workplace.invoke("models", served.address).stdout
+    answered = workplace.invoke("infer", served.address, "scaling", f"x={json.dumps([[1.0] * 64])}", "--json")
     assert old == json.loads(answered.stdout)["timings"]["digest"]

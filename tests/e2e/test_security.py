@@ -175,13 +175,13 @@ def test_commands_take_keys(protected: Protected) -> None:
     ]
     done = protected.place.run("infer", protected.clients, "double", "x=[[1, 2]]", "--json", *keys)
     assert (0, [[2.0, 4.0]]) == (done.returncode, json.loads(done.stdout)["outputs"]["y"]["data"])
-    assert "model double" in protected.place.run("models", protected.clients, *keys).stdout
-    half = protected.place.run("models", protected.clients, *keys[:2])
-    assert (3, True) == (half.returncode, "key and server_key go together" in half.stderr)
+    assert "model double" in protected.place.invoke("models", protected.clients, *keys).stdout
+    half = protected.place.invoke("models", protected.clients, *keys[:2])
+    assert (3, True) == (half.exit_code, "key and server_key go together" in half.stderr)
 
     for timeout_s in REFUSED_S:
-        none = protected.place.run("models", protected.clients, "--timeout", str(timeout_s))
-        assert 1 == none.returncode
+        none = protected.place.invoke("models", protected.clients, "--timeout", str(timeout_s))
+        assert 1 == none.exit_code
         if "it asks for a key" in none.stderr:
             break
     assert "it asks for a key" in none.stderr
@@ -229,7 +229,7 @@ def test_keys_are_given_and_taken_back_while_it_serves(protected: Protected) -> 
 
 def test_no_secret_is_in_any_log(protected: Protected) -> None:
     """At the level `debug`, after all of the above, nor in what `check --show` prints."""
-    shown = protected.place.run("check", str(protected.served.config), "--show")
+    shown = protected.place.invoke("check", str(protected.served.config), "--show")
     assert "keys/all/server.secret" in shown.stdout
     texts = [shown.stdout, shown.stderr, *(command.log.read_text() for command in protected.place.commands)]
     for pair in protected.pairs.values():
@@ -263,5 +263,5 @@ def test_a_secret_that_others_can_read_is_refused(workplace: Workplace) -> None:
     server = f"{{listen: ['tcp://127.0.0.1:*'], security: {keys}}}"
     said = refused_settings(workplace, server)
     assert f"{secret}: mode 0644 lets others at a secret key (chmod 600" in said
-    checked = workplace.run("check", str(workplace.folder / "server.yaml"))
-    assert (3, True) == (checked.returncode, "chmod 600" in checked.stderr)
+    checked = workplace.invoke("check", str(workplace.folder / "server.yaml"))
+    assert (3, True) == (checked.exit_code, "chmod 600" in checked.stderr)

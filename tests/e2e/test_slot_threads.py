@@ -48,8 +48,9 @@ def test_what_a_model_raises_is_its_error_whatever_it_is(workplace: Any, where: 
                 }
             expected = {value: "model_error" if value in RAISED else 2.0 * value for value in values}
             assert expected == ends
-        with pytest.raises(RequestError, match="PanicException: index out of bounds"):
-            client.infer("raising", _row(101))
+        for value, words in ((101, "PanicException: index out of bounds"), (109, "ValueError: no such row")):
+            with pytest.raises(RequestError, match=words):
+                client.infer("raising", _row(value))
     assert [] == served.events("worker ended")
     assert [] == served.events("slot ended")
 

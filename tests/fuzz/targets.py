@@ -48,7 +48,7 @@ def _tensors_of(entry: Entry) -> list[Tensors]:
         case Execute():
             return list(entry.members)
         case BatchDone():
-            return [tensors for tensors in entry.outputs if tensors is not None]
+            return [tensors for tensors in entry.report.outputs or () if tensors is not None]
         case _:
             return []
 

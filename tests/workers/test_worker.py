@@ -228,9 +228,9 @@ def test_a_worker_greets_is_welcomed_and_answers() -> None:
         assert ("w-1", ["m"]) == (hello.worker, list(hello.models))
         server.execute(7)
         done = await server.next(BatchDone)
-        assert (7, 100_000) == (done.batch, done.run_us)
+        assert (7, 100_000) == (done.batch, round(done.report.run_s * 1e6))
         assert [bytes(range(8))] == [
-            bytes(member.buffers[0]) for member in done.outputs if member is not None
+            bytes(member.buffers[0]) for member in done.report.outputs if member is not None
         ]
         assert 1 == len(ready)
 

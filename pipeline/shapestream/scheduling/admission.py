@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import MAX_PRIORITY, NOMINAL_S, QueueRoom
-from shapestream.scheduling.queueing import LazyHeap, ModelQueue, Queues
-from shapestream.scheduling.state import RUNNING, Request
+from shapestream.scheduling.queueing import RUNNING, LazyHeap, ModelQueue, Queues, Request
+from shapestream.scheduling.slots import SlotTable
 
 SAFETY: Final = 1.4
 """Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
@@ -29,36 +29,6 @@ client did raised it for all."""
 
 OPTIMISM: Final = 0.5
 """Of the predicted seconds; a deadline that not even this share leaves room for cannot be met."""
-
-
-def again_s(queue: ModelQueue) -> float:
-    """Predicted seconds of what goes before every turn on a model's slots, for each of them: reruns and suspects."""
-    return sum([other.again_s / max(1, other.slot_count) for other in queue.shares.queues])
-
-
-def in_lanes_s(queue: ModelQueue) -> float:
-    """Predicted seconds of what waits for its turn on a model's slots, for each of them."""
-    return sum([other.cost_s / max(1, other.slot_count) for other in queue.shares.queues])
-
-
-def ahead_s(queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowded: bool) -> float:
-    """Return the predicted seconds that go before a request of this rank, of `all_s` that wait for their turn.
-
-    Virtual time has to reach its rank, and passes at 1/clients of the slots' time. Where it is `crowded` it will: who is
-    passed, is passed, whoever that will be. Otherwise what waits altogether is not more than what waits. A newcomer, on
-    the other hand, is at the virtual time already, and goes behind the other newcomers: so what has no larger rank counts
-    in any case.
-    """
-    shares = queue.shares
-    turn_s = max(0.0, rank - shares.virtual_s) * clients
-    if turn_s >= all_s:
-        return turn_s if crowded else all_s
-    before_s = [
-        min(other.cost_s, other.by_rank.cost_until(rank)) / max(1, other.slot_count)
-        for other in shares.queues
-        if other.count
-    ]
-    return max(turn_s, sum(before_s))
 
 
 class Expiry:
@@ -131,13 +101,14 @@ class Terms(NamedTuple):
 class Admission:
     """What may come into the queue, and what it costs.
 
-    `room` is how much the queue holds and may hold, `queues` are what waits in it, and `costs` what models
-    cost.
+    `room` is how much the queue holds and may hold, `queues` are what waits in it, `slots` where it may run, and `costs`
+    what models cost.
     """
 
     __slots__ = (
         "_alone_s",
-        "_saturated_at",
+        "_refused_at",
+        "_slots",
         "_terms",
         "costs",
         "draining",
@@ -149,14 +120,16 @@ class Admission:
         self,
         room: QueueRoom,
         queues: Queues,
+        slots: SlotTable,
         costs: CostModel,
     ) -> None:
         self.room = room
         self.queues = queues
+        self._slots = slots
         self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
-        self._saturated_at: dict[str, float] = {}
+        self._refused_at: dict[str, float] = {}
         """By model, the last time that a request was refused because of its predicted wait."""
         self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
 
@@ -170,8 +143,8 @@ class Admission:
     ) -> Terms | Refusal:
         """What this request for the model of `queue` will cost, or why it must not come in.
 
-        `clients` are those that have unfinished requests, and how many. Raises whatever goes wrong; no book of requests is
-        changed here.
+        `clients` are those that have unfinished requests, and how many. Raises any error of a prediction; no book of
+        requests is changed here.
         """
         if self.draining:
             return Refusal("draining", "the server finishes what it has and takes nothing new")
@@ -260,7 +233,7 @@ class Admission:
                 self._terms[key] = refusal
                 return refusal
             company = self.costs.company_s(arrival.model, shape, rows)
-            slots = max(1, queue.slot_count)
+            slots = self._slots_of(queue)
             if company is None:
                 rough_s = self.costs.rough_s(arrival.model, sizes)
                 terms = Terms(0.0, (NOMINAL_S if rough_s is None else rough_s) / slots)
@@ -286,12 +259,13 @@ class Admission:
         if key not in self._alone_s:
             self._alone_s[key] = self.costs.batch_s(arrival.model, arrival.sizes)
         alone_s = self._alone_s[key]
-        if alone_s is None or not queue.slot_count:
+        pool = self._slots.pools[arrival.model]
+        if alone_s is None or not pool.count:
             return terms
-        alone_s *= queue.fastest
+        alone_s *= pool.fastest
         left_s = deadline - now
-        idle = bool(queue.free) and not queue.waiting
-        if OPTIMISM * (queue.free_in_s(0.0, now)[0] + alone_s) >= left_s:
+        idle = bool(pool.free) and not queue.waiting
+        if OPTIMISM * (pool.free_in_s(0.0, now)[0] + alone_s) >= left_s:
             if idle:
                 # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
                 return terms
@@ -299,7 +273,7 @@ class Admission:
                 f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
             )
             return Refusal("deadline_exceeded", message)
-        terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * queue.fastest))
+        terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * pool.fastest))
         return terms if idle else self._with_others(arrival, queue, terms, alone_s, left_s, clients, now)
 
     def _with_others(
@@ -313,12 +287,14 @@ class Admission:
         now: float,
     ) -> Terms | Refusal:
         """Refuses what would probably wait, and then take, longer than what is left."""
-        crowded = now - self.saturated_at(queue) < left_s
-        all_s = in_lanes_s(queue)
-        first_s = again_s(queue)
+        crowded = now - self.refused_at(queue) < left_s
+        pool = self._slots.pools[arrival.model]
+        # Reruns and suspects go before every turn.
+        all_s = sum([other.cost_s / self._slots_of(other) for other in queue.sharing])
+        first_s = sum([other.again_s / self._slots_of(other) for other in queue.sharing])
 
         def done_in_s(work_s: float) -> float:
-            return queue.free_in_s((first_s + work_s) * queue.slot_count, now)[0]
+            return pool.free_in_s((first_s + work_s) * pool.count, now)[0]
 
         # In time means with the whole call that it will be part of, unless that alone would take most of what is left.
         most_s = terms.call_s - alone_s
@@ -329,29 +305,50 @@ class Admission:
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
         here = len(clients)
         rank = queue.shares.rank(arrival.client, priority, clients, here + (arrival.client not in clients))
-        wait_s = done_in_s(ahead_s(queue, rank, here, all_s, crowded=crowded))
+        wait_s = done_in_s(self._ahead_s(queue, rank, here, all_s, crowded=crowded))
         if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
             return terms
-        self._saturated_at[arrival.model] = now
+        self._refused_at[arrival.model] = now
         message = (
             f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
             f"and then it takes about {call_s:.3f} s"
         )
         return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
 
-    def saturated_at(self, queue: ModelQueue) -> float:
+    def _ahead_s(self, queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowded: bool) -> float:
+        """Predicted seconds that go before a request of this rank, of `all_s` that wait for their turn.
+
+        Virtual time has to reach its rank, and passes at 1/clients of the slots' time. Where it is `crowded` it will:
+        newcomers take the turns of what is refused. Otherwise no more goes before than waits. A newcomer is at the virtual
+        time already, and goes behind the other newcomers: so what has no larger rank counts in any case.
+        """
+        turn_s = max(0.0, rank - queue.shares.virtual_s) * clients
+        if turn_s >= all_s:
+            return turn_s if crowded else all_s
+        before_s = [
+            min(other.cost_s, other.by_rank.cost_until(rank)) / self._slots_of(other)
+            for other in queue.sharing
+            if other.count
+        ]
+        return max(turn_s, sum(before_s))
+
+    def _slots_of(self, queue: ModelQueue) -> int:
+        """The slots that serve a model; one may come where there is none."""
+        return max(1, self._slots.pools[queue.profile.name].count)
+
+    def refused_at(self, queue: ModelQueue) -> float:
         """The last time that a request of this model was refused because of its predicted wait; -inf: never.
 
-        The queue is then as long as deadlines allow: whatever takes longer than predicted makes some request late.
+        The queue is then as long as deadlines allow: a call that takes longer than predicted makes some request late.
         """
-        return self._saturated_at.get(queue.profile.name, -inf)
+        return self._refused_at.get(queue.profile.name, -inf)
 
     def queued_s(self) -> float:
         """Predicted seconds that the slots need for what waits.
 
         Models are taken to share their slots, so their times add up: the estimate errs upwards.
         """
-        return sum([queue.waiting_s / max(1, queue.slot_count) for queue in self.queues.waiting()])
+        return sum([queue.waiting_s / self._slots_of(queue) for queue in self.queues.waiting()])
 
     def drain_s(self) -> float | None:
         """Seconds until what waits will have been started, as estimated; None while nothing is measured."""
@@ -365,5 +362,5 @@ class Admission:
                 if request_s is None:
                     continue
                 cost_s = queue.waiting * request_s
-            total = (total or 0.0) + cost_s / max(1, queue.slot_count)
+            total = (total or 0.0) + cost_s / self._slots_of(queue)
         return None if total is None else min(total, MAX_RETRY_AFTER_S)

@@ -156,6 +156,8 @@ class CostModel:
         steady_s = surface.second(rows, shape) * surface.speed if preparations else 0.0
         surface.kind.observe(surface, calls, busy_s, preparations, requests, steady_s)
         surface.met(calls)
+        if known.steps is not None:
+            known.steps.ran(sizes)
         request_s = busy_s / max(1, requests)
         known.batch_s = busy_s if known.batch_s is None else known.batch_s + WEIGHT * (busy_s - known.batch_s)
         last_s = known.request_s

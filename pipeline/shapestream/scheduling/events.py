@@ -20,7 +20,7 @@ class ContractError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputBytes:
-    """What one input of a model holds: `nbytes` times its size along each of `axes`, which are numbers of dimensions."""
+    """Bytes of one input of a call: `nbytes` times the call's size along each of `axes`, which number dimensions."""
 
     nbytes: int
     axes: tuple[int, ...]
@@ -28,7 +28,7 @@ class InputBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """What the scheduler must know of a model."""
+    """The facts of a model that decisions depend on."""
 
     name: str
     dimensions: tuple[str, ...]
@@ -40,12 +40,12 @@ class ModelProfile:
     max_batch: int
     """Rows in one call, at most. A larger single request runs alone."""
     max_delay_s: float = 0.0
-    """How long a free slot may wait for company; 0 is work-conserving."""
+    """Seconds that a free slot may wait for company; 0 is work-conserving."""
     max_padding_ratio: float | None = None
     """Elements computed only as padding / elements computed, at most, when requests are padded together.
     None: as much as measured costs make worth it."""
     inputs: tuple[InputBytes, ...] = ()
-    """What its calls hold. Empty: nothing is known of it, and no call is too large."""
+    """The inputs of its calls. Empty: unknown, and no call is too large."""
     max_batch_bytes: int | None = None
     """Bytes of the inputs of one call, padding and filled rows included, at most. A larger request runs alone in a call of
     its own sizes; one whose smallest call would be filled up beyond this is refused. None: any."""
@@ -78,10 +78,10 @@ class ModelProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUnavailable:
-    """No slot will come for this model: what waits for it is answered `unavailable`. The caller sends no more.
+    """No slot will come for this model: its queued requests are answered `unavailable`. The caller sends no more.
 
-    What runs goes on, on slots that close. If it is lost, or comes back, it is answered in the same way, unless a slot has
-    joined all the same.
+    Running batches go on, on slots that close. Requests that come back from them are answered in the same way, unless a
+    slot has joined all the same.
     """
 
     model: str
@@ -120,14 +120,14 @@ class RequestsArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCancelled:
-    """Its caller withdrew it. Unknown and finished ids are ignored."""
+    """The caller withdrew a request. Unknown and finished ids are ignored."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsAbandoned:
-    """Whoever asked for these is gone: queued ones are dropped without an answer, running ones are not delivered.
+    """The client of these requests is gone: queued ones are dropped without an answer, running ones are not delivered.
 
     Unknown and finished ids are ignored.
     """
@@ -153,14 +153,14 @@ class SlotJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsJoined:
-    """Several slots at once, so that what waits is divided over all of them instead of rushing into the first."""
+    """Several slots at once, so that the queue is divided over all of them instead of emptied into the first."""
 
     slots: tuple[SlotJoined, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotClosing:
-    """A slot is about to leave: it finishes what it runs and gets nothing new. `SlotLeft` follows.
+    """A slot is about to leave: it finishes the batch that it runs and gets no other. `SlotLeft` follows.
 
     Unknown slots are ignored, and so is saying it again.
     """
@@ -170,15 +170,15 @@ class SlotClosing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLeft:
-    """A slot is gone, for good; what it ran is run again elsewhere.
+    """A slot is gone; its batches run again elsewhere.
 
-    Where several leave together, the idle ones go first: "elsewhere" is any slot that has not left yet.
+    Where several leave together, all of them close before: "elsewhere" is any slot that has not closed.
     """
 
     slot: int
     died: bool = False
-    """Whether its process is known to have died, or was killed because it hung: what it ran may be to blame. A connection
-    that broke, or a worker that went silent, says nothing about what it ran."""
+    """Whether its process died, or was killed because it hung: a request that it ran may be to blame. A broken connection or
+    a silent worker says nothing about the requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ class BatchFinished:
 class BatchFailed:
     """A batch did not run. With code `model_error` halves are tried until the culprit is alone.
 
-    `unavailable` blames the slot, which is put aside for a while. `recalled`: it was taken back before its start.
+    `unavailable` blames the slot, which rests for a while. `recalled`: it was taken back before its start.
     """
 
     batch: int
@@ -207,7 +207,7 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainStarted:
-    """Take nothing new; finish what is here."""
+    """Admit no more requests; finish those that are here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +248,7 @@ class StartBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverResults:
-    """A batch's results go to these members; the others (cancelled, gone, late) have actions of their own."""
+    """Deliver a batch's results to these members; the others (cancelled, gone, late) have actions of their own."""
 
     batch: int
     requests: tuple[int, ...]
@@ -273,7 +273,7 @@ class ForgetRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelBatch:
-    """Nobody waits for this running batch any more, or it hangs. Its report is awaited all the same."""
+    """Stop a running batch: all its members have ended, or it hangs. Its report is awaited all the same."""
 
     batch: int
     slot: int
@@ -281,8 +281,8 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallBatch:
-    """Take a batch back that waits behind another one. Its report is awaited all the same: `recalled`, or
-    whatever became of it if it had started."""
+    """Take back a batch that is queued behind another. Its report is awaited all the same: `recalled`, or its result or
+    error if it had begun."""
 
     batch: int
     slot: int
@@ -290,7 +290,7 @@ class RecallBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillSlot:
-    """What this slot runs hangs, and has not ended when it was cancelled: end its process. `SlotLeft` is awaited."""
+    """End the process of a slot whose batch hangs, and did not end when it was cancelled. `SlotLeft` is awaited."""
 
     slot: int
     reason: str
@@ -298,13 +298,13 @@ class KillSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFault:
-    """Something could not be worked out, which is a defect of the scheduler. It went on without; the log should say so."""
+    """A defect of the scheduler, which went on without; the log should say so."""
 
     error: Exception
     about: str
-    """What was to be worked out."""
+    """The thing that could not be worked out."""
     requests: tuple[int, ...] = ()
-    """For which requests."""
+    """The requests that it was for."""
 
 
 Action: TypeAlias = (

@@ -24,13 +24,7 @@ requests were admitted meanwhile as the queue may hold. That also bounds the cli
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from shapestream.scheduling.queueing import ModelQueue
-    from shapestream.scheduling.state import Request
-
+from collections.abc import Callable, Container
 
 AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
@@ -42,26 +36,27 @@ NOMINAL_S = 1e-3
 """What every request is taken to cost while nothing is measured: shares are then equal by count."""
 
 _LEAST_S = 1e-9
-"""No request is free of charge, or an endless stream of them could pass somebody."""
+"""No request is free of charge, or an endless stream of them could pass others."""
 
 OWED_S = MAX_PRIORITY * AGEING_S
 """Seconds of the slots' work of which a client that is here is owed its share, at most: as long as priorities may pass it.
-Whatever holds its requests up for longer saves nothing up for it."""
+A client that is held up for longer saves up no more."""
 
 _FEW_CLIENTS = 64
 
 
 class FairShares:
-    """The tags of everybody who waits for the models in `queues`, which share slots, directly or through others.
+    """The tags of all clients of the models that share slots, directly or through others.
 
     Models that share no slot have nothing to divide, so they have a `FairShares` each until a slot joins that
     serves both (`absorb`).
     """
 
-    __slots__ = ("_clean_at", "_finish", "_last", "queues", "virtual_s")
+    __slots__ = ("_clean_at", "_finish", "_first_tag", "_last", "virtual_s")
 
-    def __init__(self, queue: ModelQueue) -> None:
-        self.queues = [queue]
+    def __init__(self, first_tag: Callable[[], float | None]) -> None:
+        """`first_tag` tells the start tag of the first request that waits for its turn; None if there is none."""
+        self._first_tag = first_tag
         self.virtual_s = 0.0
         self._finish: dict[int, float] = {}
         """Where each client's last request ends."""
@@ -89,15 +84,16 @@ class FairShares:
         not get: as much as its share of `OWED_S`. One that is not here starts at the virtual time.
 
         Or beside the first that waits, if that is at most a second of the slots' work before. Virtual time follows all
-        work, also the company that a batch takes along from far behind. Requests of the same client that were no company
-        to any are passed by it; nobody else should have to wait until they have gone, too. But not far before it: with
-        endless newcomers the first that waits could be one of them for ever.
+        work, also the company that a batch takes from far behind, and so passes other requests of that client; a newcomer
+        should not wait until those have gone, too. But not far before it: with endless newcomers the first that waits could
+        be one of them for ever.
         """
         finish = self._finish.get(client)
         if finish is not None and client in here:
             return max(finish, self.virtual_s - OWED_S / clients)
-        firsts = [first for queue in self.queues if (first := queue.by_rank.first())]
-        beside = min(firsts)[2].tag if firsts else self.virtual_s
+        beside = self._first_tag()
+        if beside is None:
+            beside = self.virtual_s
         start = max(min(self.virtual_s, beside), self.virtual_s - AGEING_S / clients)
         return start if finish is None else max(start, finish)
 
@@ -108,7 +104,7 @@ class FairShares:
 
         `here` are the clients that have unfinished requests besides this one, and `clients` their number with this one's.
 
-        Priority is counted in seconds of everybody's work: virtual time grows by 1/clients while the slots work for
+        Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
         one second, so a step is `AGEING_S / clients`. The number of clients changes; that must not turn around two
         requests of one client and one priority, so a rank is never smaller than the last one.
         """
@@ -136,8 +132,8 @@ class FairShares:
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.
 
-        Why nobody starves: all that starts moves virtual time by its `share_s / (clients + 1)` at least, and `clients` is
-        bounded by the queue. A client that comes later gets a tag that is at most a second of work before the virtual
+        Why no request starves: all started work moves virtual time by its `share_s / (clients + 1)` at least, and `clients`
+        is bounded by the queue. A client that comes later gets a tag that is at most a second of work before the virtual
         time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of a
         request that waits, no new client passes it, and those that were here pass it by what they are owed.
 
@@ -154,7 +150,7 @@ class FairShares:
         self._finish[client] = max(self._finish.get(client, self.virtual_s), self.virtual_s) + share_s
 
     def catch_up(self) -> None:
-        """Nothing waits: nobody owes anybody anything, and whoever comes next comes first."""
+        """Forgive all debts, because nothing waits: the next client to come goes first."""
         if self._finish:
             self.virtual_s = max(self.virtual_s, *self._finish.values())
             self._finish.clear()
@@ -168,9 +164,6 @@ class FairShares:
             self._finish[client] = max(finish, self._finish.get(client, finish))
         for key, rank in other._last.items():
             self._last[key] = max(rank, self._last.get(key, rank))
-        for queue in other.queues:
-            queue.shares = self
-        self.queues.extend(other.queues)
 
     def _forget(self, here: Container[int]) -> None:
         """Drops the clients that are gone and owe nothing any more."""
@@ -249,9 +242,9 @@ class QueueRoom:
         share = most / max(1, self.sharing)
         return held > 0 and held + more > share and used + more + share > most
 
-    def enter_new(self, request: Request) -> None:
+    def enter_new(self, client: int, nbytes: int, share_s: float) -> None:
         """A request waits that was admitted just now."""
-        self.enter(request)
+        self.enter(client, nbytes, share_s)
         self._until_replaced -= 1
         if not self._until_replaced:
             self._replaced()
@@ -261,22 +254,22 @@ class QueueRoom:
         self.sharing = len(self._asked_before)
         self._until_replaced = self.max_requests
 
-    def enter(self, request: Request) -> None:
-        """A request waits, beyond the bounds if it was admitted before."""
-        requests, nbytes, seconds = self._held.get(request.client, (0, 0, 0.0))
-        self._held[request.client] = (requests + 1, nbytes + request.nbytes, seconds + request.share_s)
+    def enter(self, client: int, nbytes: int, share_s: float) -> None:
+        """A request of this client waits, beyond the bounds if it was admitted before."""
+        requests, held_bytes, held_s = self._held.get(client, (0, 0, 0.0))
+        self._held[client] = (requests + 1, held_bytes + nbytes, held_s + share_s)
         self.requests += 1
-        self.nbytes += request.nbytes
+        self.nbytes += nbytes
 
-    def leave(self, request: Request) -> None:
-        """A request waits no longer."""
-        requests, nbytes, seconds = self._held[request.client]
+    def leave(self, client: int, nbytes: int, share_s: float) -> None:
+        """A request of this client waits no longer."""
+        requests, held_bytes, held_s = self._held[client]
         if requests > 1:
-            self._held[request.client] = (requests - 1, nbytes - request.nbytes, seconds - request.share_s)
+            self._held[client] = (requests - 1, held_bytes - nbytes, held_s - share_s)
         else:
-            del self._held[request.client]
+            del self._held[client]
         self.requests -= 1
-        self.nbytes -= request.nbytes
+        self.nbytes -= nbytes
 
     def held(self) -> dict[int, tuple[int, int]]:
         """Requests and bytes of each client that has any waiting; for checks only."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
 
-from shapestream.scheduling.state import Batch, BatchState
+from shapestream.scheduling.slots import Batch, BatchState
 
 TIMES_P99 = 10.0
 """A batch hangs that takes so many times what all but one of a hundred of its model's batches take."""
@@ -112,7 +112,7 @@ class HangWatch:
             if batch.behind or batch.state is BatchState.STUCK:
                 continue
             if batch.hang_at + STALL_S < now:
-                # Nobody looked in time, so this process stood still, and perhaps the worker's as well (a paused machine).
+                # This look is late, so this process stood still, and perhaps the worker's as well (a paused machine).
                 batch.hang_at = now + self.limits.grace_s
             elif batch.hang_at <= now:
                 last = batch.state is BatchState.CONDEMNED

@@ -1,6 +1,6 @@
-"""What must hold between any two events, whatever happened: the books of the scheduler agree with each other.
+"""Invariants: the books of the scheduler agree with each other between any two events.
 
-Looks at everything, so it is for tests and for the hunt after a defect, not for the server's way.
+A check looks at everything, so it is for tests, and for a scheduler that has found a defect.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.queueing import EMPTY, Lane, ModelQueue, Queues
-from shapestream.scheduling.recovery import Isolation
-from shapestream.scheduling.state import (
+from shapestream.scheduling.queueing import (
     DONE,
+    EMPTY,
     QUEUED,
     RERUN,
     RUNNING,
     SUSPECT,
-    Batch,
-    BatchState,
+    Lane,
+    ModelQueue,
+    Queues,
     Request,
-    Slot,
-    SlotState,
-    SlotTable,
-    Trial,
 )
+from shapestream.scheduling.recovery import Isolation
+from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotState, SlotTable, Trial
 
 
 def check(
@@ -44,9 +42,11 @@ def check(
         assert queue in queues.waiting() or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
         free = {slot.id for slot in serving if slot.free}
-        assert free == set(queue.free), f"{name}: free slots {free} are listed as {set(queue.free)}"
-        assert queue.slot_count == len(serving)
-        _check_agendas(queue, serving)
+        pool = slots.pools[name]
+        assert pool.queue is queue
+        assert free == set(pool.free), f"{name}: free slots {free} are listed as {set(pool.free)}"
+        assert pool.count == len(serving)
+        _check_agendas(pool, serving)
     _check_slots(slots, now)
     _check_shares(queues.values(), slots)
     _check_isolation(queues.values(), isolation, slots, now)
@@ -90,7 +90,7 @@ def _check_slots(slots: SlotTable, now: float) -> None:
         assert slot.batch is None, "a slot that is put aside runs something"
         assert slot.refusals, "a slot is put aside without a reason"
         assert slot.rests_until > now, "a slot was not taken back"
-    assert all(not slot.queues for slot in every if slot.closing), "a closing slot is offered work"
+    assert all(not slot.pools for slot in every if slot.closing), "a closing slot is offered work"
     for slot in every:
         held = (slot.batch is not None, slot.behind is not None)
         assert held in _HELD[slot.state], (
@@ -116,36 +116,39 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
             assert batch.state is BatchState.RECALLED or not batch.slot.closing, (
                 "a batch waits on a slot that closes"
             )
-            assert batch.state is BatchState.RECALLED or batch.wanted, "a batch waits for which nobody waits"
+            assert batch.state is BatchState.RECALLED or batch.wanted, (
+                "a batch is queued of which all members have ended"
+            )
         assert batch.queue.profile.name in batch.slot.models, "a slot runs a model that it does not have"
         wanted = [request for request in batch.members if request.state is RUNNING]
         assert batch.wanted == len(wanted)
-        assert all(request.batch is batch for request in wanted), "a request in two batches"
+        assert all(request.batch == batch.id for request in wanted), "a request in two batches"
     for request in requests:
         if request.state is RUNNING:
             assert request.batch is not None
-            assert request.batch.id in batches, "a request runs in a batch that is over"
-            assert request in request.batch.members
+            assert request.batch in batches, "a request runs in a batch that is over"
+            assert request in batches[request.batch].members
 
 
-def _check_agendas(queue: ModelQueue, serving: list[Slot]) -> None:
+def _check_agendas(pool: SlotPool, serving: list[Slot]) -> None:
     busy = [(slot.batch.ends_at, slot.id) for slot in serving if slot.batch is not None]
-    assert [(at, slot.id) for at, _, slot in queue.ends] == sorted(busy)
+    assert [(at, slot.id) for at, _, slot in pool.ends] == sorted(busy)
     prefetches = [
         (slot.batch.prefetch_at, slot.id)
         for slot in serving
         if slot.batch is not None and slot.batch.prefetch_at is not None and slot.behind is None
     ]
-    assert [(at, slot.id) for at, _, slot in queue.prefetches] == sorted(prefetches)
-    assert queue.fastest == min([slot.paces.get(queue.profile.name, 1.0) for slot in serving], default=1.0)
+    assert [(at, slot.id) for at, _, slot in pool.prefetches] == sorted(prefetches)
+    name = pool.queue.profile.name
+    assert pool.fastest == min([slot.paces.get(name, 1.0) for slot in serving], default=1.0)
 
 
 def _check_shares(queues: Iterable[ModelQueue], slots: SlotTable) -> None:
     for queue in queues:
-        assert queue in queue.shares.queues
-        assert all(other.shares is queue.shares for other in queue.shares.queues)
+        assert queue in queue.sharing
+        assert all(other.shares is queue.shares and other.sharing is queue.sharing for other in queue.sharing)
     for slot in slots.slots.values():
-        assert len({id(queue.shares) for queue in slot.queues}) <= 1, (
+        assert len({id(pool.queue.shares) for pool in slot.pools}) <= 1, (
             "models share a slot, but no virtual time"
         )
 
@@ -176,8 +179,8 @@ def _check_isolation(
         if queue.suspect_count and not isolation.isolated:
             assert isolation.choose(queue, now) is None, "a suspect waits, and no worker is kept for it"
     for worker in isolation.isolated.values():
-        waits = any(queue.suspect_count for slot in worker.slots.values() for queue in slot.queues)
-        assert waits or worker.suspect is not None, "kept for nobody"
+        waits = any(pool.queue.suspect_count for slot in worker.slots.values() for pool in slot.pools)
+        assert waits or worker.suspect is not None, "reserved for no suspect"
 
 
 def _check_queue(queue: ModelQueue, own: list[Request]) -> None:

@@ -1,4 +1,4 @@
-"""The book of admitted requests: who is here, and the one place where a request ends.
+"""The book of admitted requests, and the one place where a request ends.
 
 Every ending of a request goes through `deliver`, `fail` or `forget`. Each takes the request out of its queue or its
 batch, so that no second ending can find it.
@@ -20,8 +20,8 @@ from shapestream.scheduling.events import (
 )
 from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.queueing import ModelQueue
-from shapestream.scheduling.state import QUEUED, RERUN, RUNNING, Batch, Request
+from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, ModelQueue, Request
+from shapestream.scheduling.slots import Batch, SlotTable
 from shapestream.scheduling.statistics import Behind, Predicted, Story
 
 
@@ -29,6 +29,7 @@ class Ledger:
     """The live requests, by id and by deadline, and how many each client has."""
 
     __slots__ = (
+        "_slots",
         "admission",
         "clients",
         "deadlines",
@@ -39,8 +40,9 @@ class Ledger:
         "unwanted",
     )
 
-    def __init__(self, admission: Admission, story: Story) -> None:
+    def __init__(self, admission: Admission, slots: SlotTable, story: Story) -> None:
         self.admission = admission
+        self._slots = slots
         self.story = story
         self.requests: dict[int, Request] = {}
         self.clients: dict[int, int] = {}
@@ -70,7 +72,7 @@ class Ledger:
         client = arrival.client
         clients = self.clients
         shares = queue.shares
-        if not queue.count and not any(other.waiting for other in shares.queues):
+        if not queue.count and not any(other.waiting for other in queue.sharing):
             shares.catch_up()
         cost_s, share_s, alone_s, _ = terms
         owned = clients.get(client, 0) + 1
@@ -99,7 +101,7 @@ class Ledger:
         self.requests[request.id] = request
         if request.deadline is not None:
             self.deadlines.watch(request, request.deadline, alone_s)
-        self.admission.room.enter_new(request)
+        self.admission.room.enter_new(client, request.nbytes, share_s)
         return request
 
     def refuse(self, arrival: Arrival, refusal: Refusal, now: float) -> FailRequest:
@@ -119,13 +121,10 @@ class Ledger:
         """
         leave = self.admission.room.leave
         for request in cut.members:
-            request.batch = batch
-            leave(request)
+            request.batch = batch.id
+            leave(request.client, request.nbytes, request.share_s)
         count = len(batch.ids)
         self.running += count
-        if batch.queue.steps is not None:
-            own = map(max, zip(*[request.own_shape for request in cut.members], strict=True))
-            batch.queue.steps.started((cut.rows, *own))
         self.story.note(
             now,
             batch.ids,
@@ -153,18 +152,15 @@ class Ledger:
         """Moves requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
             request.batch = None
-            self.admission.room.enter(request)
+            self.admission.room.enter(request.client, request.nbytes, request.share_s)
         self.running -= len(requests)
 
     def deliver(self, batch: Batch, now: float, actions: list[Action]) -> Sequence[Request]:
         """End those members of a finished batch that still run; they are returned."""
-        members = batch.members
-        ids = batch.ids
-        if batch.wanted != len(members):
-            members = [request for request in members if request.state is RUNNING]
-            ids = tuple([request.id for request in members])
-        if not ids:
+        members = [request for request in batch.members if request.state is RUNNING]
+        if not members:
             return ()
+        ids = batch.ids if len(members) == len(batch.ids) else tuple([request.id for request in members])
         for request in members:
             request.end()
             self._remove(request)
@@ -182,7 +178,8 @@ class Ledger:
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """Ends a request whose deadline has passed, or cannot be met any more."""
-        if request.state is RUNNING and request.batch is not None and not request.batch.behind:
+        batch = self._batch_of(request)
+        if request.state is RUNNING and (batch is None or not batch.behind):
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:
             message = "the deadline cannot be met any more: too little time is left to run the request"
@@ -202,13 +199,12 @@ class Ledger:
 
     def _withdraw(self, request: Request) -> None:
         if request.state is RUNNING:
-            batch = request.batch
-            assert batch is not None
             request.end()
-            batch.wanted -= 1
             self.running -= 1
-            if not batch.wanted:
-                self.unwanted.append(batch)
+            if (batch := self._batch_of(request)) is not None:
+                batch.wanted -= 1
+                if not batch.wanted:
+                    self.unwanted.append(batch)
         else:
             if request.state is QUEUED:
                 request.queue.drop(request)
@@ -217,9 +213,13 @@ class Ledger:
                 request.queue.drop_rerun(request)
             else:
                 request.queue.drop_suspect(request)
-            self.admission.room.leave(request)
+            self.admission.room.leave(request.client, request.nbytes, request.share_s)
         self._remove(request)
         self.deadlines.shrink(len(self.requests))
+
+    def _batch_of(self, request: Request) -> Batch | None:
+        """The batch of a running request; None if it is over."""
+        return None if request.batch is None else self._slots.batches.get(request.batch)
 
     def _remove(self, request: Request) -> None:
         del self.requests[request.id]

@@ -7,10 +7,7 @@ calls only with itself: one death accuses all members at once. A shape that fail
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TypeAlias
-
-from shapestream.scheduling.state import Request
 
 Mark: TypeAlias = tuple[int | None, tuple[int, ...] | None]
 
@@ -37,18 +34,17 @@ class Probation:
     def __repr__(self) -> str:
         return f"<probation: {list(self._left)}>"
 
-    def blame(self, request: Request, *, singly: bool) -> None:
+    def blame(self, client: int, shape: tuple[int, ...], *, singly: bool) -> None:
         """Put the client of a request that was to blame on probation; `singly`: its requests run one at a time.
 
         Its shape too, unless the client was on probation already: it could mark all shapes.
         """
-        known = request.client in self._left
-        self._put(request.client)
+        known = client in self._left
+        self._put(client)
         if singly:
-            self._singly.add(request.client)
+            self._singly.add(client)
         if not known:
-            # As it was queued: its like are rounded up as it was, before it ran alone at its own sizes.
-            self._put(request.bucket.shape)
+            self._put(shape)
 
     def _put(self, key: int | tuple[int, ...]) -> None:
         self._left.pop(key, None)
@@ -56,31 +52,24 @@ class Probation:
             self._end(next(iter(self._left)))
         self._left[key] = self._needed
 
-    def ran_well(self, requests: Iterable[Request]) -> None:
-        """Count requests that had their results."""
+    def ran_well(self, client: int, shape: tuple[int, ...]) -> None:
+        """Count a request that had its result."""
         left = self._left
-        for request in requests:
-            for key in (request.client, request.shape):
-                if key in left:
-                    left[key] -= 1
-                    if not left[key]:
-                        self._end(key)
+        for key in (client, shape):
+            if key in left:
+                left[key] -= 1
+                if not left[key]:
+                    self._end(key)
 
     def _end(self, key: int | tuple[int, ...]) -> None:
         del self._left[key]
         if isinstance(key, int):
             self._singly.discard(key)
 
-    def company(self, first: Request, members: Sequence[Request]) -> Sequence[Request]:
-        """Those members of a batch that may run with its first; where any may not, only those of its own shape."""
-        if first.client in self._singly:
-            return [first]
-        mark = self._mark(first)
-        alike = [member for member in members if self._mark(member) == mark]
-        if len(alike) == len(members):
-            return members
-        return [member for member in alike if member.shape == first.shape]
+    def runs_alone(self, client: int) -> bool:
+        """Whether a request of this client failed lately, and killed nothing."""
+        return client in self._singly
 
-    def _mark(self, request: Request) -> Mark:
-        client, shape = request.client, request.shape
+    def mark(self, client: int, shape: tuple[int, ...]) -> Mark:
+        """What requests must have in common to share a call."""
         return (client if client in self._left else None, shape if shape in self._left else None)

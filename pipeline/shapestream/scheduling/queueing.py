@@ -1,4 +1,7 @@
-"""The queue of one model: buckets of equal shapes, lanes of compatible ones, and heaps over them.
+"""The queue of one model: its requests, in buckets of equal shapes, lanes of compatible ones, and heaps over them.
+
+The states of a request are an enum with a table: by the name of a change, which state follows which. A change that the
+table does not list raises KeyError. Only functions of `Request` write its state.
 
 A *lane* holds the requests that may share a batch: one model, equal sizes of every dimension that must not be padded.
 A *bucket* holds those of a lane with exactly the same sizes, in the order of their ranks; only the number of rows may
@@ -14,69 +17,150 @@ inserted at its place, so nothing is ever sorted again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
-from math import inf, prod
+from math import prod
+from typing import Final
 
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares
 from shapestream.scheduling.probation import Probation
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.size_steps import SizeSteps
-from shapestream.scheduling.state import QUEUED, RERUN, SUSPECT, Request, RequestState, Slot
 
 
-class Agenda:
-    """(time, slot) pairs, sorted. A slot stands in it once, with a time that the caller remembers.
+class RequestState(IntEnum):
+    """The place of a request. The order matters: `LazyHeap` asks whether a request is still before some state."""
 
-    A sorted list: finding a place takes logarithmic time; making room moves 8 bytes per slot, which for thousands of
-    slots is less than what one step of a heap costs in Python. Nothing dead is ever kept.
-    """
+    QUEUED = 0
+    """In a bucket, free to be cut into any batch of its lane."""
+    RERUN = 1
+    """At the front, in a fixed group, because its batch failed or was lost."""
+    SUSPECT = 2
+    """At the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
+    RUNNING = 3
+    """In a batch that runs, or is queued behind another."""
+    DONE = 4
+    """It had its one ending."""
 
-    __slots__ = ("_entries",)
+    __hash__ = int.__hash__  # an enum's own is a call in Python, and these are looked up on the hot path
 
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Slot]] = []
 
-    def __len__(self) -> int:
-        return len(self._entries)
+# Looking a member up on an enum costs three times a global; these are compared on the hot path.
+QUEUED: Final = RequestState.QUEUED
+RERUN: Final = RequestState.RERUN
+SUSPECT: Final = RequestState.SUSPECT
+RUNNING: Final = RequestState.RUNNING
+DONE: Final = RequestState.DONE
+
+REQUEST_TABLE: Final[dict[str, dict[RequestState, RequestState]]] = {
+    "start": {QUEUED: RUNNING, RERUN: RUNNING, SUSPECT: RUNNING},
+    "run again": {RUNNING: RERUN},
+    "suspect": {RUNNING: SUSPECT},
+    "end": {QUEUED: DONE, RERUN: DONE, SUSPECT: DONE, RUNNING: DONE},
+}
+_START, _RUN_AGAIN, _SUSPECT, _END = REQUEST_TABLE.values()
+
+
+class Request:
+    """One admitted request, from admission to its ending."""
+
+    __slots__ = (
+        "arrived",
+        "batch",
+        "bucket",
+        "client",
+        "cost_s",
+        "deadline",
+        "failed_s",
+        "id",
+        "losses",
+        "nbytes",
+        "order",
+        "own_shape",
+        "priority",
+        "queue",
+        "rank",
+        "rows",
+        "shape",
+        "share_s",
+        "state",
+        "tag",
+    )
+
+    bucket: Bucket
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the name that events and actions use
+        client: int,
+        queue: ModelQueue,
+        rows: int,
+        shape: tuple[int, ...],
+        nbytes: int,
+        deadline: float | None,
+        priority: int,
+        arrived: float,
+        rank: float,
+        order: int,
+        tag: float = 0.0,
+        cost_s: float = 0.0,
+        share_s: float = 0.0,
+        own_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.id = id
+        self.client = client
+        self.queue = queue
+        self.rows = rows
+        self.shape = shape
+        """Sizes that it is padded to in any company: see size_steps.py."""
+        self.own_shape = shape if own_shape is None else own_shape
+        self.nbytes = nbytes
+        self.deadline = deadline
+        self.priority = priority
+        self.arrived = arrived
+        self.rank = rank
+        """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
+        self.order = order
+        self.tag = tag
+        """Its start tag: the rank without the priority."""
+        self.cost_s = cost_s
+        """Predicted seconds of one slot, in good company; of what runs again, its part of its group's call. 0.0 while
+        nothing is measured."""
+        self.share_s = share_s
+        """The same of all slots of its model; nominal while nothing is measured."""
+        self.losses = 0
+        self.failed_s = 0.0
+        """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
+        self.state: RequestState = QUEUED
+        self.batch: int | None = None
+        """The number of its batch, while it is in one."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no elements, whatever sizes it claims along the other dimensions."""
+        return not self.rows or 0 in self.shape
+
+    def start(self) -> None:
+        """Leave the queue with a batch."""
+        self.state = _START[self.state]
+
+    def run_again(self) -> None:
+        """Wait in a fixed group at the front."""
+        self.state = _RUN_AGAIN[self.state]
+
+    def suspect(self) -> None:
+        """Wait to be run where nothing else runs."""
+        self.state = _SUSPECT[self.state]
+
+    def end(self) -> None:
+        """Have the one ending."""
+        self.state = _END[self.state]
 
     def __repr__(self) -> str:
-        return f"<agenda of {len(self._entries)} slots>"
-
-    def __iter__(self) -> Iterator[tuple[float, int, Slot]]:
-        return iter(self._entries)
-
-    def add(self, time: float, slot: Slot) -> None:
-        """Puts a slot into its place."""
-        insort(self._entries, (time, slot.id, slot))
-
-    def remove(self, time: float, slot: Slot) -> None:
-        """Takes a slot out; `time` is what it was added with. Nothing happens if it is not here."""
-        entries = self._entries
-        # A pair sorts before the triple that begins with it.
-        at = bisect_left(entries, (time, slot.id))
-        if at < len(entries) and entries[at][2] is slot:
-            del entries[at]
-
-    def first(self) -> tuple[float, Slot] | None:
-        """The earliest."""
-        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
-
-    def sampled(self, count: int) -> Iterator[tuple[float, Slot, int]]:
-        """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
-        entries = self._entries
-        size = len(entries)
-        if size <= count:
-            for time, _, slot in entries:
-                yield time, slot, 1
-            return
-        step = -(-size // count)
-        for at in range(0, size, step):
-            time, _, slot = entries[at]
-            yield time, slot, min(step, size - at)
+        return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
 
 
 # Below this many entries nothing is gained by throwing the dead ones out.
@@ -356,11 +440,9 @@ MAX_SEEN = 1024
 
 
 class ModelQueue:
-    """Everything that waits for one model, and the free slots that it may wait for."""
+    """Everything that waits for one model."""
 
     __slots__ = (
-        "_fastest",
-        "_paces",
         "again_s",
         "buckets",
         "by_rank",
@@ -368,15 +450,12 @@ class ModelQueue:
         "count",
         "delay_s",
         "due",
-        "ends",
-        "free",
         "full",
         "has_batch",
         "lanes",
         "measured_s",
         "padded",
         "predicted_s",
-        "prefetches",
         "probation",
         "profile",
         "rerun_count",
@@ -385,7 +464,7 @@ class ModelQueue:
         "rows",
         "seen",
         "shares",
-        "slot_count",
+        "sharing",
         "steps",
         "suspect_count",
         "suspects",
@@ -408,7 +487,9 @@ class ModelQueue:
         """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
         self.reruns: list[tuple[float, int, Sequence[Request]]] = []
         self.suspects: list[tuple[float, int, Request, bool]] = []
-        self.shares = FairShares(self)
+        self.sharing = [self]
+        """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
+        self.shares = FairShares(self._first_tag)
         self.probation = Probation(profile.max_batch)
         self.rounding: ShapeRounding | None = None
         """Sizes that call shapes are rounded up to, where the model has a cap on them; the scheduler sets it."""
@@ -424,17 +505,6 @@ class ModelQueue:
         """Predicted slot seconds of what waits to be run again, or to be run alone."""
         self.unavailable: str | None = None
         """Why no slot will come for this model; None while one may."""
-        self.free: dict[int, Slot] = {}
-        """The free slots that serve this model, longest free first."""
-        self.slot_count = 0
-        self._paces: Counter[float] = Counter()
-        """How many of its slots have each pace: seconds there / seconds on the most common kind."""
-        self._fastest: float | None = None
-        """The smallest pace; None where it must be looked for."""
-        self.ends = Agenda()
-        """The busy slots that serve this model, by when they are predicted to become free."""
-        self.prefetches = Agenda()
-        """Those of them that take a batch ahead and have none, by when it should be sent."""
         self.seen: dict[tuple[int, ...], None] = {}
         """The sizes of recent batches."""
         self.predicted_s = 0.0
@@ -443,30 +513,7 @@ class ModelQueue:
         """Seconds that these took."""
 
     def __repr__(self) -> str:
-        return (
-            f"<{self.profile.name}: {self.waiting} waiting, {len(self.free)} of {self.slot_count} slots free>"
-        )
-
-    @property
-    def fastest(self) -> float:
-        """The smallest pace of its slots; 1.0 where it has none."""
-        if self._fastest is None:
-            self._fastest = min(self._paces, default=1.0)
-        return self._fastest
-
-    def add_pace(self, pace: float) -> None:
-        """Count a slot with this pace."""
-        self._paces[pace] += 1
-        if self._fastest is not None and pace < self._fastest:
-            self._fastest = pace
-
-    def remove_pace(self, pace: float) -> None:
-        """Count it no longer. Slots leave by the thousand, so the smallest of the others is looked for when it is needed."""
-        self._paces[pace] -= 1
-        if not self._paces[pace]:
-            del self._paces[pace]
-            if pace == self._fastest:
-                self._fastest = None
+        return f"<{self.profile.name}: {self.waiting} waiting>"
 
     @property
     def waiting(self) -> int:
@@ -483,43 +530,19 @@ class ModelQueue:
         """Predicted slot seconds of all that waits."""
         return self.cost_s + self.again_s
 
-    def free_in_s(self, work_s: float, now: float) -> tuple[float, int]:
-        """Seconds until its slots have done what they hold and `work_s` besides, and how many of them take part.
+    def _first_tag(self) -> float | None:
+        """The start tag of the first request in any lane of the models that share slots; None if there is none."""
+        firsts = [first for queue in self.sharing if (first := queue.by_rank.first())]
+        return min(firsts)[2].tag if firsts else None
 
-        Work is poured over the slots like water over steps. Free slots are lowest, the others as high as they are
-        predicted to be busy, with what is queued there behind what they run. Those that rest, or idle beside a suspect, take
-        no part. Where the surface comes to rest all would end at the same time. So without work it is the time until the
-        first slot is free.
-        """
-        slots = len(self.free)
-        filled_s = work_s
-        level_s = work_s / slots if slots else inf
-        below: list[tuple[float, int]] = []
-        later: list[tuple[float, int]] = []
-        for ends_at, slot, alike in self.ends.sampled(SAMPLE):
-            height_s = ends_at - now if ends_at > now else 0.0
-            if height_s >= level_s:
-                break
-            if slot.behind is not None:
-                later.append((height_s + (slot.behind.predicted_s or 0.0), alike))
-                continue
-            below.append((height_s, alike))
-            filled_s += alike * height_s
-            slots += alike
-            level_s = filled_s / slots
-        if later and min(later)[0] < level_s:
-            # Those with two batches are not in the order of their heights: once more, in that order.
-            slots = len(self.free)
-            filled_s = work_s
-            level_s = work_s / slots if slots else inf
-            for height_s, alike in sorted(below + later):
-                if height_s >= level_s:
-                    break
-                filled_s += alike * height_s
-                slots += alike
-                level_s = filled_s / slots
-        # Where all slots rest, nobody knows how long.
-        return (level_s, slots) if slots else (work_s / max(1, self.slot_count), 0)
+    def share_slots(self, other: ModelQueue) -> None:
+        """Divide slots with another model from now on: a slot joined that serves both."""
+        if self.shares is other.shares:
+            return
+        self.shares.absorb(other.shares)
+        self.sharing.extend(other.sharing)
+        for queue in other.sharing:
+            queue.shares, queue.sharing = self.shares, self.sharing
 
     def add(self, request: Request) -> None:
         """Puts a new request into its bucket."""
@@ -572,7 +595,7 @@ class ModelQueue:
             touched[bucket.name] = bucket
         self.count -= len(requests)
         self.rows -= rows
-        # Sums of floats drift; nothing is exactly nothing.
+        # Sums of floats drift; an empty queue costs exactly nothing.
         self.cost_s = max(0.0, self.cost_s - cost_s) if self.count else 0.0
         for bucket in touched.values():
             if bucket.count:
@@ -637,7 +660,7 @@ class ModelQueue:
             self.reruns.clear()
 
     def _again_less(self, seconds: float) -> None:
-        """Count these no longer. Sums of floats drift; nothing is exactly nothing."""
+        """Count these seconds no longer. Sums of floats drift; none that wait cost exactly nothing."""
         self.again_s = max(0.0, self.again_s - seconds) if self.rerun_count or self.suspect_count else 0.0
 
     def put_suspect(self, request: Request, seconds: float, *, accused: bool) -> None:

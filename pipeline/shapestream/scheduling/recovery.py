@@ -31,13 +31,12 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import unplanned
-from shapestream.scheduling.queueing import ModelQueue, Queues
-from shapestream.scheduling.state import (
-    RUNNING,
+from shapestream.scheduling.queueing import RUNNING, ModelQueue, Queues, Request
+from shapestream.scheduling.slots import (
     Batch,
     BatchState,
-    Request,
     Slot,
+    SlotPool,
     SlotState,
     SlotTable,
     Trial,
@@ -99,10 +98,10 @@ class Isolation:
         if worker.suspect is not None:
             return
         places = [
-            (_first_turn(queue), queue, slot)
+            (_first_turn(pool.queue), pool.queue, slot)
             for slot in _usable(worker)
-            for queue in slot.queues
-            if queue.suspect_count
+            for pool in slot.pools
+            if pool.queue.suspect_count
         ]
         if not places:
             self._let_go(worker)
@@ -119,7 +118,7 @@ class Isolation:
     def _being_emptied(self, queue: ModelQueue) -> Worker | None:
         """The worker that will soon be free for a suspect of this model, if there is one."""
         for worker in self.isolated.values():
-            if worker.suspect is None and _serves(worker, queue):
+            if worker.suspect is None and _serves(worker, self._slots.pools[queue.profile.name]):
                 return worker
         return None
 
@@ -131,6 +130,7 @@ class Isolation:
         that is empty now, such as a worker that has just come.
         """
         workers = self._slots.workers
+        pool = self._slots.pools[queue.profile.name]
         kept = [worker for worker in self.isolated.values() if worker is not instead_of]
         if len(kept) >= max(1, len(workers) // 2):
             return None
@@ -138,7 +138,7 @@ class Isolation:
             worker
             for worker in workers.values()
             if not worker.reserved
-            and _serves(worker, queue)
+            and _serves(worker, pool)
             and (instead_of is None or all(slot.batch is None for slot in worker.slots.values()))
         ]
         harmless = [worker for worker in able if not _starves(worker, kept)]
@@ -150,8 +150,8 @@ class Isolation:
 def _starves(worker: Worker, kept: Sequence[Worker]) -> bool:
     """Whether some model of this worker would have no slot outside it and those that are kept."""
     held = [slot for other in (*kept, worker) for slot in other.slots.values()]
-    models = {queue.profile.name: queue for slot in worker.slots.values() for queue in slot.queues}
-    return any(sum(queue in slot.queues for slot in held) >= queue.slot_count for queue in models.values())
+    pools = {pool.queue.profile.name: pool for slot in worker.slots.values() for pool in slot.pools}
+    return any(sum(pool in slot.pools for slot in held) >= pool.count for pool in pools.values())
 
 
 def _first_turn(queue: ModelQueue) -> tuple[float, int]:
@@ -169,8 +169,8 @@ def _usable(worker: Worker) -> list[Slot]:
     ]
 
 
-def _serves(worker: Worker, queue: ModelQueue) -> bool:
-    return any(queue in slot.queues for slot in _usable(worker))
+def _serves(worker: Worker, pool: SlotPool) -> bool:
+    return any(pool in slot.pools for slot in _usable(worker))
 
 
 def _empty_in_s(worker: Worker, now: float) -> float:
@@ -231,8 +231,8 @@ class Recovery:
                 actions.append(ReportFault(error=error, about="costs of a batch", requests=batch.ids))
         delivered = self.ledger.deliver(batch, now, actions)
         if batch.queue.probation:
-            batch.queue.probation.ran_well(delivered)
-        batch.release_members()
+            for request in delivered:
+                batch.queue.probation.ran_well(request.client, request.shape)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
         slot, queue = batch.slot, batch.queue
@@ -248,7 +248,7 @@ class Recovery:
         """Note how fast a slot is for a model beside the most common kind of slot, by a batch of these sizes."""
         pace = self._costs.pace(queue.profile.name, slot.id, sizes)
         if pace is not None:
-            self._slots.set_pace(slot, queue, pace)
+            self._slots.set_pace(slot, queue.profile.name, pace)
 
     def failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """A batch did not run."""
@@ -362,13 +362,8 @@ class Recovery:
         living = _living(batch)
         if len(batch.ids) == 1:
             for request in living:
-                if request.shape != request.own_shape and request.queue.profile.idempotent:
-                    # The model may take the request's own sizes, and not those that they were rounded up to.
-                    request.shape = request.own_shape
-                    self._run_again([request], now, actions)
-                else:
-                    actions.append(self.ledger.fail(request, event.code, event.message, now))
-                    self._blame(request, killed=False)
+                actions.append(self.ledger.fail(request, event.code, event.message, now))
+                self._blame(request, killed=False)
             return
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
         middle = (len(living) + 1) // 2
@@ -428,13 +423,12 @@ class Recovery:
         `killed`: it ended processes. Others of its client still share calls: one death then accuses all of them at once.
         """
         request.queue.shares.charge(request.client, request.failed_s, len(self.ledger.clients))
-        request.queue.probation.blame(request, singly=not killed)
+        request.queue.probation.blame(request.client, request.shape, singly=not killed)
 
     def _suspect(self, request: Request, now: float, actions: list[Action], *, accused: bool) -> None:
         if self._has_nowhere_to_run([request], now, actions):
             return
         self.ledger.put_back([request])
-        request.shape = request.own_shape  # what it was rounded up to may be to blame
         self._isolation.suspect(request, self._call_s([request]), accused=accused)
         self._queues.wait(request.queue)
 
@@ -449,7 +443,7 @@ class Recovery:
     def _has_nowhere_to_run(self, group: Sequence[Request], now: float, actions: list[Action]) -> bool:
         """Answer a group whose model is unavailable, and whose last slot closes or is gone."""
         queue = group[0].queue
-        if queue.unavailable is None or queue.slot_count:
+        if queue.unavailable is None or self._slots.pools[queue.profile.name].count:
             return False
         for request in group:
             actions.append(self.ledger.fail(request, "unavailable", queue.unavailable, now))
@@ -473,6 +467,4 @@ def _ran_in_vain(batch: Batch) -> None:
 
 
 def _living(batch: Batch) -> list[Request]:
-    living = [request for request in batch.members if request.state is RUNNING]
-    batch.release_members()
-    return living
+    return [request for request in batch.members if request.state is RUNNING]

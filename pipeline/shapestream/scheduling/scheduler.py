@@ -46,9 +46,9 @@ from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.planner import Cut, Plan, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import ModelQueue, Queues
+from shapestream.scheduling.queueing import RERUN, RUNNING, ModelQueue, Queues, Request
 from shapestream.scheduling.recovery import Isolation, Recovery
-from shapestream.scheduling.state import RERUN, RUNNING, Batch, BatchState, Request, Slot, SlotTable, Trial
+from shapestream.scheduling.slots import Batch, BatchState, Slot, SlotPool, SlotTable, Trial
 from shapestream.scheduling.statistics import ModelStatistics, Statistics, Story
 from shapestream_engine.cost_table import LearnedCosts
 
@@ -110,17 +110,17 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
     return first if full(first) else None
 
 
-def faster_first(queue: ModelQueue) -> Slot:
+def faster_first(pool: SlotPool) -> Slot:
     """The free slot that should work: the one that has been free longest, unless one of the next few is clearly
     faster.
 
     A slow slot is never left idle for the sake of a fast one that will be free soon: the scheduler is
     work-conserving.
     """
-    slots = iter(queue.free.values())
+    slots = iter(pool.free.values())
     best = next(slots)
-    if len(queue.free) > 1:
-        name = queue.profile.name
+    if len(pool.free) > 1:
+        name = pool.queue.profile.name
         best_pace = best.paces.get(name, 1.0)
         for slot in islice(slots, LOOK - 1):
             pace = slot.paces.get(name, 1.0)
@@ -136,18 +136,6 @@ def _predicted_s(cut: Cut, costs: CallCosts, speed: float) -> float | None:
         return None
     rows, shape = cut.call_rows, cut.shape
     return speed * min(cut.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
-
-
-def _has_free(queue: ModelQueue, now: float) -> bool:
-    return bool(queue.free)
-
-
-def _wants_prefetch(queue: ModelQueue, now: float) -> bool:
-    """Whether all slots of a model with queued requests are busy, and it is time to prefetch for one of them."""
-    if queue.free or not queue.startable or not queue.profile.idempotent:
-        return False
-    first = queue.prefetches.first()
-    return first is not None and first[0] <= now
 
 
 class Scheduler:
@@ -178,8 +166,8 @@ class Scheduler:
         self._slots = SlotTable()
         self._costs = CostModel(learned)
         room = QueueRoom(max_queued_requests, max_queued_bytes, max_queued_s)
-        self._admission = Admission(room, self._queues, self._costs)
-        self._ledger = Ledger(self._admission, Story(story_length))
+        self._admission = Admission(room, self._queues, self._slots, self._costs)
+        self._ledger = Ledger(self._admission, self._slots, Story(story_length))
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
             self._ledger,
@@ -277,18 +265,19 @@ class Scheduler:
         for queue in waiting:
             if not queue.startable:
                 continue
+            pool = self._slots.pools[queue.profile.name]
             due = queue.due.first() if queue.delay_s and not queue.rerun_count else None
-            if queue.free:
+            if pool.free:
                 if due is not None:
                     first = min(first, due[0])
-            elif queue.profile.idempotent and (prefetch := queue.prefetches.first()) is not None:
+            elif queue.profile.idempotent and (prefetch := pool.prefetches.first()) is not None:
                 first = min(first, prefetch[0] if due is None else max(prefetch[0], due[0]))
         return first if first < inf else None
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the books do not agree with each other. Looks at everything; for tests."""
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
-        startable = next_up(self._queues.values(), self._now, _has_free, self._fills)
+        startable = next_up(self._queues.values(), self._now, self._has_free, self._fills)
         assert startable is None, "a free slot idles while a request may start"
 
     def story(self, id: int) -> list[tuple[float, str]]:  # noqa: A002 - the name that events use
@@ -317,8 +306,8 @@ class Scheduler:
                     name=name,
                     queued=queue.waiting,
                     queued_s=queue.waiting_s,
-                    slots=queue.slot_count,
-                    free_slots=len(queue.free),
+                    slots=self._slots.pools[name].count,
+                    free_slots=len(self._slots.pools[name].free),
                     shapes_seen=self._costs.shapes(name),
                     predicted_s=queue.predicted_s,
                     measured_s=queue.measured_s,
@@ -340,22 +329,22 @@ class Scheduler:
             self._costs.add_model(profile)
             queue.rounding = self._costs.rounding(profile.name)
             queue.steps = self._costs.steps(profile.name)
-            self._slots.connect_model(queue)
+            self._slots.add_model(queue)
         elif known.profile != profile:
             raise ContractError(f"model {profile.name!r} is here already, with another profile")
 
     def _slots_joined(self, events: Sequence[SlotJoined], actions: list[Action]) -> None:
         first_of: dict[str, Slot] = {}
         for event in events:
-            self._slots.join(event.slot, event.models, self._queues, event.prefetch_s, event.worker)
+            self._slots.join(event.slot, event.models, event.prefetch_s, event.worker)
             slot = self._slots.slots[event.slot]
             alike = first_of.setdefault(event.worker or f"slot {event.slot}", slot)
             try:
                 self._costs.join(event.slot, event.worker, event.costs, event.models)
-                for queue in slot.queues:
-                    name = queue.profile.name
+                for pool in slot.pools:
+                    queue, name = pool.queue, pool.queue.profile.name
                     if slot is not alike:  # slots of one worker are equally fast
-                        self._slots.set_pace(slot, queue, alike.paces.get(name, 1.0))
+                        self._slots.set_pace(slot, name, alike.paces.get(name, 1.0))
                     elif queue.seen:
                         self._recovery.measure_pace(slot, queue, next(reversed(queue.seen)))
             except Exception as error:  # noqa: BLE001 - the slot serves without what it has measured
@@ -417,7 +406,7 @@ class Scheduler:
         return due if due + call_s < arrival.deadline else now
 
     def _drop_unwanted(self, now: float, actions: list[Action]) -> None:
-        """Stops the batches for whose results nobody waits any more; until they report, their slots keep them."""
+        """Stop the batches of which all members have ended; until they report, their slots keep them."""
         # The same batch twice: its last member was late in the very event that let it begin.
         for batch in dict.fromkeys(self._ledger.unwanted):
             if batch.id not in self._slots.batches:
@@ -425,7 +414,7 @@ class Scheduler:
             if batch.cancel():
                 actions.append(CancelBatch(batch=batch.id, slot=batch.slot.id))
             elif batch.state is BatchState.BEHIND:
-                actions.append(self._ledger.recall(batch, now, "nobody waits for it any more"))
+                actions.append(self._ledger.recall(batch, now, "all its members have ended"))
         self._ledger.unwanted.clear()
 
     # ------------------------------------------------------------ batches
@@ -439,16 +428,27 @@ class Scheduler:
         if isolation.suspected or isolation.isolated:
             isolation.run(now, actions)
         while waiting and slots.free_count:
-            request = next_up(waiting, now, _has_free, self._fills)
+            request = next_up(waiting, now, self._has_free, self._fills)
             if request is None:
                 break
-            self._dispatch(request, faster_first(request.queue), now, actions)
+            self._dispatch(request, faster_first(slots.pools[request.queue.profile.name]), now, actions)
         if waiting:
-            while (request := next_up(waiting, now, _wants_prefetch, self._fills)) is not None:
-                first = request.queue.prefetches.first()
+            while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
+                first = slots.pools[request.queue.profile.name].prefetches.first()
                 assert first is not None
                 self._dispatch(request, first[1], now, actions)
             self._queues.forget_empty()
+
+    def _has_free(self, queue: ModelQueue, now: float) -> bool:
+        return bool(self._slots.pools[queue.profile.name].free)
+
+    def _wants_prefetch(self, queue: ModelQueue, now: float) -> bool:
+        """Whether all slots of a model with queued requests are busy, and it is time to prefetch for one of them."""
+        pool = self._slots.pools[queue.profile.name]
+        if pool.free or not queue.startable or not queue.profile.idempotent:
+            return False
+        first = pool.prefetches.first()
+        return first is not None and first[0] <= now
 
     def _shed(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
         """Shed a request whose turn has come too late for a whole call, where the queue is as long as deadlines allow.
@@ -462,7 +462,7 @@ class Scheduler:
         deadline = request.deadline
         if (
             deadline is None
-            or self._ledger.admission.saturated_at(queue) < request.arrived
+            or self._ledger.admission.refused_at(queue) < request.arrived
             or request.state is RERUN
         ):
             return None
@@ -508,7 +508,7 @@ class Scheduler:
     def _planned(self, anchor: Request, slot: Slot, costs: CallCosts, speed: float, now: float) -> Cut:
         """The batch that a request goes in, without requests that may not share its call because of a probation."""
         queue = anchor.queue
-        most_s, max_rows = portion(queue, slot, anchor, costs, speed, now)
+        most_s, max_rows = portion(self._slots.pools[queue.profile.name], slot, anchor, costs, speed, now)
         cut = plan_batch(
             anchor,
             costs,
@@ -519,10 +519,19 @@ class Scheduler:
             now=slot.free_at(now),
         )
         if len(cut.members) > 1 and queue.probation:
-            company = queue.probation.company(anchor, cut.members)
-            if len(company) < len(cut.members):
-                return batch_of(company, costs)
+            return self._on_probation(anchor, cut, costs)
         return cut
+
+    def _on_probation(self, anchor: Request, cut: Cut, costs: CallCosts) -> Cut:
+        """The same batch without members that may not run with the anchor; where any may not, of its own shape only."""
+        probation, shape = anchor.queue.probation, anchor.shape
+        if probation.runs_alone(anchor.client):
+            return batch_of([anchor], costs)
+        mark = probation.mark(anchor.client, shape)
+        alike = [member for member in cut.members if probation.mark(member.client, member.shape) == mark]
+        if len(alike) == len(cut.members):
+            return cut
+        return batch_of([member for member in alike if member.shape == shape], costs)
 
     def _cut(
         self,

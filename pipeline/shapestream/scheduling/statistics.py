@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Predicted(NamedTuple):
-    """A prediction, put into words when somebody asks."""
+    """A prediction, formatted when a story is read."""
 
     seconds: float | None
 

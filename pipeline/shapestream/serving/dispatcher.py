@@ -8,6 +8,7 @@ events wait in line until the actions before them are done.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
@@ -29,7 +30,6 @@ from shapestream.scheduling.events import (
     StartBatch,
 )
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.serving.alarm import Alarm
 from shapestream.serving.egress import Egress
 from shapestream.serving.journal import Journal
 from shapestream.serving.models import ServedModel
@@ -72,7 +72,10 @@ class Dispatcher:
         """Events that arose from actions still being carried out; empty between turns."""
         self._handling = False
         self._handed_back = False
-        self._alarm = Alarm(scheduler.next_wakeup, self._time_passed)
+        self._alarm_at = math.inf
+        """When the alarm rings: at the earliest time that the scheduler waits for."""
+        self._alarm_earlier = trio.Event()
+        """Set when that has become earlier."""
         self._idle = trio.Event()
 
     # ---------------------------------------------------------------- events
@@ -312,17 +315,25 @@ class Dispatcher:
     def end_turn(self) -> None:
         """Whoever brought events calls this when there are no more: what is ready leaves."""
         self._flush()
-        self._alarm.check()
+        wakeup = self._scheduler.next_wakeup()
+        if wakeup is not None and wakeup < self._alarm_at:
+            self._alarm_at = wakeup
+            self._alarm_earlier.set()
         if not self._requests:
             self._idle.set()
 
     async def run_alarm(self) -> None:
         """Tells the scheduler when a time has come that it waits for; until cancelled."""
-        await self._alarm.run()
-
-    def _time_passed(self) -> None:
-        self._handle(events.TimePassed(), self._clock())
-        self.end_turn()
+        while True:
+            self._alarm_earlier = trio.Event()
+            wakeup = self._scheduler.next_wakeup()
+            self._alarm_at = math.inf if wakeup is None else wakeup
+            with trio.CancelScope(deadline=self._alarm_at):
+                await self._alarm_earlier.wait()
+            wakeup, now = self._scheduler.next_wakeup(), self._clock()
+            if wakeup is not None and wakeup <= now:
+                self._handle(events.TimePassed(), now)
+                self.end_turn()
 
     async def wait_idle(self) -> None:
         """Until no request is left."""
@@ -382,6 +393,6 @@ class SlotBook:
             slot = running.slot
             slot.running.pop(batch, None)
             behind, slot.behind = slot.behind, None
-            if behind is not None and behind is not running:
+            if behind is not None:
                 behind.slot_free = now
         return running

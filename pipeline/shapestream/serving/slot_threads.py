@@ -394,13 +394,4 @@ def entry_of_report(report: BatchReport, *, session: int) -> BatchDone | BatchFa
     if report.code is not None or report.outputs is None:
         code = report.code or ErrorCode.INTERNAL
         return BatchFailed(batch=report.batch, session=session, code=code, message=report.message)
-    return BatchDone(
-        batch=report.batch,
-        session=session,
-        run_us=round(report.run_s * 1e6),
-        busy_us=round(report.busy_s * 1e6),
-        reallocations=report.reallocations,
-        preparations=report.preparations,
-        calls=report.calls,
-        outputs=report.outputs,
-    )
+    return BatchDone(session=session, report=report)

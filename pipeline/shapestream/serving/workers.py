@@ -238,36 +238,27 @@ class SlotRecord(Link):
         running = self.running.get(entry.batch)
         if running is None:
             raise ReportRefused("it was never sent this batch, or has answered it already")
-        report = _read(entry)
         if isinstance(entry, BatchDone):
-            report = self.worker.judge(running, report, now)
+            report = self.worker.judge(running, entry.report, now)
             self.worker.answered_at = now
-        elif report.code is ErrorCode.RECALLED and not running.recalled:
-            # Only what was asked back runs again without counting as an attempt.
-            report = replace(report, code=ErrorCode.INTERNAL)
+        else:
+            report = _failure(entry)
+            if report.code is ErrorCode.RECALLED and not running.recalled:
+                # Only what was asked back runs again without counting as an attempt.
+                report = replace(report, code=ErrorCode.INTERNAL)
         if report.code not in GIVEN_BACK and entry.batch != min(self.running):
             raise ReportRefused("it was sent another batch before, and has not answered that")
         del self.running[entry.batch]
         return report
 
 
-def _read(entry: BatchDone | BatchFailed) -> BatchReport:
-    """The report that an entry carries. A code that is unknown here is `internal`."""
-    if isinstance(entry, BatchFailed):
-        try:
-            code = ErrorCode(entry.code)
-        except ValueError:
-            code = ErrorCode.INTERNAL
-        return BatchReport(batch=entry.batch, outputs=None, code=code, message=entry.message)
-    return BatchReport(
-        batch=entry.batch,
-        outputs=entry.outputs,
-        run_s=entry.run_us * 1e-6,
-        busy_s=entry.busy_us * 1e-6,
-        reallocations=entry.reallocations,
-        preparations=entry.preparations,
-        calls=entry.calls,
-    )
+def _failure(entry: BatchFailed) -> BatchReport:
+    """The report of a batch that failed. A code that is unknown here is `internal`."""
+    try:
+        code = ErrorCode(entry.code)
+    except ValueError:
+        code = ErrorCode.INTERNAL
+    return BatchReport(batch=entry.batch, outputs=None, code=code, message=entry.message)
 
 
 class RunningBatch:

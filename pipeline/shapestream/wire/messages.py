@@ -17,7 +17,7 @@ from dataclasses import field
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
-from shapestream_engine.batch import Batch
+from shapestream_engine.batch import Batch, BatchReport
 from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
@@ -253,21 +253,15 @@ class WorkerHello(Entry):
 
 @entry(41, Role.SERVER_OF_WORKERS)
 class BatchDone(Entry):
-    """A batch ran. `outputs` holds one `Tensors` per member of `Execute`, in its order, or None past a member's deadline."""
+    """A batch ran. Its report is written out on the wire, with times in microseconds."""
 
-    batch: int
     session: int
-    run_us: int
-    """Duration of the inference calls alone."""
-    busy_us: int
-    """Duration of the slot's work on the batch, until the results were copied out."""
-    reallocations: int
-    """Input tensors that had to grow for this batch."""
-    preparations: int
-    """Calls with a new shape, which the device had to prepare."""
-    calls: tuple[tuple[int, tuple[int, ...]], ...]
-    """Number and sizes of the calls that the batch took. Empty: one call of the sizes in `Execute`."""
-    outputs: tuple[Tensors | None, ...]
+    report: BatchReport
+
+    @property
+    def batch(self) -> int:
+        """The batch's number."""
+        return self.report.batch
 
 
 @entry(42, Role.SERVER_OF_WORKERS)

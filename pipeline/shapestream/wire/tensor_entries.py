@@ -35,6 +35,7 @@ from shapestream.wire.limits import (
     Limits,
 )
 from shapestream.wire.messages import BatchDone, Entry, Execute, Request, Result, Timings
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Buffer, Layout, Tensors
 
 # Up to this length deleting the allowed bytes is faster than calling NumPy.
@@ -209,16 +210,16 @@ def _read_batch_done(
         else:
             raise BadEntryError("an output of BatchDone must be nil or [layout, inline]")
     _check_frames_used(first, last)
-    return BatchDone(
+    report = BatchReport(
         batch=checked("BatchDone.batch", integer, batch),
-        session=checked("BatchDone.session", integer, session),
-        run_us=checked("BatchDone.run_us", integer, run_us),
-        busy_us=checked("BatchDone.busy_us", integer, busy_us),
+        outputs=tuple(outputs),
+        run_s=checked("BatchDone.run_us", integer, run_us) * 1e-6,
+        busy_s=checked("BatchDone.busy_us", integer, busy_us) * 1e-6,
         reallocations=checked("BatchDone.reallocations", integer, reallocations),
         preparations=checked("BatchDone.preparations", integer, preparations),
         calls=_calls(calls, limits),
-        outputs=tuple(outputs),
     )
+    return BatchDone(session=checked("BatchDone.session", integer, session), report=report)
 
 
 def _calls(rows: Any, limits: Limits) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -327,18 +328,19 @@ def _write_execute(entry: Execute, frames: list[Buffer]) -> bytes:
 
 def _write_batch_done(entry: BatchDone, frames: list[Buffer]) -> bytes:
     before = len(frames)
-    outputs = [None if output is None else _write_tensors(output, frames) for output in entry.outputs]
+    report = entry.report
+    outputs = [None if output is None else _write_tensors(output, frames) for output in report.outputs or ()]
     return pack(
         (
             BatchDone.KIND,
             len(frames) - before,
-            entry.batch,
+            report.batch,
             entry.session,
-            entry.run_us,
-            entry.busy_us,
-            entry.reallocations,
-            entry.preparations,
-            entry.calls,
+            round(report.run_s * 1e6),
+            round(report.busy_s * 1e6),
+            report.reallocations,
+            report.preparations,
+            report.calls,
             outputs,
         )
     )

@@ -7,6 +7,7 @@ client gave a request; it travels in the tensor, so that the model can say which
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ class Run:
 
     pid: int
     at: float
+    waited_s: float = 0.0
+    """How long its process had waited for a CPU since the call before, perhaps just before this run began."""
     ended_at: float | None = None
 
 
@@ -48,16 +51,6 @@ class Request:
         return self.submitted_at <= at and (self.ended_at is None or self.ended_at > at)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Zeros:
-    """The four counts that must be 0."""
-
-    without_an_end: int
-    two_ends: int
-    wrong_answers: int
-    started_late: int
-
-
 class Book:
     """Takes facts, and answers questions about them. Facts of one process come in its order."""
 
@@ -69,7 +62,7 @@ class Book:
         self._killed: dict[int, float] = {}
         """Clients that were killed: whatever they had asked for ended with them."""
         self._corrupt: set[int] = set()
-        self.lies: Counter[str] = Counter()
+        self._lies: Counter[str] = Counter()
         self._early: dict[int, list[dict[str, Any]]] = {}
         """Facts that were read before the word that their request was submitted, which came another way."""
 
@@ -89,7 +82,7 @@ class Book:
                 for token in set(fact["tokens"]):
                     self._of_request(token, fact)
             case "lie":
-                self.lies[fact["what"]] += 1
+                self._lies[fact["what"]] += 1
             case "paused":
                 self._pauses.append((fact["since"], fact["until"]))
             case "killed":
@@ -114,7 +107,7 @@ class Book:
             case "ended":
                 request.ends.append((fact["at"], fact["code"], fact["answer"]))
             case "run":
-                request.runs.append(Run(fact["pid"], fact["at"]))
+                request.runs.append(Run(fact["pid"], fact["at"], fact.get("waited_s", 0.0)))
             case "ran":
                 for run in request.runs:
                     if run.pid == fact["pid"] and run.ended_at is None:
@@ -124,40 +117,43 @@ class Book:
 
     # ---------------------------------------------------------------- what follows
 
-    def zeros(self) -> Zeros:
-        """As of now; meant for when everything is over."""
-        found = self.violations()
-        return Zeros(
-            without_an_end=len(found["without_an_end"]),
-            two_ends=len(found["two_ends"]),
-            wrong_answers=len(found["wrong_answers"]),
-            started_late=len(found["started_late"]),
-        )
+    def zeros(self) -> dict[str, int]:
+        """The four counts that must be 0, as of now; meant for when everything is over."""
+        return {zero: len(cases) for zero, cases in self.violations().items()}
 
-    def violations(self) -> dict[str, list[str]]:
-        """The cases behind each zero, in words."""
-        requests = self.requests.items()
+    def violations(self, client: int | None = None) -> dict[str, list[str]]:
+        """The cases behind each zero, in words; all, or those of one client."""
+        requests = self._requests_of(client)
         return {
             "without_an_end": [
                 f"{token:#x}: {request}"
-                for token, request in requests
+                for token, request in requests.items()
                 if not request.ends and request.client not in self._killed
             ],
-            "two_ends": [f"{token:#x}: {request}" for token, request in requests if len(request.ends) > 1]
+            "two_ends": [
+                f"{token:#x}: {request}" for token, request in requests.items() if len(request.ends) > 1
+            ]
             + [
-                f"client {client}, sequence {sequence}: {replies} replies"
-                for (client, sequence), replies in self._replies.items()
-                if replies > 1
+                f"client {number}, sequence {sequence}: {replies} replies"
+                for (number, sequence), replies in self._replies.items()
+                if replies > 1 and client in (None, number)
             ],
             "wrong_answers": [
-                f"{token:#x}: {request}" for token, request in requests if self._is_wrong(token, request)
+                f"{token:#x}: {request}"
+                for token, request in requests.items()
+                if self._is_wrong(token, request)
             ]
             + [f"{token:#x}: nobody submitted it: {facts}" for token, facts in self._early.items()],
             "started_late": [
                 f"{token:#x}: {self.lateness_s(request):.3f} s late: {request}"
-                for token, request in requests
+                for token, request in requests.items()
                 if self.lateness_s(request) > SLACK_S
             ],
+        }
+
+    def _requests_of(self, client: int | None) -> dict[int, Request]:
+        return {
+            token: request for token, request in self.requests.items() if client in (None, request.client)
         }
 
     def _is_wrong(self, token: int, request: Request) -> bool:
@@ -175,58 +171,53 @@ class Book:
     def _paused_s(self, since: float, until: float) -> float:
         return sum(max(0.0, min(until, end) - max(since, begin)) for begin, end in self._pauses)
 
+    def late_starts_s(self, client: int | None = None) -> list[float]:
+        """By how much each call began after a member's deadline, less what its process had just waited for a CPU.
+
+        Nothing else is excused.
+        """
+        late = {
+            run.at: run.at - request.deadline_at - run.waited_s
+            for request in self._requests_of(client).values()
+            for run in request.runs
+            if request.deadline_at is not None and run.at > request.deadline_at
+        }
+        return list(late.values())
+
     def in_flight(self, at: float, client: int | None = None) -> int:
         """Requests that were under way at that time."""
-        return sum(
-            1
-            for request in self.requests.values()
-            if (client is None or request.client == client) and request.in_flight(at)
-        )
+        return sum(request.in_flight(at) for request in self._requests_of(client).values())
 
     def in_reply(self, at: float, client: int | None = None, pid: int | None = None) -> int:
         """Requests that had run at that time, in that process, and whose client had not been told."""
         return sum(
-            1
-            for request in self.requests.values()
-            if (client is None or request.client == client)
-            and request.in_flight(at)
+            request.in_flight(at)
             and any(
                 run.ended_at is not None and run.ended_at <= at and pid in (None, run.pid)
                 for run in request.runs
             )
+            for request in self._requests_of(client).values()
         )
+
+    def _runs(self, pid: int | None, client: int | None = None) -> Iterator[Run]:
+        for request in self._requests_of(client).values():
+            yield from (run for run in request.runs if pid in (None, run.pid))
 
     def cut_short(self, pid: int | None = None, client: int | None = None) -> int:
         """Runs, in that process or of that client, that began and never ended."""
-        return sum(
-            1
-            for request in self.requests.values()
-            if client is None or request.client == client
-            for run in request.runs
-            if run.ended_at is None and pid in (None, run.pid)
-        )
+        return sum(run.ended_at is None for run in self._runs(pid, client))
 
     def in_run(self, pid: int, at: float) -> int:
         """Runs that were under way in this process at that time."""
-        return sum(
-            1
-            for request in self.requests.values()
-            for run in request.runs
-            if run.pid == pid and run.at <= at and (run.ended_at is None or run.ended_at > at)
-        )
+        return sum(run.at <= at and (run.ended_at is None or run.ended_at > at) for run in self._runs(pid))
 
-    def runs_of(self, pid: int, since: float) -> int:
-        """Runs that began in this process since then."""
-        return sum(
-            1
-            for request in self.requests.values()
-            for run in request.runs
-            if run.pid == pid and run.at >= since
-        )
+    def runs_of(self, pid: int | None = None, client: int | None = None, since: float = 0.0) -> int:
+        """Runs in this process, or of this client, that began since then."""
+        return sum(run.at >= since for run in self._runs(pid, client))
 
-    def runs_of_client(self, client: int) -> int:
-        """Runs of this client's requests so far."""
-        return sum(len(request.runs) for request in self.requests.values() if request.client == client)
+    def lies(self) -> int:
+        """Lies told so far."""
+        return self._lies.total()
 
     def recovery(self, since: float) -> dict[str, float | None]:
         """Seconds from then to the first result of a later request, and to the last end of what was under way."""
@@ -252,9 +243,9 @@ class Book:
             "settled_s": None if settled is None else settled - since,
         }
 
-    def summary(self) -> dict[str, Any]:
-        """What a report shows beside the zeros."""
-        requests = self.requests.values()
+    def summary(self, client: int | None = None) -> dict[str, Any]:
+        """What a report shows beside the zeros, of all clients or of one."""
+        requests = self._requests_of(client).values()
         ends = Counter(request.ends[0][1] for request in requests if request.ends)
         never = float("-inf")
         last = max(requests, key=self.lateness_s, default=None)
@@ -262,7 +253,7 @@ class Book:
         unexcused = max((self.lateness_s(request, excused=False) for request in requests), default=never)
         misdeeds = [request for request in requests if request.kind in ("poison", "hang")]
         return {
-            "requests": len(self.requests),
+            "requests": len(requests),
             "clients": len({request.client for request in requests}),
             "ends": dict(ends.most_common()),
             "gone_with_their_client": sum(1 for r in requests if not r.ends and r.client in self._killed),
@@ -277,6 +268,6 @@ class Book:
             "latest_start_of": str(last),
             "latest_start_with_pauses_s": None if unexcused == never else unexcused,
             "paused_s": sum(until - since for since, until in self._pauses),
-            "lies": dict(self.lies),
-            "violations": {zero: cases[:5] for zero, cases in self.violations().items() if cases},
+            "lies": dict(self._lies),
+            "violations": {zero: cases[:5] for zero, cases in self.violations(client).items() if cases},
         }

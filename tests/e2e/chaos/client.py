@@ -12,7 +12,7 @@ import random
 import signal
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,19 +39,44 @@ PATIENCE_S = 60.0
 class Load:
     """Makes requests, and tells the ledger about each."""
 
-    def __init__(self, number: int, seed: int, witness: Witness) -> None:
-        self._number = number
+    def __init__(
+        self,
+        number: int,
+        seed: int,
+        witness: Witness,
+        *,
+        lengths: Sequence[int] = (2, 3, 10, 10, 26, 26, 58, 250, 2000),
+        deadlines_s: Sequence[float | None] = (None, None, None, 0.15, 0.5, 2.0, 8.0),
+        once_share: float = ONCE_SHARE,
+    ) -> None:
+        """`lengths` are the requests' sizes, and `deadlines_s` their deadlines, each as often as it stands there.
+
+        Many have no deadline, and the stream's neither: nothing but an answer ends these.
+        """
+        self.number = number
         self._random = random.Random(f"{seed} {number}")
         self._numbers = np.random.default_rng([seed, number])
         self._witness = witness
-        self._last = 0
+        self._lengths, self._deadlines_s, self._once_share = lengths, deadlines_s, once_share
+        self._asked = self._ended = 0
         self.stopping = trio.Event()
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have not ended."""
+        return self._asked - self._ended
+
+    async def more_ends(self, count: int) -> None:
+        """Until so many more have ended."""
+        enough = self._ended + count
+        while self._ended < enough:  # noqa: ASYNC110 - nothing announces it
+            await trio.sleep(0.005)
 
     def submit(self, kind: str = "usual", *, deadline_s: float | None = None) -> tuple[int, dict[str, Any]]:
         """A new request's token and inputs; the ledger knows of it when this returns."""
-        self._last += 1
-        token = self._number << 32 | self._last
-        length = self._random.choice((2, 3, 10, 10, 26, 26, 58, 250, 2000))
+        self._asked += 1
+        token = self.number << 32 | self._asked
+        length = self._random.choice(self._lengths)
         payload = self._numbers.integers(0, 1 << 40, (self._random.choice((1, 1, 1, 2, 3)), length), np.int64)
         now = time.monotonic()
         deadline_at = None if deadline_s is None else now + deadline_s
@@ -60,7 +85,7 @@ class Load:
         self._witness.tell(
             "submitted",
             token=token,
-            client=self._number,
+            client=self.number,
             kind=kind,
             at=now,
             deadline_at=deadline_at,
@@ -70,16 +95,13 @@ class Load:
 
     def ended(self, token: int, code: str, y: np.ndarray[Any, Any] | None = None) -> None:
         """What its caller was told."""
+        self._ended += 1
         answer = None if y is None else zlib.crc32(np.ascontiguousarray(y).tobytes())
         self._witness.tell("ended", token=token, at=time.monotonic(), code=code, answer=answer)
 
-    def deadline_s(self) -> float | None:
-        """Many have none, and the stream's too: nothing but an answer ends these."""
-        return self._random.choice((None, None, None, 0.15, 0.5, 2.0, 8.0))
-
     async def ask(self, client: shapestream.Client, kind: str = "usual") -> None:
         """One request and its end."""
-        deadline_s = None if kind in DEEDS else self.deadline_s()
+        deadline_s = None if kind in DEEDS else self._random.choice(self._deadlines_s)
         token, inputs = self.submit(kind, deadline_s=deadline_s)
         try:
             result = await client.infer(ONCE if kind == ONCE else MODEL, inputs, deadline=deadline_s)
@@ -92,7 +114,7 @@ class Load:
     async def ask_on(self, client: shapestream.Client) -> None:
         """One request after the other, until it is told to stop."""
         while not self.stopping.is_set():
-            await self.ask(client, ONCE if self._random.random() < ONCE_SHARE else "usual")
+            await self.ask(client, ONCE if self._random.random() < self._once_share else "usual")
             await trio.sleep(self._random.uniform(0.0, 0.04))
 
     async def stream(self, client: shapestream.Client) -> None:

@@ -16,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -207,7 +206,7 @@ class Faults:
         self._served(self._stage.start_client())
 
     def _served(self, number: int) -> None:
-        self._stage.until(f"client {number} is served", lambda: self._ask("runs_of_client", client=number))
+        self._stage.until(f"client {number} is served", lambda: self._ask("runs_of", client=number))
 
     # ---------------------------------------------------------------- what the machine runs out of
 
@@ -284,15 +283,9 @@ class Faults:
         """Each worker, the server, each client: asked to end, under load, and followed by another."""
         self._lie_in_wait("run")
         at = time.monotonic()
-        if _handles(self._stage.server.pid, signal.SIGHUP):
-            old = set(self._stage.workers())
-            self._stage.server.send_signal(signal.SIGHUP)
-            self._stage.until("all workers are others", lambda: not old & set(self._stage.workers()))
-        else:
-            for pid in self._stage.workers():
-                os.kill(pid, signal.SIGTERM)
-                self._gone(pid)
-                self._worker()
+        old = set(self._stage.workers())
+        self._stage.server.send_signal(signal.SIGHUP)
+        self._stage.until("all workers are others", lambda: not old & set(self._stage.workers()))
         self._replace_server(signal.SIGTERM)
         old_clients = list(self._stage.clients)
         for number in [self._stage.start_client() for _ in old_clients]:
@@ -308,11 +301,3 @@ class Faults:
 
     def _ended(self, popen: subprocess.Popen[bytes]) -> None:
         self._stage.until(f"the end of {popen.args!r}", lambda: popen.poll() is not None)
-
-
-def _handles(pid: int, number: signal.Signals) -> bool:
-    """Whether a process does anything about a signal; one that does not would be ended by it."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False

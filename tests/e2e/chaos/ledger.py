@@ -13,7 +13,6 @@ import selectors
 import socket
 import sys
 import time
-from dataclasses import asdict
 from typing import Any
 
 if __name__ == "__main__":  # started in isolation: only this folder is added
@@ -23,6 +22,10 @@ else:
     from tests.e2e.chaos.book import Book
 
 MAX_PACKET_BYTES = 1 << 16
+QUESTIONS = (
+    "cut_short", "in_flight", "in_reply", "in_run", "late_starts_s", "lies", "recovery", "runs_of", "summary", "zeros",
+)  # fmt: skip
+"""Methods of the book that can be asked for."""
 
 
 class Ledger:
@@ -68,33 +71,10 @@ class Ledger:
         elif said["ask"] == "watch":
             self._watches.append((time.monotonic() + said["within_s"], said, connection))
         else:
-            _answer(connection, self._of_book(said))
-
-    def _of_book(self, said: dict[str, Any]) -> Any:
-        book = self._book
-        match said["ask"]:
-            case "zeros":
-                return asdict(book.zeros())
-            case "summary":
-                return book.summary()
-            case "runs_of_client":
-                return book.runs_of_client(said["client"])
-            case "lies":
-                return book.lies.total()
-            case "recovery":
-                return book.recovery(said["since"])
-            case "in_flight":
-                return book.in_flight(said["at"], said.get("client"))
-            case "in_reply":
-                return book.in_reply(said["at"], said.get("client"), said.get("pid"))
-            case "cut_short":
-                return book.cut_short(said.get("pid"), said.get("client"))
-            case "in_run":
-                return book.in_run(said["pid"], said["at"])
-            case "runs_of":
-                return book.runs_of(said["pid"], said["since"])
-            case other:
-                raise ValueError(f"unknown question {other!r}")
+            question = said.pop("ask")
+            if question not in QUESTIONS:
+                raise ValueError(f"unknown question {question!r}")
+            _answer(connection, getattr(self._book, question)(**said))
 
     def _notice(self, fact: dict[str, Any]) -> None:
         """Whoever lies in wait for such a fact hears of it at once."""

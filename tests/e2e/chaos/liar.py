@@ -28,12 +28,12 @@ EVERY = 4
 
 def one_too_few(done: BatchDone) -> BatchDone:
     """A member has no output."""
-    return replace(done, outputs=done.outputs[:-1])
+    return _with_outputs(done, *done.report.outputs[:-1])
 
 
 def one_too_many(done: BatchDone) -> BatchDone:
     """There is an output that nobody asked for."""
-    return replace(done, outputs=(*done.outputs, done.outputs[-1]))
+    return _with_outputs(done, *done.report.outputs, done.report.outputs[-1])
 
 
 def longer(done: BatchDone) -> BatchDone:
@@ -53,26 +53,30 @@ def other_type(done: BatchDone) -> BatchDone:
 
 def none_at_all(done: BatchDone) -> BatchDone:
     """Nobody gets anything."""
-    return replace(done, outputs=())
+    return _with_outputs(done)
 
 
 def another_batch(done: BatchDone) -> BatchDone:
     """It names a batch that it was never sent."""
-    return replace(done, batch=done.batch + 1_000_000)
+    return replace(done, report=replace(done.report, batch=done.batch + 1_000_000))
 
 
 LIES = (one_too_few, longer, one_too_many, more_rows, other_type, none_at_all, another_batch)
 
 
+def _with_outputs(done: BatchDone, *outputs: Tensors | None) -> BatchDone:
+    return replace(done, report=replace(done.report, outputs=outputs))
+
+
 def _with_first(done: BatchDone, change: Callable[[_Array], _Array]) -> BatchDone:
     """The first output changed, as an array of its own shape."""
-    first = done.outputs[0]
+    first = done.report.outputs[0]
     assert first is not None
     ((port, _, shape),) = first.layout
     x = change(np.frombuffer(first.buffers[0], np.int64).reshape(shape))
     kind = "f64" if x.dtype == np.float64 else "i64"
     changed = Tensors(layout=((port, kind, x.shape),), buffers=(x.tobytes(),))
-    return replace(done, outputs=(changed, *done.outputs[1:]))
+    return _with_outputs(done, changed, *done.report.outputs[1:])
 
 
 def lie_now_and_then(witness: Witness, first: int) -> None:
@@ -84,7 +88,7 @@ def lie_now_and_then(witness: Witness, first: int) -> None:
 
     def answer(report: BatchReport, *, session: int) -> BatchDone | BatchFailed:
         done = honest(report, session=session)
-        if isinstance(done, BatchFailed) or None in done.outputs or next(turns) % EVERY:
+        if isinstance(done, BatchFailed) or None in done.report.outputs or next(turns) % EVERY:
             return done
         lie = next(lies)
         witness.tell("lie", what=lie.__name__)

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from tests.e2e.chaos.witness import Witness
 HEADER = 6
 TOKEN, DEADLINE, WORK, DEED, LENGTH, CHECKSUM = range(HEADER)
 DO_NOTHING, DIE, HANG = range(3)
-FOLDER_VARIABLE = "CHAOS_FOLDER"
+FOLDER_VARIABLE = "E2E_FOLDER"
+"""The environment variable that holds the folder of the run."""
 SLOW = 10
 """How many times longer everything takes in a process for which a file `slow-PID` is there."""
-
 LONG_S = 3600.0
 
-_told = threading.local()
+_own = threading.local()
+"""Of a slot's thread: its connection to the ledger, and how long its process had waited for a CPU at its last call."""
 
 
 def answer_to(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -45,14 +47,26 @@ def rows(
     return x
 
 
+def waited_s() -> float:
+    """How long the threads of this process, which were ready to run, have waited for a CPU so far, together."""
+    total_ns = 0
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended, or the kernel does not count
+            total_ns += int((thread / "schedstat").read_text().split()[1])
+    return total_ns / 1e9
+
+
 def checked(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Tells the ledger when it begins and ends; takes as long as its longest row asks for."""
-    witness = getattr(_told, "witness", None)
+    at = time.monotonic()
+    witness = getattr(_own, "witness", None)
     if witness is None:
-        witness = _told.witness = Witness()
+        witness = _own.witness = Witness()
+        _own.waited_s = 0.0
     pid, x = os.getpid(), x.copy()
     tokens = [int(token) for token in x[:, TOKEN]]
-    witness.tell("run", pid=pid, at=time.monotonic(), tokens=tokens)
+    before_s, _own.waited_s = _own.waited_s, waited_s()
+    witness.tell("run", pid=pid, at=at, tokens=tokens, waited_s=_own.waited_s - before_s)
     corrupt = [token for token, row in zip(tokens, x, strict=True) if not _sound(row)]
     if corrupt:
         witness.tell("corrupt", pid=pid, tokens=corrupt)

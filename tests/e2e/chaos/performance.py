@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.e2e.chaos.defective_server import DEFECTS, mark
 from tests.e2e.chaos.faults import Faults, Injection
-from tests.e2e.chaos.stage import Broken, Stage
+from tests.e2e.chaos.stage import Stage, staged
+from tests.e2e.conftest import Broken
 
 CLIENTS = 3
 ATTEMPTS = 5
@@ -101,7 +102,7 @@ def perform(
     say: Say = lambda line: None,
 ) -> Outcome:
     """Every kind of fault once, in an order that the seed chooses, and then more until the time is up."""
-    with Stage(seed) as stage:
+    with staged(seed) as stage:
         faults = Faults(stage, seed)
         kinds = only or list(faults.kinds)
         injections: list[Injection] = []
@@ -128,7 +129,7 @@ def perform_defective(seed: int, duration_s: float) -> dict[str, dict[str, int]]
 
     What was never answered is known at the end only, so the defect that drops replies comes last.
     """
-    with Stage(seed, defective=True) as stage:
+    with staged(seed, defective=True) as stage:
         _begin(stage, CLIENTS)
         risen: dict[str, dict[str, int]] = {}
         before: dict[str, int] = dict.fromkeys(DEFECTS.values(), 0)
@@ -164,7 +165,7 @@ def _begin(stage: Stage, clients: int) -> None:
     stage.start_server()
     numbers = [stage.start_client() for _ in range(clients)]
     for number in numbers:
-        stage.until(f"client {number} is served", lambda: stage.ledger.ask("runs_of_client", client=number))  # noqa: B023
+        stage.until(f"client {number} is served", lambda: stage.ledger.ask("runs_of", client=number))  # noqa: B023
 
 
 def _reckon(stage: Stage, seed: int) -> Outcome:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 from tests.e2e.chaos.witness import SOCKET_VARIABLE, Witness
+from tests.e2e.conftest import PATIENCE_S, PYTHONPATH, Broken, until
 
-ROOT = Path(__file__).parents[3]
 LEDGER = Path(__file__).with_name("ledger.py")
-PATIENCE_S = 120.0
 CONFIG = """\
 server:
   listen: [ipc://s.sock]
@@ -50,35 +49,50 @@ logging: {format: json}
 """
 
 
-class Broken(Exception):
-    """Something ended, or did not begin, that nobody had meant to."""
+@contextmanager
+def running_ledger(path: str) -> Iterator[Witness]:
+    """Runs a ledger at this path, where whatever is started meanwhile finds it; gives a connection to it."""
+    with subprocess.Popen([sys.executable, "-I", "-S", str(LEDGER), path]) as ledger:
+        os.environ[SOCKET_VARIABLE] = path
+        try:
+            until("the ledger listens", lambda: Path(path).exists() or ledger.poll() is not None)
+            witness = Witness()
+            yield witness
+            witness.close()
+        finally:
+            del os.environ[SOCKET_VARIABLE]
+            ledger.kill()
 
 
-def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Polls real processes; raises `Broken` when it takes too long."""
-    give_up_at = time.monotonic() + patience_s
-    while time.monotonic() < give_up_at:
-        if value := condition():
-            return value
-        time.sleep(0.01)
-    raise Broken(f"not within {patience_s:g} s: {what}")
+@contextmanager
+def staged(seed: int, *, defective: bool = False) -> Iterator[Stage]:
+    """A stage with its ledger; afterwards nothing is left of its processes and files."""
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
+        running_ledger(f"{folder}/ledger") as ledger,
+    ):
+        stage = Stage(Path(folder), ledger, seed, defective=defective)
+        try:
+            yield stage
+        finally:
+            stage.close()
 
 
 class Stage:
-    """Use it as a context manager: nothing is left behind."""
+    """The processes of a run."""
 
-    def __init__(self, seed: int, *, defective: bool = False) -> None:
+    def __init__(self, folder: Path, ledger: Witness, seed: int, *, defective: bool) -> None:
         self._seed = seed
         self._defective = defective
-        self._temporary = tempfile.TemporaryDirectory(prefix="chaos-")
-        self.folder = Path(self._temporary.name)
-        self.config = self.folder / "server.yaml"
-        self.log = self.folder / "log"
+        self.folder = folder
+        self.ledger = ledger
+        self.config = folder / "server.yaml"
+        self.config.write_text(CONFIG)
+        self.log = folder / "log"
         self._environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            SOCKET_VARIABLE: str(self.folder / "ledger"),
-            FOLDER_VARIABLE: str(self.folder),
+            "PYTHONPATH": PYTHONPATH,
+            FOLDER_VARIABLE: str(folder),
             "SHAPESTREAM_ANY_FUNCTION": "1",
         }
         self._all: list[subprocess.Popen[bytes]] = []
@@ -89,40 +103,20 @@ class Stage:
         self.liar: subprocess.Popen[bytes] | None = None
         self.clients: dict[int, subprocess.Popen[bytes]] = {}
         self._last_client = 0
-        self._witness: Witness | None = None
 
-    def __enter__(self) -> Stage:
-        self.config.write_text(CONFIG)
-        path = self._environment[SOCKET_VARIABLE]
-        ledger = self._start([sys.executable, "-I", "-S", str(LEDGER), path], "ledger.log")
-        until("the ledger listens", lambda: Path(path).exists() or ledger.poll() is not None)
-        self._witness = Witness(path)
-        return self
-
-    @property
-    def ledger(self) -> Witness:
-        """The connection to the ledger."""
-        assert self._witness is not None  # from `__enter__` on
-        return self._witness
-
-    def __exit__(self, *_: object) -> None:
-        if self._witness is not None:
-            self._witness.close()
+    def close(self) -> None:
+        """Ends every process that was ever seen."""
         self.workers()
         for process in self._started.values():
             for number in (signal.SIGKILL, signal.SIGCONT):
-                try:
+                with suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
-                except psutil.NoSuchProcess:
-                    break
         for popen in self._all:
             popen.wait(PATIENCE_S)
         psutil.wait_procs(list(self._started.values()), PATIENCE_S)
-        self._temporary.cleanup()
 
-    def _start(self, command: list[str], log: str | IO[bytes]) -> subprocess.Popen[bytes]:
-        stderr = (self.folder / log).open("ab") if isinstance(log, str) else log
-        with stderr:
+    def _start(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
+        with (self.folder / log).open("ab") as stderr:
             popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -153,7 +147,7 @@ class Stage:
             return {}
         found = {}
         for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, or is a zombie
+            with suppress(psutil.NoSuchProcess):  # it has ended, or is a zombie
                 if "--supervised" in child.cmdline():
                     found[child.pid] = child
         self._started.update(found)

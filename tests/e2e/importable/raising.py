@@ -1,4 +1,4 @@
-"""A model that some inputs make raise what is no `Exception`, or end the slot's thread after its answer."""
+"""A model that some inputs make raise anything, mostly no `Exception`, or end the slot's thread after its answer."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ RAISED: dict[int, Callable[[], BaseException]] = {
     106: cancelled,
     107: lambda: Mute(),
     108: lambda: sys.exit(0),  # type: ignore[func-returns-value]
+    109: lambda: ValueError("no such row"),
 }
 """What the model raises, by the number that a request holds."""
 END_THREAD = 200

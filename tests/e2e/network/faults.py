@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import trio
-from tests.e2e.network.load import Load
+from tests.e2e.chaos.client import Load
 from tests.e2e.network.proxy import DOWN, UP, Proxy
 
 SILENCE_S = 1.0
@@ -98,18 +98,15 @@ FAULTS: list[tuple[Fault, int]] = [
 """Each with how often a test injects it."""
 
 
-async def misbehave(proxies: list[Proxy], fault: Fault, times: int, load: Load) -> int:
-    """Injects the fault so many times, at the proxies in turn, and then ends the load.
+async def misbehave(proxies: list[Proxy], fault: Fault, times: int, load: Load) -> None:
+    """Injects the fault so many times while requests are under way, at the proxies in turn.
 
-    Each comes when the last one is behind the load: some requests that were sent since have their answers. Returns how
-    often requests were under way when it struck.
+    Each comes when the last one is behind the load: some requests that were sent since have their answers.
     """
     chance = random.Random(fault.__name__)
-    hit = 0
     await trio.sleep(0.2)
     for number in range(times):
-        hit += load.outcomes.unfinished > 0
+        while not load.under_way:  # noqa: ASYNC110 - nothing announces it
+            await trio.sleep(0.001)
         await fault(proxies[number % len(proxies)], chance)
-        await load.outcomes.more_ends(BETWEEN)
-    load.stop()
-    return hit
+        await load.more_ends(BETWEEN)

@@ -178,24 +178,6 @@ async def test_a_signature_that_cannot_be_read_is_the_servers_fault() -> None:
             await client.infer("identity", ROW)
 
 
-async def test_a_model_that_takes_its_time_delays_only_its_own_requests() -> None:
-    """Durations pass on the mock clock; an unordered stream gives the quick ones first."""
-
-    def seconds(inputs: Any) -> float:
-        return float(inputs["x"][0, 0])
-
-    slow = ScriptedModel(identity_signature(), duration_s=seconds)
-
-    async with serving(slow) as (_, endpoint), shapestream.connect(endpoint.connect) as client:
-
-        async def source() -> AsyncIterator[Any]:
-            for number in (30.0, 10.0, 20.0):
-                yield number, {"x": np.full((1, 16), number, np.float32)}
-
-        async with client.stream("identity", source(), ordered=False) as results:
-            assert [10.0, 20.0, 30.0] == [item.key async for item in results]
-
-
 async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
     """Whether its source is awaited or not."""
 

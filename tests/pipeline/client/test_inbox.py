@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import trio
 import trio.testing
 from tests.pipeline.client.bench import Caller
 
-from shapestream.client.core import Attend, Inbox, Posted, Withdraw, WithdrawAll
-from shapestream.client.tickets import AnyTicket, EndTicket, OpenTicket
-from shapestream.errors import Cancelled
+from shapestream.client.core import Inbox, Posted, Withdraw
+from shapestream.client.tickets import AnyTicket, OpenTicket
 
 OWNER = Caller()
 
@@ -19,43 +17,6 @@ OWNER = Caller()
 def ticket() -> OpenTicket:
     """A question."""
     return OpenTicket(OWNER, name="m")
-
-
-def test_everything_is_taken_in_order_also_what_comes_meanwhile() -> None:
-    """A turn takes what there is at its end, not at its beginning."""
-    refused: list[AnyTicket] = []
-    inbox = Inbox(refused.extend, lambda: None)
-    first, second = ticket(), ticket()
-    inbox.post(first)
-    taken: list[Posted] = []
-    for item in inbox.take():
-        taken.append(item)
-        if item is first:
-            inbox.post(second)
-    assert [first, second] == taken
-    assert [] == list(inbox.take())
-    assert [] == refused
-
-
-@pytest.mark.parametrize("when", ["before the end", "after the end"])
-def test_what_is_left_at_the_end_is_refused(when: str) -> None:
-    """Questions are cancelled, streams are told, and who waits no more is not."""
-    refused: list[AnyTicket] = []
-    inbox = Inbox(refused.extend, lambda: None)
-    question, answered, end = ticket(), ticket(), EndTicket(OWNER, place=3, outcome=True)
-    answered.outcome = True
-    if when == "after the end":
-        inbox.close()
-    for item in (question, Withdraw(question), answered, Attend(OWNER), WithdrawAll(OWNER), end):
-        inbox.post(item)
-    inbox.close()
-    assert isinstance(question.outcome, Cancelled)
-    assert (True, True) == (answered.outcome, end.outcome)
-    told = refused[2]
-    assert isinstance(told, EndTicket)
-    assert isinstance(told.outcome, Cancelled)
-    assert (told.owner, told.place) == (OWNER, -1)
-    assert [question, answered, told, end] == refused
 
 
 def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:

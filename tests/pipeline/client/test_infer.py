@@ -13,7 +13,7 @@ from shapestream.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelError,
-    TransportError,
+    RequestError,
     Unavailable,
 )
 
@@ -37,45 +37,37 @@ async def test_gives_named_arrays_that_cannot_be_written_to(face: Any) -> None:
         assert result.ok
 
 
-@pytest.mark.parametrize(
-    ("model", "value"),
-    [
-        ("any", np.arange(300_000).reshape(3, -1)),
-        ("any", np.arange(12).reshape(3, 4)[:, ::2]),
-        ("any", np.empty((0, 7), np.int64)),
-        ("any", [[1, 2], [3, 4]]),
-        ("any", np.arange(6, dtype=">i8").reshape(2, 3)),
-        ("scalar", 2.5),
-    ],
-    ids=["large", "strided", "empty", "list", "big-endian", "scalar"],
-)
-async def test_what_goes_in_comes_out(face: Any, model: str, value: Any) -> None:
+async def test_what_goes_in_comes_out(face: Any) -> None:
     """Arrays of every kind, and plain numbers, arrive as they are."""
     async with face.connect() as client:
-        result = await client.infer(model, {"x": value})
-        np.testing.assert_array_equal(np.asarray(value), result["y"])
+        for model, value in (
+            ("any", np.arange(300_000).reshape(3, -1)),
+            ("any", np.arange(12).reshape(3, 4)[:, ::2]),
+            ("any", np.empty((0, 7), np.int64)),
+            ("any", [[1, 2], [3, 4]]),
+            ("any", np.arange(6, dtype=">i8").reshape(2, 3)),
+            ("scalar", 2.5),
+        ):
+            result = await client.infer(model, {"x": value})
+            np.testing.assert_array_equal(np.asarray(value), result["y"])
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"z": np.ones((1, 3), np.float32)}, "'z'"),
-        ({}, "'x'"),
-        ({"x": np.ones((1, 3), np.float32), "z": 1}, "'z'"),
-        ({"x": np.ones((1, 3))}, "f32"),
-        ({"x": np.ones(3, np.float32)}, "'x'"),
-        ({"x": np.ones((65, 3), np.float32)}, "batch"),
-        ({"x": None}, "None"),
-        ([1, 2], "mapping"),
-    ],
-)
-async def test_what_the_signature_forbids_is_refused_before_it_is_sent(
-    face: Any, inputs: Any, message: str
-) -> None:
+async def test_what_the_signature_forbids_is_refused_before_it_is_sent(face: Any) -> None:
     """Wrong names, types, ranks and sizes raise `InvalidRequest`; the server never sees them."""
+    one = np.ones((1, 3), np.float32)
     async with face.connect() as client:
-        with pytest.raises(InvalidRequest, match=message):
-            await client.infer("double", inputs)
+        for inputs, message in (
+            ({"z": one}, "'z'"),
+            ({}, "'x'"),
+            ({"x": one, "z": 1}, "'z'"),
+            ({"x": np.ones((1, 3))}, "f32"),
+            ({"x": np.ones(3, np.float32)}, "'x'"),
+            ({"x": np.ones((65, 3), np.float32)}, "batch"),
+            ({"x": None}, "None"),
+            ([1, 2], "mapping"),
+        ):
+            with pytest.raises(InvalidRequest, match=message):
+                await client.infer("double", inputs)
         await client.infer("double", rows(1))
     assert 1 == len(face.server.requests)
 
@@ -137,17 +129,6 @@ async def test_a_closed_client_refuses(face: Any) -> None:
         await client.statistics()
 
 
-async def test_a_server_that_restarts_is_found_again(face: Any) -> None:
-    """Requests that the old server had are answered by the new one, under the same numbers."""
-    async with face.connect() as client:
-        await client.infer("double", rows(1))
-        face.server.restart()
-        await face.until(lambda server: server.restarts == 1)
-        result = await client.infer("double", rows(2))
-        np.testing.assert_array_equal(np.full((1, 3), 4, np.float32), result["y"])
-    assert 2 == face.server.hellos
-
-
 async def test_connecting_to_nobody_raises_unavailable(face: Any, tmp_path: Any) -> None:
     """After `connect_timeout` seconds the caller learns that no server answers, and where."""
     face.address = f"ipc://{tmp_path}/nobody"
@@ -156,43 +137,9 @@ async def test_connecting_to_nobody_raises_unavailable(face: Any, tmp_path: Any)
             pytest.fail("connected to nobody")
 
 
-async def test_an_address_that_is_none_is_refused_at_once(face: Any) -> None:
-    """A mistyped address is an error of its own, not a timeout."""
-    face.address = "htpp://127.0.0.1:5555"
-    with pytest.raises(TransportError, match="htpp"):
-        async with face.connect():
-            pytest.fail("connected to nowhere")
-
-
 def test_the_package_says_what_is_public() -> None:
     """The names that callers may rely on."""
-    assert {
-        "AlreadyAnswered",
-        "Cancelled",
-        "Client",
-        "ConfigurationError",
-        "Conflict",
-        "DeadlineExceeded",
-        "Draining",
-        "Failed",
-        "Forbidden",
-        "InternalError",
-        "InvalidRequest",
-        "ModelError",
-        "Overloaded",
-        "Poisoned",
-        "ProtocolError",
-        "RequestError",
-        "Result",
-        "ShapestreamError",
-        "Stream",
-        "Timings",
-        "TooLarge",
-        "TransportError",
-        "Unavailable",
-        "WorkerLost",
-        "__version__",
-        "aio",
-        "blocking",
-        "connect",
-    } == set(shapestream.__all__)
+    errors = {error.__name__ for error in RequestError.__subclasses__()}
+    errors |= {"ConfigurationError", "ProtocolError", "RequestError", "ShapestreamError", "TransportError"}
+    values = {"Client", "Failed", "Result", "Stream", "Timings", "__version__", "aio", "blocking", "connect"}
+    assert errors | values == set(shapestream.__all__)

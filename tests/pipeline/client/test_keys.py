@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
+from tests.pipeline.client.test_real_server import real_server
 
-import shapestream
-from shapestream import aio, blocking
 from shapestream.errors import ConfigurationError, Unavailable
-from shapestream.serving.server import Server, serve
-from shapestream.settings import ServerSettings
 from shapestream.transport.curve import KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import new_key_pair, write_key_pair
 
@@ -23,66 +17,30 @@ SERVER, ALICE, STRANGER = (new_key_pair() for _ in range(3))
 SECURITY = ServerSecurity(key=SERVER, ring=KeyRing(clients={ALICE.public: "alice"}))
 
 
-async def with_trio(address: str, **keys: Any) -> Any:
-    """What the server says to the face for trio."""
-    async with shapestream.connect(address, connect_timeout=5, **keys) as client:
-        return await client.statistics()
+@pytest.fixture
+def protected(face: Any) -> Iterator[Any]:
+    """A face, and the address of a server that asks for keys."""
+    with real_server("tcp://127.0.0.1:*", keys=SECURITY) as face.address:
+        yield face
 
 
-async def with_asyncio(address: str, **keys: Any) -> Any:
-    """The same for asyncio, in a loop and a thread of its own."""
-
-    async def ask() -> Any:
-        async with aio.connect(address, connect_timeout=5, **keys) as client:
-            return await client.statistics()
-
-    return await trio.to_thread.run_sync(asyncio.run, ask())
-
-
-async def with_threads(address: str, **keys: Any) -> Any:
-    """The same without async code."""
-
-    def ask() -> Any:
-        with blocking.connect(address, connect_timeout=5, **keys) as client:
-            return client.statistics()
-
-    return await trio.to_thread.run_sync(ask)
-
-
-FACES = pytest.mark.parametrize("ask", [with_trio, with_asyncio, with_threads])
-
-
-@FACES
-def test_every_face_proves_its_key(ask: Callable[..., Any], tmp_path: Path) -> None:
+async def test_every_face_proves_its_key(protected: Any, tmp_path: Path) -> None:
     """A listed key is let in; another one is told that it is refused."""
     secret, _ = write_key_pair(tmp_path, "alice", ALICE)
     strange, _ = write_key_pair(tmp_path, "stranger", STRANGER)
     _, public = write_key_pair(tmp_path, "server", SERVER)
-    settings = ServerSettings(listen=("tcp://127.0.0.1:*",))
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-
-            async def run(task_status: trio.TaskStatus[Server]) -> None:
-                await serve(settings, keys=SECURITY, task_status=task_status)
-
-            (address,) = (await nursery.start(run)).addresses
-            with trio.fail_after(60):
-                seen = await ask(address, key=str(secret), server_key=SERVER.public)
-                assert "forbidden" in seen
-                with pytest.raises(Unavailable, match="it refuses this key"):
-                    await ask(address, key=strange, server_key=public)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with protected.connect(key=str(secret), server_key=SERVER.public) as client:
+        assert "forbidden" in await client.statistics()
+    with pytest.raises(Unavailable, match="it refuses this key"):
+        async with protected.connect(connect_timeout=2, key=strange, server_key=public):
+            pytest.fail("connected with a key that is not listed")
 
 
-@FACES
-def test_keys_that_cannot_be_used(ask: Callable[..., Any], tmp_path: Path) -> None:
+async def test_keys_that_cannot_be_used(face: Any, tmp_path: Path) -> None:
     """Each is said before a connection is tried: half of a pair, a key over ipc, a file that is none."""
     secret, public = write_key_pair(tmp_path, "alice", ALICE)
     tcp, given = "tcp://127.0.0.1:1", {"key": secret, "server_key": public}
-    for address, keys, words in (
+    for face.address, keys, words in (
         (tcp, {"key": secret}, "key and server_key go together"),
         (tcp, {"server_key": public}, "key and server_key go together"),
         (f"ipc://{tmp_path}/s", given, "keys are for tcp"),
@@ -92,4 +50,5 @@ def test_keys_that_cannot_be_used(ask: Callable[..., Any], tmp_path: Path) -> No
         (tcp, {**given, "server_key": secret}, "holds a secret key"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            trio.run(partial(ask, address, **keys))
+            async with face.connect(**keys):
+                pytest.fail("connected with keys that cannot be used")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,47 +15,10 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import shapestream
-from shapestream.transport.interface import Connection, Message
-from shapestream_engine.layout import Buffer
+from shapestream.testing import MemoryConnection
 
 INPUTS = {"x": np.full((1, 4), 3, np.float32), "scale": np.ones((1,), np.float32)}
 ONCE = {"echo": model_settings(idempotent=False)}
-
-
-class Deafened:
-    """A connection that delivers nothing any more once it is `deaf`; what is sent arrives."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.on_messages: Callable[[], bool | None] | None = None
-        self.deaf = False
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """As the connection does."""
-        await self._connection.run(task_status=task_status)
-
-    async def receive(self) -> list[Message]:
-        """What is there, unless it is lost."""
-        while True:
-            messages = await self._connection.receive()
-            if not self.deaf:
-                return messages
-
-    def receive_nowait(self) -> list[Message]:
-        """The client does not use it."""
-        raise NotImplementedError
-
-    def send_nowait(self, frames: Sequence[Buffer]) -> None:
-        """Arrives."""
-        self._connection.send_nowait(frames)
-
-    async def send(self, frames: Sequence[Buffer]) -> None:
-        """Arrives."""
-        await self._connection.send(frames)
-
-    def close(self) -> None:
-        """Closes it."""
-        self._connection.close()
 
 
 class Line:
@@ -63,12 +26,16 @@ class Line:
 
     def __init__(self, running: Running) -> None:
         self._running = running
-        self.connections: list[Deafened] = []
+        self.connections: list[MemoryConnection] = []
 
-    def __call__(self) -> Connection:
-        """The next one; it hears."""
-        self.connections.append(Deafened(self._running.clients.connect()))
+    def __call__(self) -> MemoryConnection:
+        """The next connection; it hears."""
+        self.connections.append(self._running.clients.connect())
         return self.connections[-1]
+
+    def deafen(self) -> None:
+        """From now on the latest connection loses the messages of the server; those of the client arrive."""
+        self.connections[-1]._put = lambda message: None  # type: ignore[method-assign]
 
 
 def lose_one_reply(
@@ -91,7 +58,7 @@ def lose_one_reply(
             async with shapestream.connect(line) as client, trio.open_nursery() as nursery:
                 nursery.start_soon(ask, client)
                 batch = await slots.next_batch()
-                line.connections[-1].deaf = True
+                line.deafen()
                 slots.finish(batch)
                 await wait_all_tasks_blocked()
                 assert [] == ended

@@ -17,6 +17,7 @@ from shapestream.errors import InvalidRequest, ModelError
 from shapestream.serving.server import serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
+from shapestream.transport.curve import ServerSecurity
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 
@@ -44,11 +45,12 @@ def compiled(function: Callable[..., Any]) -> CompiledModel:
 
 
 @contextmanager
-def real_server(address: str) -> Iterator[None]:
-    """The product's server in a thread, for the time of the block."""
+def real_server(address: str, *, keys: ServerSecurity | None = None) -> Iterator[str]:
+    """The product's server in a thread, for the time of the block; gives the address with its port."""
     model = compiled(double)
     started = threading.Event()
     stop: list[Callable[[], None]] = []
+    addresses: list[str] = []
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -57,16 +59,17 @@ def real_server(address: str) -> Iterator[None]:
             local = SlotThreads(models={"double": model}, slots=2)
 
             async def run(*, task_status: trio.TaskStatus[Any]) -> None:
-                await serve(ServerSettings(listen=(address,)), local=local, task_status=task_status)
+                settings = ServerSettings(listen=(address,))
+                await serve(settings, local=local, keys=keys, task_status=task_status)
 
-            await nursery.start(run)
+            addresses.extend((await nursery.start(run)).addresses)
             started.set()
 
     thread = threading.Thread(target=trio.run, args=(main,), name="real-server")
     thread.start()
     try:
         assert started.wait(10)
-        yield
+        yield addresses[0]
     finally:
         stop[0]()
         thread.join()

@@ -1,4 +1,4 @@
-"""The sockets of the simulated world: connections that delay, hold, double and lose what travels, and that break.
+"""The sockets of the simulated world: those in memory, whose messages are delayed, held, doubled and lost on their way.
 
 One connection keeps the order of what it delivers, as TCP does; two of them have nothing to do with each other, so what
 travels on different connections overtakes at will. A connection that breaks loses what is on its way in both directions,
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from random import Random
 
 import msgpack
@@ -19,7 +18,8 @@ from tests.pipeline.protocol_simulation.agenda import Agenda
 
 from shapestream.errors import OutboxFull, PeerGone
 from shapestream.serving.peer_clock import DRIFT
-from shapestream.transport.interface import Addressed, Message
+from shapestream.transport.interface import Message
+from shapestream.transport.memory import MemoryConnection, MemoryEndpoint, MemoryServer
 from shapestream.wire.messages import Clock
 from shapestream_engine.layout import Buffer
 
@@ -84,68 +84,24 @@ class Way:
         self._plan()
 
 
-class Inbox:
-    """What has arrived, for one reader."""
-
-    def __init__(self) -> None:
-        self.messages: deque[object] = deque()
-        self.closed = trio.Event()
-        self.changed = trio.Event()
-
-    def put(self, message: object) -> None:
-        """Something arrives; a closed inbox takes nothing."""
-        if not self.closed.is_set():
-            self.messages.append(message)
-            self.changed.set()
-
-    def take(self) -> list[object]:
-        """Everything that is there."""
-        if self.closed.is_set():
-            raise trio.ClosedResourceError
-        taken = list(self.messages)
-        self.messages.clear()
-        return taken
-
-    async def receive(self) -> list[object]:
-        """The same, once there is something."""
-        await trio.lowlevel.checkpoint()
-        while not (taken := self.take()):
-            self.changed = trio.Event()
-            await self.changed.wait()
-        return taken
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until it is closed."""
-        task_status.started()
-        await self.closed.wait()
-
-    def close(self) -> None:
-        """Nothing comes any more."""
-        self.closed.set()
-        self.messages.clear()
-        self.changed.set()
-
-
 def error_of_clock_s(way: Way) -> float:
     """How far off the reader may be about when something was sent on this way; 0 before it knows anything."""
     fastest = way.fastest
     return 0.0 if fastest is None else fastest.transit_s + DRIFT * (trio.current_time() - fastest.arrived)
 
 
-class Exchange:
+class Exchange(MemoryEndpoint):
     """One address: at most one port listens there, any number of lines lead there."""
 
     def __init__(
         self, agenda: Agenda, random: Random, *, delay_s: float, jitter_s: float, capacity: int
     ) -> None:
         """`delay_s` is each message's, plus up to `jitter_s`; a way takes `capacity` messages that were not read."""
+        super().__init__(capacity_messages=capacity)
         self.agenda = agenda
         self.random = random
-        self.capacity = capacity
-        self.port: Port | None = None
         self.lines: list[Line] = []
         self._delay_s, self._jitter_s = delay_s, jitter_s
-        self._peers = count(1)
 
     def transit_s(self) -> float:
         """How long the next message takes."""
@@ -153,11 +109,11 @@ class Exchange:
 
     def bind(self) -> Port:
         """A new process listens; lines that lead here find it after a moment, each in its own time."""
-        assert self.port is None, "two processes at one address"
-        self.port = Port(self)
+        assert self.server is None, "two processes at one address"
+        self.server = Port(self)
         for line in self.lines:
             line.come_back()
-        return self.port
+        return self.server
 
     def connect(self, owner: str) -> Line:
         """A new line, whether or not anybody listens."""
@@ -166,114 +122,55 @@ class Exchange:
         line.come_back()
         return line
 
-    def next_peer(self) -> bytes:
-        """A routing id that was never used."""
-        return b"\x00%04d" % next(self._peers)
 
+class Port(MemoryServer):
+    """The listening side."""
 
-class Port:
-    """The listening side: a `PeerSocket`."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._inbox = Inbox()
-        self.lines: dict[bytes, Line] = {}
-        self.ignored: set[bytes] = set()
-        self.run = self._inbox.run
-        self.on_messages: Callable[[], bool | None] | None = None
-        self.killed = False
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """For logs."""
-        return ("simulated://",)
-
-    @property
-    def drained(self) -> bool:
-        """See `PeerSocket`."""
-        return True
-
-    async def receive(self) -> list[Addressed]:
-        """See `PeerSocket`."""
-        return await self._inbox.receive()  # type: ignore[return-value]  # one inbox for both sides
-
-    def receive_nowait(self) -> list[Addressed]:
-        """See `PeerSocket`."""
-        return self._inbox.take()  # type: ignore[return-value]
+    killed = False
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """See `PeerSocket`. What a dead process says nobody hears."""
         if self.killed:
             return
-        line = self.lines.get(peer)
+        line = self._peers.get(peer)
         if line is None:
             raise PeerGone(f"no peer {peer!r} here")
-        if len(line.down) >= self._exchange.capacity:
+        if len(line.down) >= self.endpoint.capacity_messages:
             raise OutboxFull(f"peer {peer!r} does not read")
         line.hear_later([bytes(frame) for frame in frames])
-
-    def forget(self, peer: bytes) -> None:
-        """See `PeerSocket`."""
-
-    def cut_off(self, peer: bytes) -> None:
-        """See `PeerSocket`."""
-        self.lines.pop(peer, None)
-        self.ignored.add(peer)
-        self._inbox.messages = deque(item for item in self._inbox.messages if item[0] != peer)  # type: ignore[index]
-
-    def failed_handshakes(self) -> int:
-        """None: there is no handshake here."""
-        return 0
-
-    def key_of(self, peer: bytes) -> str | None:
-        """See `PeerSocket`."""
-        return None
-
-    def is_admin(self, peer: bytes) -> bool:
-        """See `PeerSocket`."""
-        return True
-
-    def arrive(self, peer: bytes, message: Message) -> None:
-        """Something has come from this peer."""
-        if peer not in self.ignored:
-            self._inbox.put((peer, message))
 
     def close(self) -> None:
         """The process ends; what it has said before still arrives."""
         self._leave()
-        self._inbox.close()
+        self._end()
 
     def kill(self) -> None:
         """The process is gone in the middle of a word; its tasks are to be cancelled, and hear nothing of this."""
         self.killed = True
-        for line in self.lines.values():
-            if self._exchange.random.random() < 0.5:
+        for line in self._peers.values():
+            if self.endpoint.random.random() < 0.5:
                 line.down.lose()
         self._leave()
 
     def _leave(self) -> None:
-        if self._exchange.port is self:
-            self._exchange.port = None
-        for line in self.lines.values():
+        if self.endpoint.server is self:
+            self.endpoint.server = None
+        for line in self._peers.values():
             line.up.lose()
             line.peer = None
-        self.lines.clear()
+        self._peers.clear()
 
 
-class Line:
-    """The connecting side: a `Connection`, which comes back by itself when it broke."""
+class Line(MemoryConnection):
+    """The connecting side, which comes back by itself when it broke."""
 
     def __init__(self, exchange: Exchange, owner: str) -> None:
+        super().__init__(exchange)
         self._exchange = exchange
         self.owner = owner
         self.peer: bytes | None = None
         """The id by which the present port knows it; None while nobody listens, or it is broken."""
-        self._inbox = Inbox()
-        self._unsent: deque[Message] = deque()
-        self._room = trio.Event()
-        self.run = self._inbox.run
-        self.on_messages: Callable[[], bool | None] | None = None
-        self.up = self.down = Way(exchange, self._inbox.put)
+        self.up = self.down = Way(exchange, self._put)
         self._held_until = 0.0
         self._doubling_until = 0.0
         self._doubles_down = True
@@ -282,42 +179,21 @@ class Line:
 
     # ------------------------------------------------------------ what its process does
 
-    async def receive(self) -> list[Message]:
-        """See `Connection`."""
-        return await self._inbox.receive()  # type: ignore[return-value]
-
-    def receive_nowait(self) -> list[Message]:
-        """See `Connection`."""
-        return self._inbox.take()  # type: ignore[return-value]
-
     def send_nowait(self, frames: Sequence[Buffer]) -> None:
         """See `Connection`."""
         if self.killed:
             return
-        if self._inbox.closed.is_set():
-            raise trio.ClosedResourceError
-        if len(self._unsent) + len(self.up) >= self._exchange.capacity:
+        self._check_open()
+        if len(self._unsent) + len(self.up) >= self._exchange.capacity_messages:
             raise trio.WouldBlock
         self._unsent.append([bytes(frame) for frame in frames])
         self._flush()
 
-    async def send(self, frames: Sequence[Buffer]) -> None:
-        """See `Connection`."""
-        await trio.lowlevel.checkpoint()
-        while True:
-            try:
-                self.send_nowait(frames)
-            except trio.WouldBlock:
-                self._room = trio.Event()
-                await self._room.wait()
-            else:
-                return
-
     def close(self) -> None:
         """The process gives it up; what it has said before still arrives."""
         self._leave()
-        self._inbox.close()
-        self._room.set()
+        self._end()
+        self._senders.unpark_all()
 
     def kill(self) -> None:
         """The process is gone in the middle of a word; its tasks are to be cancelled, and hear nothing of this."""
@@ -329,10 +205,13 @@ class Line:
     def _leave(self) -> None:
         if self in self._exchange.lines:
             self._exchange.lines.remove(self)
-        if self.peer is not None and self._exchange.port is not None:
-            self._exchange.port.lines.pop(self.peer, None)
-        self.peer = None
+        self._lose_peer()
         self.down.lose()
+
+    def _lose_peer(self) -> None:
+        if self.peer is not None and self._exchange.server is not None:
+            self._exchange.server._peers.pop(self.peer, None)
+        self.peer = None
 
     # ------------------------------------------------------------ what happens to it
 
@@ -341,9 +220,7 @@ class Line:
         if self.peer is not None:
             self.up.lose()
             self.down.lose()
-            if self._exchange.port is not None:
-                self._exchange.port.lines.pop(self.peer, None)
-            self.peer = None
+            self._lose_peer()
             self.come_back()
 
     def hold(self, seconds: float) -> None:
@@ -362,7 +239,7 @@ class Line:
 
     def come_back(self) -> None:
         """Looks for a port, a moment later."""
-        self._exchange.agenda.after(RECONNECT_S * self._exchange.random.random(), self._attach)
+        self._exchange.agenda.after(RECONNECT_S * self._exchange.random.random(), self._come_to_port)
 
     def hear_later(self, message: Message) -> None:
         """The port sends."""
@@ -371,20 +248,22 @@ class Line:
             if self._doubles_down:
                 self._copy(self.down, message)
 
-    def _attach(self) -> None:
-        port = self._exchange.port
+    def _come_to_port(self) -> None:
+        port = self._exchange.server
         if port is None or self.peer is not None or self not in self._exchange.lines:
             return
-        peer = self.peer = self._exchange.next_peer()
+        peer = self.peer = self._exchange._next_peer()
         self.up = Way(self._exchange, lambda message: self._arrived(port, peer, message))
-        self.down = Way(self._exchange, self._inbox.put)
+        self.down = Way(self._exchange, self._put)
         self.up.held_until = self.down.held_until = self._held_until
-        port.lines[peer] = self
+        self._ignored = False
+        port._peers[peer] = self
         self._flush()
 
     def _arrived(self, port: Port, peer: bytes, message: Message) -> None:
-        port.arrive(peer, message)
-        self._room.set()
+        if not self._ignored:
+            port._put((peer, message))
+        self._senders.unpark_all()
 
     def _flush(self) -> None:
         while self.peer is not None and self._unsent:
@@ -392,7 +271,7 @@ class Line:
             if not self._swallows:
                 self.up.send(message)
                 self._copy(self.up, message)
-        self._room.set()
+        self._senders.unpark_all()
 
     def _copy(self, way: Way, message: Message) -> None:
         if trio.current_time() < self._doubling_until:

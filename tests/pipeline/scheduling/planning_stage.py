@@ -11,8 +11,7 @@ import numpy as np
 from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.queueing import ModelQueue
-from shapestream.scheduling.state import Request
+from shapestream.scheduling.queueing import ModelQueue, Request
 
 
 class FormulaSurface:

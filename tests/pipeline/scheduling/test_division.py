@@ -9,7 +9,12 @@ from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.queueing import ModelQueue
-from shapestream.scheduling.state import Slot
+from shapestream.scheduling.slots import Slot, SlotPool
+
+
+def _pool() -> SlotPool:
+    profile = ModelProfile(name="m", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
+    return SlotPool(ModelQueue(profile))
 
 
 def _sizes(stage) -> list[int]:
@@ -90,14 +95,12 @@ def test_the_level_is_where_the_work_comes_to_rest(busy, free, work_s):
     """What the slots below the level take until then is the work; against a search."""
     if not busy and not free:
         return
-    queue = ModelQueue(
-        ModelProfile(name="m", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
-    )
+    pool = _pool()
     for number in range(free):
-        queue.free[number] = Slot(number, frozenset())
+        pool.free[number] = Slot(number, frozenset())
     for number, ends_at in enumerate(busy):
-        queue.ends.add(100.0 + ends_at, Slot(free + number, frozenset()))
-    level_s, slots = queue.free_in_s(work_s, 100.0)
+        pool.ends.add(100.0 + ends_at, Slot(free + number, frozenset()))
+    level_s, slots = pool.free_in_s(work_s, 100.0)
     heights = [0.0] * free + busy
     assert pytest.approx(work_s, abs=1e-6) == sum(max(0.0, level_s - height) for height in heights)
     # Slots that are free exactly at the level may count or not.
@@ -107,13 +110,11 @@ def test_the_level_is_where_the_work_comes_to_rest(busy, free, work_s):
 
 def test_the_level_of_a_thousand_slots_is_estimated_from_few():
     """Within a few per cent of the exact one, without a look at each."""
-    queue = ModelQueue(
-        ModelProfile(name="m", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
-    )
+    pool = _pool()
     heights = [(number * 37 % 1000) / 1000 for number in range(1000)]
     for number, height in enumerate(heights):
-        queue.ends.add(height, Slot(number, frozenset()))
-    level_s, _ = queue.free_in_s(100.0, 0.0)
+        pool.ends.add(height, Slot(number, frozenset()))
+    level_s, _ = pool.free_in_s(100.0, 0.0)
     assert pytest.approx(100.0, rel=0.1) == sum(max(0.0, level_s - height) for height in heights)
 
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage, table
 
-from shapestream.scheduling.events import ModelProfile, RequestsAbandoned, SlotJoined
+from shapestream.scheduling.events import RequestsAbandoned, SlotJoined
 from shapestream.scheduling.fairness import FairShares
-from shapestream.scheduling.queueing import ModelQueue
 
 
 def _order(stage, until: int = 10**6) -> list[int]:
@@ -188,7 +187,7 @@ COSTS = st.floats(0.001, 0.3)
 def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
     """Two clients that always have something waiting, in any number of turns: within the largest cost of one request
     each."""
-    shares = FairShares(_queue())
+    shares = FairShares(lambda: None)
     here = {1: None, 2: None}
     heads = {}
     served = {1: 0.0, 2: 0.0}
@@ -211,7 +210,7 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
 )
 def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
     """However many clients come and go meanwhile: first come, first served."""
-    shares = FairShares(_queue())
+    shares = FairShares(lambda: None)
     last: dict[tuple[int, int], float] = {}
     for client, priority, cost_s, clients in steps:
         tag, rank = shares.stamp(client, cost_s, priority, range(1, 5), clients)
@@ -225,7 +224,7 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
 def test_an_endless_stream_passes_nobody_for_ever(stream):
     """Newcomers of any priority, each from a client that was never here: after bounded work a waiting request goes
     first."""
-    shares = FairShares(_queue())
+    shares = FairShares(lambda: None)
     tag, waiting = shares.stamp(0, 0.1, 0, {0: None}, 1)
     clients, work_s = 3, 0.0
     while True:
@@ -244,17 +243,11 @@ def test_an_endless_stream_passes_nobody_for_ever(stream):
 
 def test_clients_that_are_gone_are_forgotten():
     """Memory follows those that are here, not all that ever came."""
-    shares = FairShares(_queue())
+    shares = FairShares(lambda: None)
     for client in range(20_000):
         tag, rank = shares.stamp(client, 0.01, client % 3, {client: None}, 1)
         shares.dispatched(tag, rank, 0.01, 1)
     assert shares.remembered <= 200
-
-
-def _queue() -> ModelQueue:
-    return ModelQueue(
-        ModelProfile(name="m", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
-    )
 
 
 def test_a_client_that_leaves_and_returns_under_a_flood_is_not_better_off():
@@ -301,7 +294,7 @@ def test_what_ran_is_charged_though_its_caller_left(alone):
 )
 def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_first):
     """Whatever is dropped, in whatever order: the next request starts no earlier than those that are left end."""
-    shares = FairShares(_queue())
+    shares = FairShares(lambda: None)
     ranks = [shares.stamp(1, share, 0, (), 1)[1] for share in share_s]
     for at in sorted(dropped & set(range(len(ranks))), reverse=newest_first):
         shares.withdraw(1, 0, ranks[at], share_s[at])

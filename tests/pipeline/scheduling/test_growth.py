@@ -21,8 +21,7 @@ from shapestream.scheduling.events import (
     SlotJoined,
     StartBatch,
 )
-from shapestream.scheduling.queueing import LazyHeap
-from shapestream.scheduling.state import DONE, QUEUED, Request
+from shapestream.scheduling.queueing import DONE, QUEUED, LazyHeap, Request
 
 
 def _lines(call: Callable[[], Any]) -> tuple[int, Any]:

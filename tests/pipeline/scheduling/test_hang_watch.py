@@ -83,29 +83,21 @@ def test_slow_models_have_many_times_what_nearly_all_of_their_batches_take(watch
     assert pytest.approx(began + 60.0, rel=0.2) == _wake(watched)
 
 
-def test_while_nothing_is_known_there_is_much_patience(watched):
-    """A first call may have to compile: twenty times the least limit."""
+@pytest.mark.parametrize(
+    ("call_s", "limit_s"),
+    [(None, 200.0), (2.0, 40.0), (60.0, 5 * 60.0 + 200.0)],
+    ids=["a first call may compile", "twenty times the prediction", "five times minutes, and a first call"],
+)
+def test_the_first_batch_has_a_limit_by_its_prediction(watched, call_s, limit_s):
+    """As its worker has measured; without, twenty times the least limit."""
     watched.model()
-    watched.slots(0)
+    if call_s is None:
+        watched.slots(0)
+    else:
+        watched.measured_slots(0, call_s=call_s - 0.004)
     watched.arrive((1, 4))
-    assert 200.0 == _wake(watched)
+    assert pytest.approx(limit_s) == _wake(watched)
     assert [CancelBatch(batch=1, slot=0)] == _steps(watched)
-
-
-def test_while_little_is_known_the_prediction_counts(watched):
-    """Twenty times what the batch was predicted to take, as its worker has measured."""
-    watched.model()
-    watched.measured_slots(0, call_s=1.996)
-    watched.arrive((1, 4))
-    assert pytest.approx(40.0) == _wake(watched)
-
-
-def test_what_takes_minutes_has_no_hour(watched):
-    """60 s as predicted: five times that and a first call's time, instead of twenty times."""
-    watched.model()
-    watched.measured_slots(0, call_s=59.996)
-    watched.arrive((1, 4))
-    assert pytest.approx(5 * 60.0 + 200.0) == _wake(watched)
 
 
 def test_sizes_that_never_ran_have_a_first_calls_time(watched):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shapestream.scheduling.events import (
     BatchFailed,
     RecallBatch,
@@ -46,30 +48,17 @@ def _play_poison(stage, poison: set[int], slots: int = 1) -> int:
             stage.finish(running[0])
 
 
-def test_a_poison_is_found_by_two_deaths_and_takes_nobody_along(stage):
-    """The batch of the dead worker runs again one by one; who kills again is poisoned, everybody else is answered."""
-    stage.model()
-    stage.arrive(*[(1, 4)] * 8)
-    deaths = _play_poison(stage, {3})
-    expected = dict.fromkeys(range(1, 9), "delivered") | {3: "poisoned"}
-    assert (2, expected) == (deaths, stage.ends)
-
-
-def test_two_poisons_in_one_batch_share_the_first_death(stage):
-    """Each is found by one more."""
-    stage.model()
-    stage.arrive(*[(1, 4)] * 8)
-    deaths = _play_poison(stage, {2, 7})
-    assert (3, {2, 7}) == (deaths, {id_ for id_, how in stage.ends.items() if how == "poisoned"})
-
-
-def test_neighbours_in_other_slots_are_suspects_too_and_innocent(stage):
-    """All that ran in the process may have killed it; one worker with three slots."""
+@pytest.mark.parametrize(
+    ("poison", "slots", "deaths"),
+    [({3}, 1, 2), ({2, 7}, 1, 3), ({5}, 3, 2)],
+    ids=["one", "two that share the first death", "one beside two other slots"],
+)
+def test_a_poison_is_found_by_two_deaths_and_takes_no_other_along(stage, poison, slots, deaths):
+    """All that ran in the dead process runs again one by one; only a request that kills again is poisoned."""
     stage.model()
     stage.arrive(*[(1, 4)] * 12)
-    deaths = _play_poison(stage, {5}, slots=3)
-    expected = dict.fromkeys(range(1, 13), "delivered") | {5: "poisoned"}
-    assert (2, expected) == (deaths, stage.ends)
+    assert deaths == _play_poison(stage, poison, slots)
+    assert {id_: "poisoned" if id_ in poison else "delivered" for id_ in range(1, 13)} == stage.ends
 
 
 def test_nothing_else_runs_in_the_worker_of_a_suspect(stage):
@@ -241,15 +230,6 @@ def test_a_suspect_that_its_slot_cannot_run_waits_for_another(stage):
     stage.wait(stage.scheduler.next_wakeup())
     stage.finish(stage.started[2])
     assert {1: "delivered"} == stage.ends
-
-
-def test_what_may_not_run_twice_is_no_suspect(stage):
-    """It is given up when its worker dies, whether or not it was to blame."""
-    stage.model(max_batch=1, idempotent=False)
-    stage.slots(0)
-    stage.arrive((1, 4))
-    _die(stage, 0)
-    assert ({1: "worker_lost"}, 0) == (stage.ends, stage.scheduler.statistics().suspects)
 
 
 def test_the_last_attempt_is_made_alone_in_a_worker(stage):

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.queueing import CHUNK, Bucket, Lane, ModelQueue
-from shapestream.scheduling.state import DONE, QUEUED, Request
+from shapestream.scheduling.queueing import CHUNK, DONE, QUEUED, Bucket, Lane, ModelQueue, Request
 
 
 def _queue() -> ModelQueue:

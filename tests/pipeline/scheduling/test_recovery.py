@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapestream.scheduling.events import BatchFinished, RequestCancelled, SlotLeft, StartBatch
+from shapestream.scheduling.events import RequestCancelled, SlotLeft, StartBatch
 
 
 def _run_all(stage, breaks) -> list[tuple[int, ...]]:
@@ -103,20 +103,8 @@ def test_a_slot_that_leaves_gives_its_batch_to_others(stage):
     assert {1: "delivered", 2: "delivered", 3: "delivered"} == stage.ends
 
 
-def test_a_lost_batchs_late_report_is_ignored(stage):
-    """What was run again is answered once, whatever the old slot still says."""
-    stage.model()
-    stage.slots(0, 1)
-    stage.arrive((1, 4))
-    lost = stage.started[0]
-    stage.play(SlotLeft(slot=lost.slot))
-    assert [] == stage.play(BatchFinished(batch=lost.batch, busy_s=0.1))
-    stage.finish(stage.started[1])
-    assert {1: "delivered"} == stage.ends
-
-
 @pytest.mark.parametrize("max_attempts", [1, 3])
-def test_a_request_that_loses_its_slots_is_given_up(make_stage, max_attempts):
+def test_a_request_that_loses_its_slots_is_lost(make_stage, max_attempts):
     """After `max_attempts` losses the request is `worker_lost`; it may be what kills them."""
     stage = make_stage(max_attempts=max_attempts)
     stage.model()
@@ -167,31 +155,19 @@ def test_what_waits_to_run_again_can_still_end(stage):
     assert stage.scheduler.statistics().idle
 
 
-@pytest.mark.parametrize("code", ["unavailable", "cancelled"])
-def test_what_may_not_run_twice_is_given_up_at_once(stage, code):
+@pytest.mark.parametrize(("code", "died"), [("unavailable", False), ("cancelled", True)])
+def test_what_may_not_run_twice_is_lost_at_once(stage, code, died):
     """A request of a model that is not idempotent runs alone and is started once, whatever became of that."""
     stage.model(max_batch=1, idempotent=False)
     stage.slots(0, 1)
     stage.arrive((1, 4), (1, 4), (1, 4))
     assert [(1,), (2,)] == [start.requests for start in stage.started]
-    stage.play(SlotLeft(slot=0))
+    stage.play(SlotLeft(slot=0, died=died))
     stage.fail(stage.started[1], code)
     assert {1: "worker_lost", 2: "worker_lost"} == stage.ends
     stage.slots(2)
     stage.finish(stage.started[2])
     assert {1: "worker_lost", 2: "worker_lost", 3: "delivered"} == stage.ends
-
-
-def test_what_may_not_run_twice_is_not_sent_ahead(stage):
-    """Of a batch that waits on a slot that is lost nobody would know whether it ran; so it waits here."""
-    stage.model(max_batch=1, idempotent=False)
-    stage.measured_slots(0, prefetch_s=5.0)
-    stage.arrive((1, 4), (1, 4))
-    stage.wait(10.0)
-    assert [(1,)] == [start.requests for start in stage.started]
-    assert stage.scheduler.next_wakeup() is None
-    stage.finish(stage.started[0])
-    assert [(2,)] == stage.starts()
 
 
 def test_a_model_that_is_not_idempotent_runs_requests_alone(stage):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from math import prod
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.boundaries import (
     FIRST_LOOK,
@@ -21,33 +24,24 @@ from shapestream.scheduling.boundaries import (
     grid_sizes,
 )
 from shapestream.scheduling.cost_grid import Floats, Integers
-from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.events import ModelProfile, StartBatch
 from shapestream.scheduling.rounding import ShapeRounding, choose_row_sizes, row_sizes
 
 
-def profile(
-    cap: int,
-    bounds: tuple[int | None, ...] = (8, 512),
-    paddable: tuple[bool, ...] = (False, True),
-    *,
-    max_batch: int = 8,
-    static: tuple[tuple[int, ...], ...] = (),
-    has_batch: bool = True,
-    fills_rows: bool = True,
-) -> ModelProfile:
-    """A model under a cap, of `batch` and others."""
-    names = ("batch", "seq", "width")[: len(bounds)] if has_batch else ("seq", "width")[: len(bounds)]
-    return ModelProfile(
-        name="m",
-        dimensions=names,
-        has_batch=has_batch,
-        paddable=paddable,
-        max_batch=max_batch,
-        bounds=bounds,
-        max_shapes=cap,
-        fills_rows=fills_rows,
-        static_shapes=static,
-    )
+def profile(cap: int, bounds: tuple[int | None, ...] = (8, 512), **changes: object) -> ModelProfile:
+    """A model under a cap, of `batch` and others that may be padded."""
+    values: dict[str, object] = {
+        "name": "m",
+        "dimensions": ("batch", "seq", "width")[: len(bounds)],
+        "has_batch": True,
+        "paddable": (False, True, True)[: len(bounds)],
+        "max_batch": bounds[0],
+        "bounds": bounds,
+        "max_shapes": cap,
+        "fills_rows": True,
+        **changes,
+    }
+    return ModelProfile(**values)  # type: ignore[arg-type] # built above
 
 
 # --- boundaries ------------------------------------------------------------------------------------------------------
@@ -81,13 +75,6 @@ def test_boundaries_are_the_best_that_there_are(
         assert kept <= set(boundaries)
 
 
-def test_the_largest_size_is_always_a_boundary() -> None:
-    """Something might not fit otherwise."""
-    sizes = np.array([1, 2], np.intp)
-    with pytest.raises(ValueError, match="the largest size must be kept"):
-        BoundaryChoices.of(sizes, np.ones(2), np.ones(2), (1,), 1)
-
-
 @given(
     seen=st.lists(st.integers(0, 5000), min_size=1, max_size=200),
     most=st.integers(1, 64),
@@ -108,13 +95,22 @@ def test_a_histogram_keeps_all_weight_however_few_columns_it_shows(
     assert len(sizes) <= most + 1 + len(kept)
 
 
-@given(low=st.integers(0, 50), more=st.integers(0, 1000), count=st.integers(1, 20))
-def test_geometric_sizes_reach_the_bound(low: int, more: int, count: int) -> None:
-    """At most so many, ascending, the last of them the upper bound."""
-    sizes = geometric_sizes(low, low + more, count)
-    assert len(sizes) <= count
-    assert sorted(set(sizes)) == list(sizes)
-    assert low + more == sizes[-1]
+@given(most=st.integers(1, 3000), count=st.integers(1, 40))
+def test_sizes_reach_from_one_to_the_most(most: int, count: int) -> None:
+    """At most so many, ascending, the last of them the upper bound; a request alone has one row if there is a choice."""
+    for sizes in (
+        row_sizes(most, count),
+        geometric_sizes(min(7, most), most, count),
+        geometric_sizes(0, 0, count),
+    ):
+        assert len(sizes) <= count
+        assert sorted(set(sizes)) == list(sizes)
+    assert [most, most, 0] == [
+        row_sizes(most, count)[-1],
+        geometric_sizes(min(7, most), most, count)[-1],
+        sizes[-1],
+    ]
+    assert 1 == row_sizes(most, count)[0] or count == 1
 
 
 @given(budget=st.integers(1, 200))
@@ -124,16 +120,6 @@ def test_a_grid_has_no_more_combinations_than_its_budget(budget: int) -> None:
     grid = grid_sizes([(1, 64), (1, 512)], budget)
     assert prod(map(len, grid)) <= budget
     assert (64, 512) == tuple(axis[-1] for axis in grid)
-
-
-@given(most=st.integers(1, 3000), count=st.integers(1, 40))
-def test_rows_reach_from_one_to_the_most(most: int, count: int) -> None:
-    """So that a request alone is filled up only where there is no other choice."""
-    rows = row_sizes(most, count)
-    assert len(rows) <= count
-    assert most == rows[-1]
-    assert 1 == rows[0] or count == 1
-    assert sorted(set(rows)) == list(rows)
 
 
 def test_rows_are_few_where_other_dimensions_need_the_shapes() -> None:
@@ -169,21 +155,22 @@ class Played:
         return computed / max(1, asked)
 
 
-@settings(max_examples=25, deadline=None)
-@given(cap=st.integers(1, 40), calls=CALLS, bound=st.sampled_from([8, 16]), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+@given(cap=st.integers(1, 60), calls=CALLS, images=st.booleans(), seed=st.integers(0, 99))
 def test_never_smaller_never_beyond_the_bounds_never_more_than_the_cap(
-    cap: int, calls: list[tuple[int, int]], bound: int, seed: int
+    cap: int, calls: list[tuple[int, int]], images: bool, seed: int
 ) -> None:
-    """Over any traffic, and a drift through several learnings."""
-    played = Played(ShapeRounding(profile(cap, (bound, 512))))
+    """Texts or images of any sizes, and a drift through several learnings, until nothing is left."""
+    bounds = (8, 512, 900) if images else (8, 512)
+    played = Played(ShapeRounding(profile(cap, bounds)))
     random = np.random.default_rng(seed)
-    played.play(calls)
+    played.play([(rows, *[size] * (len(bounds) - 1)) for rows, size in calls])
     for centre in (10, 300, 60):
-        drawn = random.normal(centre, 1 + seed, 700).clip(1, 512).astype(int)
-        played.play([(1 + number % 8, int(size)) for number, size in enumerate(drawn)])
+        drawn = random.normal(centre, 1 + seed, (700, len(bounds) - 1)).clip(1, bounds[1:]).astype(int)
+        played.play([(1 + number % 8, *sizes) for number, sizes in enumerate(drawn.tolist())])
     assert len(played.given) <= cap
     assert played.given == played.rounding.known
-    assert all(rows <= bound and size <= 512 for rows, size in played.given)
+    assert all(size <= most for sizes in played.given for size, most in zip(sizes, bounds, strict=True))
 
 
 @settings(max_examples=40, deadline=None)
@@ -196,11 +183,10 @@ def test_never_smaller_never_beyond_the_bounds_never_more_than_the_cap(
 )
 def test_what_may_not_be_rounded_stays(cap: int, has_batch: bool, calls: list[tuple[int, int, int]]) -> None:
     """Each of its sizes has the cap for itself."""
-    known = (
-        profile(cap, (8, 90, None), (False, True, False))
-        if has_batch
-        else profile(cap, (90, None), (True, False), has_batch=False)
-    )
+    known = profile(cap, (8, 90, None), paddable=(False, True, False))
+    if not has_batch:
+        alone = {"dimensions": ("seq", "width"), "bounds": (90, None), "paddable": (True, False)}
+        known = replace(known, has_batch=False, max_batch=1, **alone)
     rounding = ShapeRounding(known)
     for rows, seq, width in calls:
         rounding.observe((rows, seq, width) if has_batch else (seq, width))
@@ -228,7 +214,7 @@ def test_a_preview_says_what_each_call_would_get(
     cap: int, before: list[tuple[int, int]], asked: list[tuple[int, int]], static: set[tuple[int, int]]
 ) -> None:
     """Each by itself, and `start` of the same then does, as long as nothing else was started in between."""
-    known = profile(cap, static=tuple(static))
+    known = profile(cap, static_shapes=tuple(static))
 
     def rounding() -> ShapeRounding:
         made = ShapeRounding(known)
@@ -247,17 +233,6 @@ def test_a_preview_says_what_each_call_would_get(
         assert expected == (int(call_rows[number]), tuple(call_shapes[number].tolist()))
 
 
-def test_groups_can_be_previewed_together() -> None:
-    """Sizes that may not be rounded differ from call to call."""
-    rounding = ShapeRounding(profile(8, (8, 90, None), (False, True, False)))
-    for seq in range(1, 60):
-        rounding.start(1, (seq, 3))
-    rows, shapes = rounding.preview(np.array([1, 1, 1]), np.array([[50, 3], [50, 4], [51, 3]], np.intp))
-    assert [1, 1, 1] == rows.tolist()
-    assert [50, 4] == shapes[1].tolist()
-    assert shapes[0].tolist() == shapes[2].tolist() != [50, 3]
-
-
 def test_more_rows_than_one_call_may_have_are_divided() -> None:
     """As the worker divides them: whole calls and the rest, all of them known shapes."""
     rounding = ShapeRounding(profile(16, (8, 512)))
@@ -265,29 +240,6 @@ def test_more_rows_than_one_call_may_have_are_divided() -> None:
     assert rows >= 21
     calls = {(8, *shape), (rows % 8 or 8, *shape)}
     assert calls == rounding.known
-
-
-@settings(max_examples=20, deadline=None)
-@given(cap=st.integers(1, 60), seed=st.integers(0, 999))
-def test_two_dimensions_keep_the_cap_too(cap: int, seed: int) -> None:
-    """Images of all sizes, through learnings, until nothing is left."""
-    rounding = ShapeRounding(profile(cap, (4, 300, 900), (False, True, True), max_batch=4))
-    random = np.random.default_rng(seed)
-    played = Played(rounding)
-    for low in (1, 150, 60):
-        heights, widths = random.integers(low, 300, 500), random.integers(low, 900, 500)
-        played.play(
-            [
-                (1 + number % 4, int(h), int(w))
-                for number, (h, w) in enumerate(zip(heights, widths, strict=True))
-            ]
-        )
-    assert len(played.given) <= cap
-    rows, shapes = random.integers(0, 5, 50), random.integers(1, 300, (50, 2))
-    got_rows, got_shapes = rounding.preview(rows, shapes)
-    for number in range(50):
-        alone = rounding.call_sizes(int(rows[number]), tuple(shapes[number].tolist()))
-        assert alone == (int(got_rows[number]), tuple(got_shapes[number].tolist()))
 
 
 # --- learning --------------------------------------------------------------------------------------------------------
@@ -364,22 +316,12 @@ def test_seconds_decide_where_there_are_any() -> None:
 
 def test_two_dimensions_share_the_combinations() -> None:
     """The one whose sizes vary more gets more boundaries."""
-    rounding = ShapeRounding(profile(80, (4, 256, 256), (False, True, True), max_batch=4))
+    rounding = ShapeRounding(profile(80, (4, 256, 256)))
     random = np.random.default_rng(0)
-    played = Played(rounding)
-    played.play(
-        [
-            (1, int(seq), int(width))
-            for seq, width in zip(
-                random.integers(4, 256, 4 * LOOK_EVERY), random.integers(60, 66, 4 * LOOK_EVERY), strict=True
-            )
-        ]
-    )
+    sizes = zip(random.integers(4, 256, 4 * LOOK_EVERY), random.integers(60, 66, 4 * LOOK_EVERY), strict=True)
+    Played(rounding).play([(1, int(seq), int(width)) for seq, width in sizes])
     seq, width = rounding.boundaries
-    assert seq is not None
-    assert width is not None
-    assert len(seq) > len(width) >= 2
-    assert len(played.given) <= 80
+    assert len(seq or ()) > len(width or ()) >= 2
 
 
 def test_whatever_comes_when_nothing_is_left_runs_as_something_known() -> None:
@@ -401,7 +343,7 @@ def test_whatever_comes_when_nothing_is_left_runs_as_something_known() -> None:
 
 def test_static_shapes_are_beside_the_cap_and_taken_where_they_are_no_larger() -> None:
     """The dynamic model never meets them."""
-    rounding = ShapeRounding(profile(4, static=((1, 40),)))
+    rounding = ShapeRounding(profile(4, static_shapes=((1, 40),)))
     for size in range(1, 200):
         rounding.start(1, (size,))
     assert (1, (40,)) == rounding.call_sizes(1, (40,))
@@ -410,9 +352,63 @@ def test_static_shapes_are_beside_the_cap_and_taken_where_they_are_no_larger() -
     assert (1, 40) not in rounding.known
 
 
-def test_a_cap_needs_bounds() -> None:
-    """There is nothing to round up to otherwise."""
+def test_what_cannot_be_rounded_is_refused() -> None:
+    """There is nothing to round up to without bounds, no cap to round for, and something might not fit."""
     with pytest.raises(ValueError, match="'seq' has no upper bound"):
         ShapeRounding(profile(8, (8, None)))
     with pytest.raises(ValueError, match="no cap"):
         ShapeRounding(ModelProfile(name="m", dimensions=(), has_batch=False, paddable=(), max_batch=1))
+    with pytest.raises(ValueError, match="the largest size must be kept"):
+        BoundaryChoices.of(np.array([1, 2], np.intp), np.ones(2), np.ones(2), (1,), 1)
+
+
+# --- through the whole scheduler -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_batch", [1, 8])
+def test_rows_are_not_rounded_unless_the_profile_says_so(max_batch: int) -> None:
+    """Every call has the rows of its requests, also when the cap is used up; lengths are rounded all the same."""
+    stage, chance = Stage(), random.Random(5)
+    stage.model(padded=True, max_shapes=4, bounds=(8, 256), max_batch=max_batch)
+    stage.slots(1, 2)
+    met: dict[int, set[int]] = {}
+    for _ in range(300):
+        burst = [(chance.choice((1, 2, 3, 5)), chance.randint(1, 256)) for _ in range(chance.randint(1, 3))]
+        sizes = dict(zip(stage.arrive(*burst), burst, strict=True))
+        while stage.started:
+            start = stage.started.pop(0)
+            rows, seq = start.sizes
+            assert sum(sizes[number][0] for number in start.requests) == rows
+            met.setdefault(rows, set()).add(seq)
+            stage.finish(start, 0.01)
+    assert all(len(lengths) <= 4 for lengths in met.values())
+
+
+@pytest.mark.parametrize(("cap", "turns"), [(1, 6), (2, 6), (5, 6), (17, 6), (40, 6), (48, 60)])
+def test_devices_never_meet_more_shapes_than_the_cap(stage: Stage, cap: int, turns: int) -> None:
+    """Bursts around sizes that drift twice, failures and reruns in halves included; every call holds its members."""
+    chance = random.Random(cap)
+    sizes: dict[int, tuple[int, int]] = {}
+    stage.model(padded=True, max_shapes=cap, fills_rows=True, bounds=(8, 256))
+    stage.slots(1, 2)
+    for turn in range(3 * turns):
+        centre = (2.5, 4.5, 3.5)[turn // turns]
+        burst = [
+            (chance.choice((1, 1, 1, 2, 3)), min(256, max(1, round(chance.lognormvariate(centre, 0.8)))))
+            for _ in range(chance.randrange(1, 24))
+        ]
+        sizes.update(zip(stage.arrive(*burst), burst, strict=True))
+        while stage.started:
+            start = stage.started.pop(0)
+            rows, seq = start.sizes
+            assert 8 >= rows >= sum(sizes[number][0] for number in start.requests)
+            assert 256 >= seq >= max(sizes[number][1] for number in start.requests)
+            if chance.random() < 0.1:
+                stage.fail(start)
+            else:
+                stage.finish(start, 0.01 + rows * seq * 1e-4)
+        stage.now += 0.1
+    assert len(stage.ends) == len(sizes)
+    started = [action for actions in stage.played for action in actions if isinstance(action, StartBatch)]
+    met = {start.sizes for start in started}
+    assert (cap // 2 if turns == 60 else 0) < len(met) <= cap

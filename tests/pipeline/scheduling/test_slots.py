@@ -1,4 +1,4 @@
-"""Slots that close before they leave, and slots that are put aside because they cannot run what they get."""
+"""Slots that close before they leave, and slots that rest because they cannot run what they get."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shapestream.scheduling.events import (
     SlotLeft,
 )
 from shapestream.scheduling.hang_watch import HangLimits
-from shapestream.scheduling.state import rest_s
+from shapestream.scheduling.slots import rest_s
 
 
 def places(stage) -> list[int]:
@@ -118,12 +118,13 @@ def test_a_slot_comes_back_from_its_rest(stage):
         assert 1 == len(stage.starts())
         rests.append(stage.now - began)
     assert pytest.approx([0.1, 0.2, 0.4, 0.8]) == rests
+    assert "slot 0 rests for 0.1 s" in [what for _, what in stage.scheduler.story(1)]
     stage.finish(stage.started[-1], run_s=0.0)
     stage.fail(stage.started[-1], "unavailable")
     assert pytest.approx(0.1) == stage.scheduler.next_wakeup() - stage.now
 
 
-def test_a_slot_that_is_put_aside_may_leave_or_close(stage):
+def test_a_slot_that_rests_may_leave_or_close(stage):
     """It comes back to nobody."""
     stage.model()
     stage.slots(0, 1)
@@ -138,29 +139,11 @@ def test_a_slot_that_is_put_aside_may_leave_or_close(stage):
     assert (1, 0) == (stage.scheduler.statistics().slots, stage.scheduler.statistics().slots_resting)
 
 
-def test_a_bad_request_does_not_put_its_slot_aside(stage):
-    """`model_error` blames the data: the halves run at once."""
-    stage.model()
-    stage.slots(0)
-    stage.arrive((1, 4), (1, 4))
-    stage.fail(stage.started[0])
-    assert [(1,)] == stage.starts()
-
-
 def test_pauses_double_up_to_their_limit():
     """At least 0.1 s, at least two calls of the model, at most half a minute, whatever the count."""
     assert [0.1, 0.2, 0.4] == [rest_s(refusals, None) for refusals in (1, 2, 3)]
     assert [6.0, 12.0, 24.0, 30.0] == [rest_s(refusals, 3.0) for refusals in (1, 2, 3, 4)]
     assert 30.0 == rest_s(10**9, 0.001)
-
-
-def test_the_story_of_a_request_tells_of_the_rest(stage):
-    """Whoever asks why a request waited is told."""
-    stage.model()
-    stage.slots(0)
-    stage.arrive((1, 4))
-    stage.fail(stage.started[0], "unavailable")
-    assert "slot 0 rests for 0.1 s" in [what for _, what in stage.scheduler.story(1)]
 
 
 def test_a_worker_is_not_kept_to_be_killed_when_the_slot_that_hung_has_left_alone(make_stage):

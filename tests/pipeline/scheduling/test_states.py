@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shapestream.scheduling.state import (
-    BATCH_TABLE,
-    REQUEST_TABLE,
-    SLOT_TABLE,
-    WORKER_TABLE,
-    RequestState,
-    SlotState,
-    SlotTable,
-)
+from shapestream.scheduling.queueing import REQUEST_TABLE, RequestState
+from shapestream.scheduling.slots import BATCH_TABLE, SLOT_TABLE, WORKER_TABLE, SlotState, SlotTable
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -44,7 +37,7 @@ def test_a_request_that_ended_stays_ended():
 def test_a_change_that_the_table_does_not_list_is_refused():
     """A slot that rests cannot be let rest again."""
     slots = SlotTable()
-    slots.join(0, frozenset(), {})
+    slots.join(0, frozenset())
     slots.rest(slots.slots[0], 1.0)
     with pytest.raises(KeyError):
         slots.rest(slots.slots[0], 2.0)

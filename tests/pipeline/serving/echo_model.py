@@ -8,6 +8,7 @@ import numpy as np
 
 from shapestream.settings import BatchingSettings, ModelSettings
 from shapestream.wire.messages import BatchDone, Execute, Request
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
@@ -55,12 +56,10 @@ def done(execute: Execute, outputs: tuple[Tensors | None, ...] | None = None, **
     given = tuple(echoed(member) for member in execute.members) if outputs is None else outputs
     fields: dict[str, Any] = {
         "batch": execute.batch,
-        "session": execute.session,
-        "run_us": 500,
-        "busy_us": 600,
+        "run_s": changes.pop("run_us", 500) * 1e-6,
+        "busy_s": changes.pop("busy_us", 600) * 1e-6,
         "reallocations": 1,
         "preparations": 1,
-        "calls": (),
-        **changes,
     }
-    return BatchDone(outputs=given, **fields)
+    session = changes.pop("session", execute.session)
+    return BatchDone(session=session, report=BatchReport(outputs=given, **(fields | changes)))

@@ -10,6 +10,7 @@ from shapestream.serving.models import DEFAULT_BATCH_BYTES, ServedModel, most_ro
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, Role
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort, OutputPort, Rows
 from shapestream_engine.shapes import NamedShape
@@ -48,16 +49,16 @@ def entries(rows: int, inputs: int, outputs: int, nbytes: int, rank: int) -> lis
         members=(tensors(inputs, nbytes, rank),) * rows,
         start_before=(MAX_INTEGER / 1e6,) * rows,
     )
-    done = BatchDone(
+    report = BatchReport(
         batch=MAX_INTEGER,
-        session=MAX_INTEGER,
-        run_us=MAX_INTEGER,
-        busy_us=MAX_INTEGER,
+        run_s=1e12,
+        busy_s=1e12,
         reallocations=MAX_INTEGER,
         preparations=MAX_INTEGER,
         calls=((MAX_INTEGER, (MAX_INTEGER,) * 64),) * 64,
         outputs=(tensors(outputs, nbytes, rank),) * rows,
     )
+    done = BatchDone(session=MAX_INTEGER, report=report)
     return [(Role.WORKER, execute), (Role.SERVER_OF_WORKERS, done)]
 
 

@@ -1,4 +1,4 @@
-"""Batches that are sent to busy slots, and taken back: from the decision to the slot, and from its report to the answer."""
+"""Prefetch and recall: from the decision to the slot, and from its report to the answer."""
 
 from __future__ import annotations
 
@@ -130,40 +130,6 @@ async def test_what_waits_behind_a_batch_is_handed_back_at_the_end_of_the_grace(
 
 @pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_a_batch_that_fails_leaves_the_one_behind_it_alone() -> None:
-    """The slot is as good as new: what waits there begins, and its time in the queue ends with the failure."""
-    async with scripted_client() as (client, slots):
-        first, second = await one_behind_the_other(client, slots)
-        await trio.sleep(1.0)
-        slots.fail(first)
-        await trio.sleep(1.0)
-        slots.finish(second, busy_s=0.5, run_s=0.5)
-        result = await client.hear(Result)
-        assert (2, 1_000_000, 2_000_000) == (
-            result.sequence,
-            result.timings.queue_us,
-            result.timings.total_us,
-        )
-        slots.finish(await slots.next_batch())
-        assert 1 == (await client.hear(Result)).sequence
-
-
-@pytest.mark.usefixtures("sends_ahead")
-@virtual_time
-async def test_cancelling_what_waits_behind_a_batch() -> None:
-    """Its client is answered at once, its slot is told, and the batch before it goes on."""
-    async with scripted_client() as (client, slots):
-        first, second = await one_behind_the_other(client, slots)
-        client.say(Cancel(sequence=2))
-        assert (2, "cancelled") == ending(await client.hear(Failure))
-        assert [second.batch] == slots.cancelled
-        slots.fail(second, "cancelled")
-        slots.finish(first)
-        assert 1 == (await client.hear(Result)).sequence
-
-
-@pytest.mark.usefixtures("sends_ahead")
-@virtual_time
 async def test_a_cancellation_reaches_the_worker_while_the_batch_waits() -> None:
     """By its number; the answer of the slot is awaited before anything else is sent there."""
     async with memory_serving() as running:
@@ -180,19 +146,33 @@ async def test_a_cancellation_reaches_the_worker_while_the_batch_waits() -> None
         assert {1, 3} == set(await client.sequences(2))
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.usefixtures("sends_ahead")
 @virtual_time
-async def test_the_time_behind_another_batch_is_time_in_the_queue() -> None:
-    """Sent at 0 s; its slot was free at 2 s; it ran for half a second and was reported at 3 s."""
+async def test_the_time_behind_another_batch_is_time_in_the_queue(fails: bool) -> None:
+    """Sent at 0 s; its slot was free at 2 s, however the batch before it ended; it ran and was reported at 3 s."""
     async with scripted_client() as (client, slots):
         first, second = await one_behind_the_other(client, slots)
         await trio.sleep(2.0)
-        slots.finish(first, busy_s=2.0, run_s=1.5)
+        if fails:
+            slots.fail(first)
+        else:
+            slots.finish(first, busy_s=2.0, run_s=1.5)
+            times = (await client.hear(Result)).timings
+            assert (0, 1_500_000, 2_000_000) == (times.queue_us, times.run_us, times.total_us)
         await trio.sleep(1.0)
         slots.finish(second, busy_s=0.75, run_s=0.5)
-        one, two = (result.timings for result in await client.hear_each(Result, 2))
-        assert (0, 1_500_000, 2_000_000) == (one.queue_us, one.run_us, one.total_us)
-        assert (2_000_000, 500_000, 3_000_000) == (two.queue_us, two.run_us, two.total_us)
+        result = await client.hear(Result)
+        times = result.timings
+        assert (2, 2_000_000, 500_000, 3_000_000) == (
+            result.sequence,
+            times.queue_us,
+            times.run_us,
+            times.total_us,
+        )
+        if fails:
+            slots.finish(await slots.next_batch())
+            assert 1 == (await client.hear(Result)).sequence
 
 
 @pytest.mark.usefixtures("sends_ahead")

@@ -32,19 +32,16 @@ def test_what_is_kept_is_held_and_nothing_else() -> None:
     assert [False] * 4 == [quarantine.holds(model, tensors, 1.0) for model, tensors in others]
 
 
-def test_a_difference_behind_the_beginning_counts() -> None:
-    """The beginnings only spare digests."""
+@pytest.mark.parametrize(
+    ("data", "other"),
+    [(bytes(BEGINNING_BYTES) + b"a", bytes(BEGINNING_BYTES) + b"b"), (b"", b"x")],
+    ids=["a difference behind the bytes that are compared first", "no bytes"],
+)
+def test_all_bytes_count(data: bytes, other: bytes) -> None:
+    """The first bytes only spare digests; a request without elements has a digest like any other."""
     quarantine = Quarantine(max_requests=1024, keep_s=600.0)
-    quarantine.keep("m", _blob(bytes(BEGINNING_BYTES) + b"a"), 0.0)
-    assert quarantine.holds("m", _blob(bytes(BEGINNING_BYTES) + b"a"), 0.0)
-    assert not quarantine.holds("m", _blob(bytes(BEGINNING_BYTES) + b"b"), 0.0)
-
-
-def test_empty_tensors_can_be_poison_too() -> None:
-    """A request without elements has a digest like any other."""
-    quarantine = Quarantine(max_requests=1024, keep_s=600.0)
-    quarantine.keep("m", _blob(b""), 0.0)
-    assert quarantine.holds("m", _blob(b""), 0.0)
+    quarantine.keep("m", _blob(data), 0.0)
+    assert [True, False] == [quarantine.holds("m", _blob(blob), 0.0) for blob in (data, other)]
 
 
 def test_time_ends_it() -> None:
@@ -56,14 +53,6 @@ def test_time_ends_it() -> None:
     assert [True, False, True] == [quarantine.holds("m", _blob(b"%d" % number), 11.0) for number in range(3)]
     assert not quarantine.holds("m", _blob(b"0"), 15.0)
     assert (0, {}) == (len(quarantine), quarantine._kinds)
-
-
-def test_the_oldest_makes_room() -> None:
-    """No more than so many are kept."""
-    quarantine = Quarantine(max_requests=2, keep_s=600.0)
-    for number in range(3):
-        quarantine.keep("m", _blob(b"%d" % number), 0.0)
-    assert [False, True, True] == [quarantine.holds("m", _blob(b"%d" % number), 0.0) for number in range(3)]
 
 
 @pytest.mark.parametrize(("max_requests", "keep_s"), [(0, 600.0), (1024, 0.0)])

@@ -166,7 +166,7 @@ class Bench:
         assert isinstance(report, BatchDone)
         return [
             None if output is None else int(np.frombuffer(bytes(output.buffers[0]), np.int64)[0])
-            for output in report.outputs
+            for output in report.report.outputs or ()
         ]
 
     def code(self, batch: int) -> str | None:

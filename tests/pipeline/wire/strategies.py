@@ -39,6 +39,7 @@ from shapestream.wire.messages import (
     WorkerRefused,
     WorkerWelcome,
 )
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.layout import Tensors
 
@@ -87,6 +88,7 @@ requests = st.builds(
     tensors=tensors(),
 )
 results = st.builds(Result, sequence=integers, timings=timings, tensors=tensors())
+times = st.integers(0, 1 << 40).map(lambda number: number * 1e-6)
 # Seconds that are whole microseconds, as the wire has them, and whole in binary.
 deadlines = st.none() | st.integers(0, 1 << 40).map(lambda number: number / 64)
 
@@ -148,16 +150,21 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
         ),
         st.builds(
             BatchDone,
-            batch=integers,
             session=integers,
-            run_us=integers,
-            busy_us=integers,
-            reallocations=integers,
-            preparations=integers,
-            calls=st.lists(st.tuples(integers, st.lists(integers, max_size=3).map(tuple)), max_size=2).map(
-                tuple
+            report=st.builds(
+                BatchReport,
+                batch=integers,
+                run_s=times,
+                busy_s=times,
+                reallocations=integers,
+                preparations=integers,
+                calls=st.lists(
+                    st.tuples(integers, st.lists(integers, max_size=3).map(tuple)), max_size=2
+                ).map(tuple),
+                outputs=st.lists(st.none() | tensors(), min_size=1, max_size=3).map(tuple),
+                code=st.none(),
+                message=st.just(""),
             ),
-            outputs=st.lists(st.none() | tensors(), min_size=1, max_size=3).map(tuple),
         ),
         st.builds(BatchFailed, batch=integers, session=integers, code=names, message=names),
         st.builds(WorkerDraining),

@@ -28,6 +28,7 @@ from shapestream.wire.messages import (
     Request,
     Role,
 )
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Buffer, Tensors
 
 ROLES = st.sampled_from(list(Role))
@@ -181,16 +182,7 @@ def test_a_tensor_that_would_end_the_connection_is_not_sent() -> None:
     assert SocketOptions().max_frame_bytes == MAX_FRAME_BYTES
     with mmap.mmap(-1, MAX_FRAME_BYTES + 1) as nothing_written:  # so it takes no memory
         tensors = Tensors(layout=((0, "u8", (MAX_FRAME_BYTES + 1,)),), buffers=(nothing_written,))
-        done = BatchDone(
-            batch=1,
-            session=1,
-            run_us=1,
-            busy_us=1,
-            reallocations=0,
-            preparations=0,
-            calls=(),
-            outputs=(tensors,),
-        )
+        done = BatchDone(session=1, report=BatchReport(batch=1, outputs=(tensors,)))
         with pytest.raises(TooLarge, match="a tensor of 1073741825 bytes"):
             encode([done], limits=WORKER_LIMITS)
 

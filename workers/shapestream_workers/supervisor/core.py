@@ -288,7 +288,8 @@ class Supervisor:
             if worker.state is State.GIVEN_UP:
                 worker.crashes.clear()
                 actions.append(self._start(worker, now))
-            elif self._replacements.predecessor(worker) is None:
+            else:
+                # Also one that takes another's place just now: it may have read what was there before.
                 self._replacements.demand(worker)
         return actions
 

@@ -1,10 +1,7 @@
-"""The state of the scheduler: requests, batches, slots and workers, and every change of their states.
+"""Slots, the batches that run there, and the workers that they belong to: every change of their states.
 
-Events and actions are frozen because they cross a border. These are mutable and slotted, because only the scheduler
-sees them and each request pays for every attribute that is written.
-
-The states of a request, a batch, a slot and a worker are enums with a table each: by the name of a change, which state
-follows which. A change that a table does not list raises KeyError. Only functions of this file write a state.
+The states of a batch, a slot and a worker are enums with a table each: by the name of a change, which state follows which.
+A change that a table does not list raises KeyError. Only functions of this file write a state.
 
 A slot rests after it could not run its batch (`unavailable`), twice as long each time in a row: a broken slot fails
 quickly, and must not use up the attempts of all requests while sound slots are busy.
@@ -12,48 +9,15 @@ quickly, and must not use up the attempts of all requests while sound slots are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import Enum, IntEnum
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shapestream.scheduling.events import ContractError
-
-if TYPE_CHECKING:
-    from shapestream.scheduling.queueing import Bucket, ModelQueue
-
-
-class RequestState(IntEnum):
-    """The place of a request. The order matters: `LazyHeap` asks whether a request is still before some state."""
-
-    QUEUED = 0
-    """In a bucket, free to be cut into any batch of its lane."""
-    RERUN = 1
-    """At the front, in a fixed group, because its batch failed or was lost."""
-    SUSPECT = 2
-    """At the front, to be run where nothing else runs, because a process died, or hung, that ran it."""
-    RUNNING = 3
-    """In a batch that runs, or is queued behind another."""
-    DONE = 4
-    """It had its one ending."""
-
-    __hash__ = int.__hash__  # an enum's own is a call in Python, and these are looked up on the hot path
-
-
-# Looking a member up on an enum costs three times a global; these are compared on the hot path.
-QUEUED: Final = RequestState.QUEUED
-RERUN: Final = RequestState.RERUN
-SUSPECT: Final = RequestState.SUSPECT
-RUNNING: Final = RequestState.RUNNING
-DONE: Final = RequestState.DONE
-
-REQUEST_TABLE: Final[dict[str, dict[RequestState, RequestState]]] = {
-    "start": {QUEUED: RUNNING, RERUN: RUNNING, SUSPECT: RUNNING},
-    "run again": {RUNNING: RERUN},
-    "suspect": {RUNNING: SUSPECT},
-    "end": {QUEUED: DONE, RERUN: DONE, SUSPECT: DONE, RUNNING: DONE},
-}
-_START, _RUN_AGAIN, _SUSPECT, _END = REQUEST_TABLE.values()
+from shapestream.scheduling.queueing import SAMPLE, ModelQueue, Request
 
 
 class BatchState(Enum):
@@ -175,112 +139,13 @@ WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
 }
 
 
-class Request:
-    """One admitted request, from admission to its ending."""
-
-    __slots__ = (
-        "arrived",
-        "batch",
-        "bucket",
-        "client",
-        "cost_s",
-        "deadline",
-        "failed_s",
-        "id",
-        "losses",
-        "nbytes",
-        "order",
-        "own_shape",
-        "priority",
-        "queue",
-        "rank",
-        "rows",
-        "shape",
-        "share_s",
-        "state",
-        "tag",
-    )
-
-    batch: Batch | None
-    bucket: Bucket
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the name that events and actions use
-        client: int,
-        queue: ModelQueue,
-        rows: int,
-        shape: tuple[int, ...],
-        nbytes: int,
-        deadline: float | None,
-        priority: int,
-        arrived: float,
-        rank: float,
-        order: int,
-        tag: float = 0.0,
-        cost_s: float = 0.0,
-        share_s: float = 0.0,
-        own_shape: tuple[int, ...] | None = None,
-    ) -> None:
-        self.id = id
-        self.client = client
-        self.queue = queue
-        self.rows = rows
-        self.shape = shape
-        """Sizes that it is padded to in any company; `own_shape` once it has failed alone, or is suspect."""
-        self.own_shape = shape if own_shape is None else own_shape
-        self.nbytes = nbytes
-        self.deadline = deadline
-        self.priority = priority
-        self.arrived = arrived
-        self.rank = rank
-        """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""
-        self.order = order
-        self.tag = tag
-        """Its start tag: the rank without the priority."""
-        self.cost_s = cost_s
-        """Predicted seconds of one slot, in good company; of what runs again, its part of its group's call. 0.0 while
-        nothing is measured."""
-        self.share_s = share_s
-        """The same of all slots of its model; nominal while nothing is measured."""
-        self.losses = 0
-        self.failed_s = 0.0
-        """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
-        self.state: RequestState = QUEUED
-        self.batch = None
-
-    @property
-    def empty(self) -> bool:
-        """Whether it has no elements, whatever it claims to be along the other dimensions."""
-        return not self.rows or 0 in self.shape
-
-    def start(self) -> None:
-        """Leave the queue with a batch."""
-        self.state = _START[self.state]
-
-    def run_again(self) -> None:
-        """Wait in a fixed group at the front."""
-        self.state = _RUN_AGAIN[self.state]
-
-    def suspect(self) -> None:
-        """Wait to be run where nothing else runs."""
-        self.state = _SUSPECT[self.state]
-
-    def end(self) -> None:
-        """Have the one ending."""
-        self.state = _END[self.state]
-
-    def __repr__(self) -> str:
-        return f"<request {self.id}: {self.rows} x {self.shape}, {self.state.name.lower()}>"
-
-
 class Trial(Enum):
     """How many requests a batch puts at risk, and what its loss would prove."""
 
     NONE = "none"
     """An ordinary batch, beside others in its worker."""
     LAST = "last"
-    """One request that was lost too often, alone in its worker: whatever happens there, it is to blame."""
+    """One request that was lost too often, alone in its worker: any loss there is its own."""
     ACCUSED = "accused"
     """The same of a request that a worker died, or hung, of before: if this one does, too, it is poisoned."""
 
@@ -367,10 +232,6 @@ class Batch:
         """Take the next step against it, because it hangs."""
         self.state = BATCH_TABLE["escalate"][self.state]
 
-    def release_members(self) -> None:
-        """Let its members go. They point at their batch; this cycle must not be left to the collector."""
-        self.members = ()
-
 
 class Worker:
     """A process with some slots: what one batch does to it, it does to all that run there."""
@@ -406,8 +267,7 @@ class Worker:
 class Slot:
     """A place where one batch at a time runs.
 
-    It is listed in the queues of its models: a free slot in `free`, a busy one in `ends`, by when its batch is predicted
-    to end, and in `prefetches`, by when the next batch should be sent there.
+    It is listed in the pools of its models, see `SlotPool`.
     """
 
     __slots__ = (
@@ -416,8 +276,8 @@ class Slot:
         "id",
         "models",
         "paces",
+        "pools",
         "prefetch_s",
-        "queues",
         "refusals",
         "rests_until",
         "state",
@@ -437,8 +297,8 @@ class Slot:
         self.worker.slots[id] = self
         self.prefetch_s = prefetch_s
         """How long a batch takes from the decision to the slot; None: no batch is queued behind another."""
-        self.queues: list[ModelQueue] = []
-        """The queues of those of its models that have been added so far; none while it closes."""
+        self.pools: list[SlotPool] = []
+        """Of those of its models that have been added so far; none while it closes."""
         self.state = SlotState.IDLE
         self.batch: Batch | None = None
         """The batch that it runs."""
@@ -479,39 +339,174 @@ class Slot:
         """When its running batch is predicted to end; now, where none runs or it is late."""
         return now if self.batch is None else max(now, self.batch.ends_at)
 
-    def connect(self, queue: ModelQueue) -> None:
-        """List the slot in the queue of one of its models, which was added."""
-        self.queues.append(queue)
+    def connect(self, pool: SlotPool) -> None:
+        """List the slot in the pool of one of its models, which was added."""
+        self.pools.append(pool)
         if self.free:
-            queue.free[self.id] = self
+            pool.free[self.id] = self
         elif self.batch is not None:
-            queue.ends.add(self.batch.ends_at, self)
+            pool.ends.add(self.batch.ends_at, self)
             if self.behind is None and self.batch.prefetch_at is not None:
-                queue.prefetches.add(self.batch.prefetch_at, self)
+                pool.prefetches.add(self.batch.prefetch_at, self)
 
     def list_end(self, running: Batch) -> None:
         """List when this batch will end, and when the next may be queued behind it."""
-        for queue in self.queues:
-            queue.ends.add(running.ends_at, self)
+        for pool in self.pools:
+            pool.ends.add(running.ends_at, self)
         self.list_prefetch(running)
 
     def unlist_end(self, running: Batch) -> None:
         """Take the slot off these lists: the batch has ended, or the slot gets no more."""
-        for queue in self.queues:
-            queue.ends.remove(running.ends_at, self)
+        for pool in self.pools:
+            pool.ends.remove(running.ends_at, self)
         self.unlist_prefetch(running)
 
     def list_prefetch(self, running: Batch) -> None:
         """List when the next batch may be queued behind this one."""
         if running.prefetch_at is not None:
-            for queue in self.queues:
-                queue.prefetches.add(running.prefetch_at, self)
+            for pool in self.pools:
+                pool.prefetches.add(running.prefetch_at, self)
 
     def unlist_prefetch(self, running: Batch) -> None:
         """Queue no batch behind this one, for now."""
         if running.prefetch_at is not None:
-            for queue in self.queues:
-                queue.prefetches.remove(running.prefetch_at, self)
+            for pool in self.pools:
+                pool.prefetches.remove(running.prefetch_at, self)
+
+
+class Agenda:
+    """(time, slot) pairs, sorted. A slot stands in it once, with a time that the caller remembers.
+
+    A sorted list: finding a place takes logarithmic time; making room moves 8 bytes per slot, which for thousands of
+    slots is less than what one step of a heap costs in Python. Nothing dead is ever kept.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Slot]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<agenda of {len(self._entries)} slots>"
+
+    def __iter__(self) -> Iterator[tuple[float, int, Slot]]:
+        return iter(self._entries)
+
+    def add(self, time: float, slot: Slot) -> None:
+        """Puts a slot into its place."""
+        insort(self._entries, (time, slot.id, slot))
+
+    def remove(self, time: float, slot: Slot) -> None:
+        """Takes a slot out; `time` is what it was added with. Nothing happens if it is not here."""
+        entries = self._entries
+        # A pair sorts before the triple that begins with it.
+        at = bisect_left(entries, (time, slot.id))
+        if at < len(entries) and entries[at][2] is slot:
+            del entries[at]
+
+    def first(self) -> tuple[float, Slot] | None:
+        """The earliest."""
+        return (self._entries[0][0], self._entries[0][2]) if self._entries else None
+
+    def sampled(self, count: int) -> Iterator[tuple[float, Slot, int]]:
+        """About `count` of the pairs, evenly spaced over the slots, each with the number of slots that it stands for."""
+        entries = self._entries
+        size = len(entries)
+        if size <= count:
+            for time, _, slot in entries:
+                yield time, slot, 1
+            return
+        step = -(-size // count)
+        for at in range(0, size, step):
+            time, _, slot = entries[at]
+            yield time, slot, min(step, size - at)
+
+
+class SlotPool:
+    """The slots that serve one model: the free ones, and the busy ones by when they are predicted to end."""
+
+    __slots__ = ("_fastest", "_paces", "count", "ends", "free", "prefetches", "queue")
+
+    def __init__(self, queue: ModelQueue) -> None:
+        self.queue = queue
+        """What waits for the model."""
+        self.count = 0
+        """Slots that serve it, those that close apart."""
+        self.free: dict[int, Slot] = {}
+        """The free ones, longest free first."""
+        self.ends = Agenda()
+        """The busy ones, by when they are predicted to become free."""
+        self.prefetches = Agenda()
+        """Those of them behind whose batch another may be queued, by when it should be sent."""
+        self._paces: Counter[float] = Counter()
+        """Slots by their pace: seconds there / seconds on the most common kind."""
+        self._fastest: float | None = None
+        """The smallest pace; None where it must be looked for."""
+
+    def __repr__(self) -> str:
+        return f"<{self.queue.profile.name}: {len(self.free)} of {self.count} slots free>"
+
+    @property
+    def fastest(self) -> float:
+        """The smallest pace of its slots; 1.0 where it has none."""
+        if self._fastest is None:
+            self._fastest = min(self._paces, default=1.0)
+        return self._fastest
+
+    def add_pace(self, pace: float) -> None:
+        """Count a slot with this pace."""
+        self._paces[pace] += 1
+        if self._fastest is not None and pace < self._fastest:
+            self._fastest = pace
+
+    def remove_pace(self, pace: float) -> None:
+        """Count it no longer. Slots leave by the thousand, so the smallest of the others is looked for when it is needed."""
+        self._paces[pace] -= 1
+        if not self._paces[pace]:
+            del self._paces[pace]
+            if pace == self._fastest:
+                self._fastest = None
+
+    def free_in_s(self, work_s: float, now: float) -> tuple[float, int]:
+        """Seconds until its slots have done what they hold and `work_s` besides, and how many of them take part.
+
+        Work is poured over the slots like water over steps. Free slots are lowest, the others as high as they are
+        predicted to be busy, with what is queued there behind what they run. Those that rest, or idle beside a suspect, take
+        no part. Where the surface comes to rest all would end at the same time. So without work it is the time until the
+        first slot is free.
+        """
+        slots = len(self.free)
+        filled_s = work_s
+        level_s = work_s / slots if slots else inf
+        below: list[tuple[float, int]] = []
+        later: list[tuple[float, int]] = []
+        for ends_at, slot, alike in self.ends.sampled(SAMPLE):
+            height_s = ends_at - now if ends_at > now else 0.0
+            if height_s >= level_s:
+                break
+            if slot.behind is not None:
+                later.append((height_s + (slot.behind.predicted_s or 0.0), alike))
+                continue
+            below.append((height_s, alike))
+            filled_s += alike * height_s
+            slots += alike
+            level_s = filled_s / slots
+        if later and min(later)[0] < level_s:
+            # Those with two batches are not in the order of their heights: once more, in that order.
+            slots = len(self.free)
+            filled_s = work_s
+            level_s = work_s / slots if slots else inf
+            for height_s, alike in sorted(below + later):
+                if height_s >= level_s:
+                    break
+                filled_s += alike * height_s
+                slots += alike
+                level_s = filled_s / slots
+        # Where all slots rest, the time is not known.
+        return (level_s, slots) if slots else (work_s / max(1, self.count), 0)
 
 
 PREFETCH_MARGIN = 0.12
@@ -537,12 +532,14 @@ def rest_s(refusals: int, call_s: float | None) -> float:
 class SlotTable:
     """The slots: they come, run batches, rest, are reserved for suspects, and go."""
 
-    __slots__ = ("batches", "free_count", "resting", "slots", "workers")
+    __slots__ = ("batches", "free_count", "pools", "resting", "slots", "workers")
 
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
         """All that run, or are queued behind another one."""
         self.slots: dict[int, Slot] = {}
+        self.pools: dict[str, SlotPool] = {}
+        """By model."""
         self.workers: dict[str, Worker] = {}
         self.free_count = 0
         self.resting: dict[int, Slot] = {}
@@ -573,13 +570,13 @@ class SlotTable:
     def _show(self, slot: Slot) -> None:
         """List a slot that has become free, behind those that have been free for longer."""
         self.free_count += 1
-        for queue in slot.queues:
-            queue.free[slot.id] = slot
+        for pool in slot.pools:
+            pool.free[slot.id] = slot
 
     def _hide(self, slot: Slot) -> None:
         self.free_count -= 1
-        for queue in slot.queues:
-            del queue.free[slot.id]
+        for pool in slot.pools:
+            del pool.free[slot.id]
 
     # ------------------------------------------------------------ coming and going
 
@@ -587,7 +584,6 @@ class SlotTable:
         self,
         id: int,  # noqa: A002 - the name that events use
         models: frozenset[str],
-        queues: dict[str, ModelQueue],
         prefetch_s: float | None = None,
         process: str = "",
     ) -> None:
@@ -598,22 +594,23 @@ class SlotTable:
         worker = self.workers.setdefault(process, Worker(process))
         slot = self.slots[id] = Slot(id, models, prefetch_s, worker)
         self.free_count += slot.free
-        for name in sorted(models & queues.keys()):
-            self._connect(slot, queues[name])
+        for name in sorted(models & self.pools.keys()):
+            self._connect(slot, self.pools[name])
 
-    def connect_model(self, queue: ModelQueue) -> None:
-        """Connect a model that was added after slots that name it had joined."""
+    def add_model(self, queue: ModelQueue) -> None:
+        """Give a model a pool, with the slots that named it before."""
+        pool = self.pools[queue.profile.name] = SlotPool(queue)
         for slot in self.slots.values():
             if queue.profile.name in slot.models and not slot.closing:
-                self._connect(slot, queue)
+                self._connect(slot, pool)
 
-    def _connect(self, slot: Slot, queue: ModelQueue) -> None:
-        if slot.queues and slot.queues[0].shares is not queue.shares:
-            slot.queues[0].shares.absorb(queue.shares)
-        queue.add_pace(1.0)  # nothing is known of its speed yet
-        queue.slot_count += 1
-        queue.unavailable = None
-        slot.connect(queue)
+    def _connect(self, slot: Slot, pool: SlotPool) -> None:
+        if slot.pools:
+            slot.pools[0].queue.share_slots(pool.queue)
+        pool.add_pace(1.0)  # nothing is known of its speed yet
+        pool.count += 1
+        pool.queue.unavailable = None
+        slot.connect(pool)
 
     def leave(self, id: int) -> tuple[Batch | None, Batch | None]:  # noqa: A002
         """Remove a slot. The batch that it ran, and the one that was queued behind; unknown slots are ignored."""
@@ -651,10 +648,10 @@ class SlotTable:
         self._move(slot, "close")
         if slot.batch is not None:
             slot.unlist_end(slot.batch)
-        for queue in slot.queues:
-            queue.slot_count -= 1
-            queue.remove_pace(slot.paces.get(queue.profile.name, 1.0))
-        slot.queues.clear()
+        for pool in slot.pools:
+            pool.count -= 1
+            pool.remove_pace(slot.paces.get(pool.queue.profile.name, 1.0))
+        slot.pools.clear()
         return slot.recallable
 
     # ------------------------------------------------------------ batches
@@ -705,7 +702,7 @@ class SlotTable:
             slot.batch = None
             self._move(slot, "end")
         if worker.condemned:
-            self.spare(worker)  # whoever ends the process regardless lets it close first
+            self.spare(worker)  # a process that is ended all the same closes its slots first
         return behind
 
     def _begin(self, slot: Slot, batch: Batch, now: float) -> None:
@@ -728,13 +725,12 @@ class SlotTable:
 
     # ------------------------------------------------------------ speed
 
-    def set_pace(self, slot: Slot, queue: ModelQueue, pace: float) -> None:
+    def set_pace(self, slot: Slot, name: str, pace: float) -> None:
         """Note that a slot takes so many times what the most common kind takes for this model."""
-        name = queue.profile.name
         before = slot.paces.get(name, 1.0)
         if pace != before:
-            queue.remove_pace(before)
-            queue.add_pace(pace)
+            self.pools[name].remove_pace(before)
+            self.pools[name].add_pace(pace)
             slot.paces[name] = pace
 
     # ------------------------------------------------------------ rests

@@ -1,0 +1,94 @@
+"""The benchmarks of docs/performance.md run, check every answer, and report what they promise; figures are not asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.limit.answers import References
+from tests.e2e.conftest import ROOT
+
+
+def limit(figures: Any) -> None:
+    """Both in-process ways, both servers, both loads; a wrong answer would have ended it."""
+    figures = figures["lognormal"]
+    assert {"60", "90"} == figures["p99_ratio_vs_single"].keys()
+    for name in ("efficiency", "efficiency_64", "speedup_vs_arrival_order", "speedup_vs_single"):
+        assert 0 < figures[name]
+    assert 0 <= figures["padding_ratio"] < 1
+    # Oracle, one at a time and arrival order, two servers with two windows each, and the random arrivals.
+    assert figures["answers_checked"] > 6 * figures["requests"]
+
+
+def memory(figures: Any) -> None:
+    """A few thousand requests of random shapes, each answer compared, without a reallocation."""
+    rows = {row["what"]: row for row in figures["rows"]}
+    assert 0 == rows["input tensors reallocated"]["growth"]
+    assert rows.keys() >= {"server, resident", "worker, resident", "client, resident"}
+
+
+def memory_shapes(figures: Any) -> None:
+    """Fewer shapes where they are rounded, under the cap of the YAML, which the other run of the same requests passes."""
+    exact, rounded = figures["rows"]
+    assert 800 == exact["requests"] == rounded["requests"]
+    assert rounded["new shapes"] <= 64 < exact["new shapes"]
+
+
+def growth(figures: Any) -> None:
+    """A server per number of workers, raw sessions in turns, each answer compared."""
+    assert ["1, 1", "1, 20", "3, 1", "3, 20"] == [row["workers, clients"] for row in figures["rows"]]
+
+
+def scheduler(figures: Any) -> None:
+    """Real events to the pure core, in a steady state: everything that arrives is delivered."""
+    rows = figures["rows"]
+    assert 10 == len({row["scenario"] for row in rows}) == len(rows)
+    assert all(row["1,000"] > 0 for row in rows)
+
+
+def preparations(figures: Any) -> None:
+    """Runs on OpenVINO, each in a process of its own, check their answers and report."""
+    *_, first, memory = figures  # where torch_xla is installed, one of XLA comes before
+    assert ["the first of its shape", "a repeated one", "the difference, shape by shape"] == [
+        row["call"] for row in first["rows"]
+    ]
+    assert ["native", "native, max_prepared: 64"] == [row["strategy"] for row in memory["rows"]]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("promises", [limit, memory, memory_shapes, growth, scheduler, preparations])
+def test_a_benchmark_runs_and_reports(promises: Callable[[Any], None]) -> None:
+    """As a smoke run, in a process of its own."""
+    more = ("--trace", "lognormal") if promises is limit else ()
+    command = [sys.executable, "-m", f"benchmarks.{promises.__name__}", "--smoke", "--json", *more]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert 0 == ran.returncode, ran.stderr
+    promises(json.loads(ran.stdout))
+
+
+class _Known(References):
+    """References that need no model."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+        self._allowed = np.full_like(rows, 1e-3)
+        self.checked = 0
+
+
+@pytest.mark.parametrize("wrong", [0.5, np.nan])
+def test_a_wrong_or_missing_answer_ends_the_benchmark(wrong: float) -> None:
+    """One number of one row is enough."""
+    known = _Known(np.ones((3, 4)))
+    answers = np.ones((3, 4), np.float32)
+    known.check(answers, "right")
+    assert 3 == known.checked
+    answers[2, 1] = wrong
+    with pytest.raises(AssertionError, match="nobody: 1 of 3 answers are wrong"):
+        known.check(answers, "nobody")
+    with pytest.raises(AssertionError, match="2 answers to 3"):
+        known.check(answers[:2], "short")
