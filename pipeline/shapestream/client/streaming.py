@@ -138,6 +138,7 @@ class StreamState(Generic[ItemT]):
         """The ticket for one item, `inputs` or `(key, inputs)`; finished if the model does not take it."""
         key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
         left_s = self._options.deadline
+        due = None if left_s is None else self._clock() + left_s
         try:
             tensors, nbytes = self._model.encode(inputs)
         except InvalidRequest as error:
@@ -148,7 +149,7 @@ class StreamState(Generic[ItemT]):
             self,
             key,
             place,
-            None if left_s is None else self._clock() + left_s,
+            due,
             model=self._model,
             tensors=tensors,
             nbytes=nbytes,

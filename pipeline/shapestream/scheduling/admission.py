@@ -107,7 +107,7 @@ class Admission:
 
     __slots__ = (
         "_alone_s",
-        "_saturated_at",
+        "_refused_at",
         "_slots",
         "_terms",
         "costs",
@@ -129,7 +129,7 @@ class Admission:
         self.costs = costs
         self.draining = False
         self._terms: dict[tuple[str, tuple[int, ...]], Terms | Refusal] = {}
-        self._saturated_at: dict[str, float] = {}
+        self._refused_at: dict[str, float] = {}
         """By model, the last time that a request was refused because of its predicted wait."""
         self._alone_s: dict[tuple[str, tuple[int, ...]], float | None] = {}
 
@@ -287,7 +287,7 @@ class Admission:
         now: float,
     ) -> Terms | Refusal:
         """Refuses what would probably wait, and then take, longer than what is left."""
-        crowded = now - self.saturated_at(queue) < left_s
+        crowded = now - self.refused_at(queue) < left_s
         pool = self._slots.pools[arrival.model]
         # Reruns and suspects go before every turn.
         all_s = sum([other.cost_s / self._slots_of(other) for other in queue.sharing])
@@ -308,7 +308,7 @@ class Admission:
         wait_s = done_in_s(self._ahead_s(queue, rank, here, all_s, crowded=crowded))
         if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
             return terms
-        self._saturated_at[arrival.model] = now
+        self._refused_at[arrival.model] = now
         message = (
             f"the deadline would pass: {left_s:.3f} s are left, the wait is about {wait_s:.3f} s, "
             f"and then it takes about {call_s:.3f} s"
@@ -336,12 +336,12 @@ class Admission:
         """The slots that serve a model; one may come where there is none."""
         return max(1, self._slots.pools[queue.profile.name].count)
 
-    def saturated_at(self, queue: ModelQueue) -> float:
+    def refused_at(self, queue: ModelQueue) -> float:
         """The last time that a request of this model was refused because of its predicted wait; -inf: never.
 
         The queue is then as long as deadlines allow: a call that takes longer than predicted makes some request late.
         """
-        return self._saturated_at.get(queue.profile.name, -inf)
+        return self._refused_at.get(queue.profile.name, -inf)
 
     def queued_s(self) -> float:
         """Predicted seconds that the slots need for what waits.

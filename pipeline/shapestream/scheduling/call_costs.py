@@ -28,7 +28,7 @@ NEAR_BEST = 1.01
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a batch is run as, and for how long."""
+    """The call that a batch is run as, and its seconds."""
 
     rows: int
     shape: Sizes
@@ -76,7 +76,7 @@ class CallCosts:
         self._prepares = False
 
     def renew(self) -> None:
-        """Forgets what is out of date; to be called before each batch."""
+        """Forget what is out of date; to be called before each batch."""
         surface = self.surface
         version = surface.version, 0 if self.sizes is None else self.sizes.version
         if version != self.version or self._prepares != surface.prepares:
@@ -88,7 +88,7 @@ class CallCosts:
     # ------------------------------------------------------------ which call
 
     def call(self, rows: int, shape: Sizes) -> Call:
-        """The call for a batch of these sizes, and its predicted seconds."""
+        """Return the call for a batch of these sizes, with its predicted seconds."""
         call_rows, call_shape = rows, shape
         if self.sizes is not None:
             call_rows, call_shape = self.sizes.call_sizes(rows, shape)
@@ -102,7 +102,7 @@ class CallCosts:
         return Call(call_rows, call_shape, seconds + new_s / USES, new_s)
 
     def _static(self, rows: int, shape: Sizes, seconds: float) -> Sizes | None:
-        """The shape of the static model that serves such a batch in fewer seconds; of several the quickest."""
+        """Return the shape of the static model that serves such a batch in the fewest seconds; None: no static model."""
         best = None
         for static_rows, static in self._statics:
             if static_rows == rows and self._fits(shape, static):
@@ -112,7 +112,7 @@ class CallCosts:
         return best
 
     def _fits(self, shape: Sizes, larger: Sizes) -> bool:
-        """Whether requests of a shape may be padded to a larger one."""
+        """Tell whether requests of a shape may be padded to a larger one."""
         paddable = self.profile.paddable[1:] if self.profile.has_batch else self.profile.paddable
         return all(
             size == other or (padded and size < other)
@@ -120,7 +120,7 @@ class CallCosts:
         )
 
     def started(self, rows: int, shape: Sizes) -> None:
-        """A call of these sizes is about to run, so that the device will know them."""
+        """Note that a call of these sizes is about to run, so that the device will know them."""
         new = self._new.get(shape)
         if new is None or rows >= len(new) or not new[rows]:
             return
@@ -136,7 +136,7 @@ class CallCosts:
     # ------------------------------------------------------------ many at once
 
     def seconds(self, rows: Integers, shapes: Integers) -> Floats:
-        """Of many different batches. What is new to the device is not added: there are too many to ask for."""
+        """Return the seconds of many different batches, without first calls: there are too many to ask for."""
         rows = np.maximum(rows, 1)
         called = (rows, shapes) if self.sizes is None else self.sizes.preview(rows, shapes)
         seconds = self.surface.seconds(*called)
@@ -149,25 +149,25 @@ class CallCosts:
         return seconds
 
     def nbytes(self, rows: Integers, shapes: Integers) -> Floats:
-        """What the largest call of each of many batches holds."""
+        """Return the bytes of the largest call of each of many batches."""
         return self.bytes.of_batches(rows, shapes)
 
     def table(self, shapes: Integers, max_rows: int) -> Floats:
-        """Of every number of rows from 0 to `max_rows` at each of `shapes` (n, d): (n, max_rows + 1)."""
+        """Return the seconds of 0 to `max_rows` rows at each of `shapes` (n, d): (n, max_rows + 1)."""
         tables = self._remembered()
         keys = [tuple(shape) for shape in shapes.tolist()]
         self._learn([key for key in keys if key not in tables])
         return np.concatenate([tables[key] for key in keys]).reshape(len(keys), -1)[:, : max_rows + 1]
 
     def row_seconds(self, shape: Sizes) -> Floats:
-        """Of every number of rows, from 0 to `max_batch`, at one shape."""
+        """Return the seconds of 0 to `max_batch` rows at one shape."""
         tables = self._remembered()
         if shape not in tables:
             self._learn([shape])
         return tables[shape]
 
     def least_company_s(self, rows: int, shape: Sizes) -> float:
-        """What no batch takes less than in which such a request has company; 0.0 where it is not known at once.
+        """Return a lower bound of the seconds of a batch in which such a request has company; 0.0 where none is known.
 
         Seconds never fall where rows are added or a shape grows; where calls are rounded, divided or static they may.
         """
@@ -175,15 +175,15 @@ class CallCosts:
 
     @property
     def grows(self) -> bool:
-        """Whether a batch's call is the batch: no rounding, no parts, no static shape, so that more never takes less."""
+        """Whether calls are as large as their batches, not rounded, divided or static: then larger never takes less."""
         return self.sizes is None and not self._statics and self.profile.row_calls is None
 
     def full_rows(self, shape: Sizes) -> int:
-        """The rows at one shape that cost the least per row, or nearly so: more company gains nothing."""
+        """Return the number of rows at one shape that cost the least per row, or nearly so."""
         return self._useful_rows(shape)[0]
 
     def close_rows(self, shape: Sizes) -> int:
-        """The rows at one shape from which on more company gains little."""
+        """Return the number of rows at one shape from which on more rows save little per row."""
         return self._useful_rows(shape)[1]
 
     def _useful_rows(self, shape: Sizes) -> tuple[int, int]:
@@ -198,7 +198,7 @@ class CallCosts:
         return best
 
     def _remembered(self) -> dict[Sizes, Floats]:
-        """The tables by shape; where they are too many, all are forgotten first."""
+        """Return the tables by shape; where they are too many, forget all of them first."""
         if len(self._tables) > _REMEMBERED:
             self._tables.clear()
             self._best.clear()
@@ -213,7 +213,7 @@ class CallCosts:
                 table[0] = table[1]  # no batch has no rows
 
     def _lines(self, shapes: list[Sizes]) -> list[Floats]:
-        """Of 0 to `max_batch` rows at each shape, without preparations."""
+        """Return the seconds of 0 to `max_batch` rows at each shape, without first calls."""
         if self.sizes is None and not self._statics:
             return self.surface.row_seconds(shapes)
         count = self.profile.max_batch + 1
@@ -255,7 +255,7 @@ class CallBytes:
         sizes = [most for most in bounds if most is not None]
         rows = profile.max_batch if self._largest is None else int(self._largest.max())
         self.most = profile.max_batch_bytes if self._inputs else None
-        """What a call may hold; None: any."""
+        """Bytes that a call may hold; None: any."""
         self.planned_most = self.most
         """The same for batches of several requests; None where none of them can hold more."""
         bounded = len(sizes) == len(bounds)
@@ -275,7 +275,7 @@ class CallBytes:
         return rows * self._row_bytes(shape)
 
     def of_batches(self, rows: Integers, shapes: Integers) -> Floats:
-        """The same of many: rows (n,), shapes (n, d)."""
+        """Return `of_batch` of many batches: rows (n,), shapes (n, d)."""
         if self._rounding is not None:
             rows, shapes = self._rounding.preview(rows, shapes)
         if self._largest is not None:

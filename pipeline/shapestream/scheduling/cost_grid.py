@@ -151,11 +151,9 @@ class Grid:
                 return None
             self._lines = most, self._all_lines(most), float(self.seconds(np.ones((len(self._axes), 1)))[0])
         _, lines, least_s = self._lines
-        place, shares = self._place((1, *shape))
+        place, shares = self._place((0, *shape))
         if self._walks and not self._walks[0][0]:
-            # The first axis is part of the lines already.
-            place %= self._walks[0][2]
-            shares = shares[1:]
+            shares = shares[1:]  # the first axis is part of the lines already
         corners = [place]
         for (_, _, stride), share in zip(self._walks[len(self._walks) - len(shares) :], shares, strict=True):
             if share:

@@ -22,7 +22,7 @@ from shapestream.scheduling.slots import Slot, SlotPool
 
 
 class Portion(NamedTuple):
-    """What one batch should take at most, where other slots are free or will be soon; None where nothing limits it.
+    """Upper limits of one batch where other slots are free or will be soon; None: no limit.
 
     All slots that take part should end at the same time (`SlotPool.free_in_s`): a slot's share reaches from its start to
     there. It matters when the queue is short; a long one fills the batches of all slots.
@@ -39,7 +39,7 @@ ALL = Portion()
 def portion(
     pool: SlotPool, slot: Slot, anchor: Request, costs: CallCosts, speed: float, now: float
 ) -> Portion:
-    """What a batch with `anchor` should take at most, on `slot`.
+    """Return the upper limits of a batch with `anchor` on `slot`.
 
     At least as long as an even part of the rows takes, in calls of the anchor's shape: the cost of a request in
     good company is less than what a small batch pays for it, so by seconds alone the last slot would be left with
@@ -74,7 +74,7 @@ WINDOW = 32
 MOST_WINDOW = 128
 """The same where calls need more company than that to become cheap. A programme of 128 takes 0.75 ms."""
 BATCH_S = 1e-3
-"""What a batch costs its slot besides its own time: the hand-over. It decides between cuts that are otherwise equal."""
+"""Seconds of a slot that a batch takes besides its call. They decide between cuts that are otherwise equal."""
 
 
 Segment: TypeAlias = dict[Bucket, int]
@@ -125,7 +125,7 @@ class Plan:
 def _optimal_segments(
     bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None
 ) -> list[Segment]:
-    """The optimal cuts of the window around a bucket."""
+    """Return the optimal cuts of the window around a bucket."""
     parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, costs.close_rows(bucket.shape))))
     batch_s = BATCH_S if costs.surface.measured else 0.0
     if bucket.count == 1 and costs.grows and _runs_alone(bucket, parts, costs, batch_s):
@@ -135,7 +135,7 @@ def _optimal_segments(
 
 
 def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCosts, batch_s: float) -> bool:
-    """Whether the only request of a bucket would cost more with any one of the others than both do alone.
+    """Tell whether the only request of a bucket would cost more with each single other request than both alone.
 
     No programme is needed then: where seconds are linear in rows and size, larger company pays no more than a pair. With
     several padded dimensions that is a good guess, not a proof: others together may be as large as it.
@@ -155,7 +155,7 @@ def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCost
 
 
 def _segments(parts: list[tuple[Bucket, int]], ends: list[int]) -> list[Segment]:
-    """The segments that end before these requests of the window."""
+    """Return the segments that end before these requests of the window."""
     segments = []
     remaining = iter(parts)
     left = 0
@@ -189,7 +189,7 @@ _Number = TypeVar("_Number", np.intp, np.float64)
 def within_limits(
     members: list[Request], costs: CallCosts, limits: Limits, speed: float, now: float
 ) -> list[Request]:
-    """As many of the members as limits and deadlines allow, the first among them; those in danger rather than others.
+    """Return as many members as limits and deadlines allow, the first among them, nearest deadlines preferred.
 
     Of the members, sorted by size, those from one to another around the first are taken.
     """
@@ -223,7 +223,7 @@ def _latest_s(members: Sequence[Request], costs: CallCosts, speed: float, now: f
     latest_s = []
     for request in members:
         left_s = inf if request.deadline is None else (request.deadline - now) / speed
-        # Whoever would be late even alone holds nobody back.
+        # A request that would be late even alone delays no other one.
         alone_s = costs.call(request.rows, request.shape).seconds if left_s < inf else 0.0
         latest_s.append(left_s if alone_s <= left_s else inf)
     return np.array(latest_s)
@@ -255,7 +255,7 @@ def _best_run(
     costs: CallCosts,
     limits: Limits,
 ) -> tuple[int, int]:
-    """How many of the smaller ones, and the last of the others, that may run together with the anchor.
+    """Find how many of the smaller ones, and which last one of the others, run with the anchor.
 
     Both sequences begin with it. Those runs are best that keep whose deadline is nearest; then those with the most
     rows; of these the quickest.
@@ -288,7 +288,7 @@ def _best_run(
         left, right = np.minimum.accumulate(latest_s[smaller]), np.minimum.accumulate(latest_s[others])
         bound_s = np.minimum(left[:, None], right)
         legal &= seconds <= bound_s
-        # Rows are whole numbers; whoever is in the greatest danger outweighs all of them.
+        # Rows are whole numbers; the nearest deadline outweighs all of them.
         score += (bound_s == latest_s.min()) * (1.0 + float(rows.sum()))
     score[~legal] = -1.0
     score[0, 0] = max(score[0, 0], 0.0)
@@ -302,7 +302,7 @@ def _best_run(
 DELAYED = 2.0
 """Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
 the queue is empty, which cannot be known. In simulations (60 % load to saturation, costs of two models) 1 to 4 differed
-little, and 2 was among the best throughout; 0.5, which is right if nobody arrives any more, cost 1 % of the goodput with
+little, and 2 was among the best throughout; 0.5, which is right if nothing arrives any more, cost 1 % of the goodput with
 64 in flight and 10 % in mean latency under overload; work alone, 7 % in p99 at 90 % load."""
 
 
@@ -342,9 +342,10 @@ def plan_batch(
     """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
 
     The anchor must be the first by rank of its bucket. It is always in the batch, alone if need be. From every bucket
-    only the first by rank are taken, so nobody overtakes an equal. `most_s`: what the batch should last at most on
-    its slot, which takes `speed` times the surface's seconds; `max_rows`: rows that it should have at most. No member
-    whose deadline could be met alone is made late: `now + seconds * speed` is not after it, where costs are measured.
+    only the first by rank are taken, so that no request overtakes an equal one. `most_s`: what the batch should last at
+    most on its slot, which takes `speed` times the surface's seconds; `max_rows`: rows that it should have at most. No
+    member whose deadline could be met alone is made late: `now + seconds * speed` is not after it, where costs are
+    measured.
     """
     queue = anchor.queue
     profile = queue.profile
@@ -378,7 +379,7 @@ def unplanned(members: Sequence[Request]) -> Cut:
 
 
 def _equal_rows(bucket: Bucket, costs: CallCosts, limits: Limits, delayed: float | None) -> int:
-    """How many rows of one shape a batch should have; see segments.py for what is minimised."""
+    """Return the number of rows that a batch of one shape should have; segments.py says what is minimised."""
     most = min(limits.max_rows, bucket.rows)
     if most < 2:
         return max(1, most)

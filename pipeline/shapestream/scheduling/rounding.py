@@ -266,7 +266,7 @@ class ShapeRounding:
         return (self._combinations - taken) / max(1, len(used))
 
     def _prices(self, axis: int, sizes: Integers, usual: Mapping[int, int]) -> Floats:
-        """What a request costs at each size along an axis, in the best company that it can have; it never falls."""
+        """Return the least cost of a request at each size along an axis, over all numbers of rows; it never falls."""
         plain = np.maximum(sizes, 1).astype(np.float64)
         if self._seconds is None:
             return plain

@@ -462,7 +462,7 @@ class Scheduler:
         deadline = request.deadline
         if (
             deadline is None
-            or self._ledger.admission.saturated_at(queue) < request.arrived
+            or self._ledger.admission.refused_at(queue) < request.arrived
             or request.state is RERUN
         ):
             return None

@@ -7,7 +7,7 @@ sets until one holds the smaller ones leaves the larger shape as it was and can 
 be equal for that (or else sums would change), and the only limit on a batch its number of requests. In all
 other cases (several padded dimensions, unequal rows, a limit on padding) it is a good restriction, not a proof.
 
-**What is minimised.** All members of a batch end together, and all who wait behind it wait for its end. Let `W`
+**The sum that is minimised.** All members of a batch end at once, and all requests behind it wait for its end. Let `W`
 requests wait, and let batch `i` take `s_i` seconds and have `k_i` members. Its members wait for all of it. Of the
 `W - k_i` others half come after it, when nothing is known about the order, and wait for it too; so do the `L` that
 arrive before nothing waits any more. It adds `s_i * (k_i + (W - k_i) / 2 + L) = s_i * (k_i / 2 + W / 2 + L)` to the
@@ -32,13 +32,13 @@ _MARKED = 1 << 17
 """Combinations of sizes up to which those in use are marked in an array; where there are more, they are sorted first."""
 
 NEVER = 1e6
-"""What a request that no call can take is said to cost, in multiples of the dearest finite segment: it
-must be in some segment, and it shall spoil no other's."""
+"""Cost of a request that no call can take, in multiples of the dearest finite segment: it must be in some segment, and
+it shall spoil no other's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a segment of more than one request may be."""
+    """Upper limits of a segment of more than one request."""
 
     max_rows: int
     max_bytes: int | None = None
@@ -63,7 +63,7 @@ class Window:
 def cut_window(
     window: Window, costs: CallCosts, limits: Limits, *, delayed: float | None = None, batch_s: float = 0.0
 ) -> list[int]:
-    """The ends (exclusive) of the segments of least cost, in order. Of equally cheap cuts larger segments win.
+    """Return the ends (exclusive) of the segments of least cost, in order. Of equally cheap cuts larger segments win.
 
     `delayed` is explained above; None minimises the work alone. `batch_s`: what each batch costs besides its calls.
     """
@@ -75,7 +75,7 @@ def cut_window(
 
 
 def optimal_ends(costs: Floats) -> list[int]:
-    """The cheapest way to cover `n` items: ends (exclusive) of its segments, in order.
+    """Cover `n` items at the least cost; return the ends (exclusive) of the segments, in order.
 
     `costs[j, c]` is the cost of the segment that ends with item `j` and has `K - c` items, where `K` is the number
     of columns; what reaches before the first item is not looked at. Costs must not be NaN, and each single
@@ -102,7 +102,7 @@ def optimal_ends(costs: Floats) -> list[int]:
 
 
 def segment_seconds(window: Window, costs: CallCosts, limits: Limits) -> Floats:
-    """Seconds of every segment, laid out as `optimal_ends` wants it; inf where it is not legal.
+    """Return the seconds of every segment, laid out for `optimal_ends`; inf where it is not legal.
 
     A single request is always legal.
     """

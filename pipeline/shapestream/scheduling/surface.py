@@ -128,7 +128,7 @@ class Kind:
         if surface is None or not surface.slots:
             here = [other for other in self.surfaces.values() if other.slots]
             if surface is None:
-                # Of those who left the prepared shapes are not this one's.
+                # A worker that left had other prepared shapes.
                 self.surfaces = {other.worker: other for other in here}
                 surface = self.surfaces[worker] = Surface(self._profile, self, worker)
             surface.speed_log = self._speeds_sum / len(here) if here else 0.0
@@ -222,7 +222,7 @@ class Kind:
                 surface.speed_log += SPEED_STEP * difference
                 self._speeds_sum += SPEED_STEP * difference
             moved = self._correct(calls, difference)
-        if self._grid is None and not any_static:  # else nobody knows which part of it was which
+        if self._grid is None and not any_static:  # else the two parts cannot be told apart
             steady_s = busy_s / exp(own) if self._line.measured else busy_s
             self._line.observe(number, elements, steady_s, request_elements=elements / max(1, requests))
             if self._line.moved():
@@ -280,7 +280,7 @@ class Kind:
         for grid in (*self._static.values(), self._grid):
             if grid is not None:
                 corrections |= grid.corrections(shift)
-        # Nodes that nobody measured, and lines, may reach further than anything that may be kept.
+        # Nodes that were not measured, and lines, may reach further than anything that may be kept.
         kept = (item for item in corrections.items() if elements_of(item[0]) <= MAX_ELEMENTS)
         ends = self.new.ends()
         return LearnedCosts(
@@ -395,7 +395,7 @@ class Surface:
         return [known[shape] for shape in shapes]
 
     def _line(self, shape: Sizes) -> Floats | None:
-        """What `seconds` returns for all numbers of rows at one shape, where it is prepared."""
+        """Return the seconds of all numbers of rows at one shape; None where `seconds` must be asked."""
         line = self.kind.line(self.profile.max_batch, shape)
         if line is not None and self._is_bounded:
             if any(size > most for size, most in zip(shape, self._most[1:], strict=True)):
@@ -446,7 +446,7 @@ class Surface:
             self._company[rows, shape] = least_s, call_s, doubled[0]
 
     def _doublings(self, rows: int, shape: Sizes) -> int:
-        """How often a request's like may join it: 1, 2, 4, ... A request without elements stays alone."""
+        """Count the batches of 1, 2, 4, ... equal requests that are possible. A request without elements stays alone."""
         if not self.profile.has_batch or not rows or 0 in shape:
             return 1
         return max(1, (self.profile.max_batch // rows).bit_length())

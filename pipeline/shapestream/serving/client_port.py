@@ -199,7 +199,6 @@ class ClientPort:
         if sequence in session.running or session.answered.knows(sequence):
             self._again(session, entry)
             return False
-        self._statistics.requests += 1
         try:
             model = self._models.by_number[entry.model]
             shape = model.resolve(entry.tensors.layout)
@@ -233,6 +232,7 @@ class ClientPort:
             entry.priority,
         )
         session.begin(record)
+        self._statistics.requests += 1
         self._arrived.append(record)
         return True
 
@@ -256,22 +256,20 @@ class ClientPort:
             if record.model.number == entry.model and same_tensors(record.tensors, entry.tensors):
                 self._statistics.duplicates += 1
             else:
-                self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
+                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on")
         elif sequence in answered.replies:
             reply = answered.reply_to(sequence, entry.model, entry.tensors)
             if reply is not None:
                 self._egress.repeat(session, reply)
             else:
-                self._fail_again(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
+                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered")
         else:
             text = f"number {sequence} was answered before, and the reply is no longer kept"
-            self._fail_again(session, sequence, AlreadyAnswered.code, text)
-
-    def _fail_again(self, session: Session, sequence: int, code: str, message: str) -> None:
-        self._statistics.requests += 1
-        self._fail(session, sequence, code, message)
+            self._fail(session, sequence, AlreadyAnswered.code, text)
 
     def _fail(self, session: Session, sequence: int, code: str, message: str) -> None:
+        """Refuse a request, which counts as one all the same."""
+        self._statistics.requests += 1
         like_it_before = self._limit.admit(code, trio.current_time())
         if like_it_before is not None or self._debug:
             write = log.debug if like_it_before is None else log.warning
@@ -290,7 +288,6 @@ class ClientPort:
         if session is None or bad.kind != Request.KIND or bad.id is None or bad.id in session.running:
             self.outgoing.refuse(peer, bad.message, now)
             return
-        self._statistics.requests += 1
         self._fail(session, bad.id, "invalid", bad.message)
 
     # ---------------------------------------------------------------- sessions

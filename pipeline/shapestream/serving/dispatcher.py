@@ -393,6 +393,6 @@ class SlotBook:
             slot = running.slot
             slot.running.pop(batch, None)
             behind, slot.behind = slot.behind, None
-            if behind is not None and behind is not running:
+            if behind is not None:
                 behind.slot_free = now
         return running

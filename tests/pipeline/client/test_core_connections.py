@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 import trio.testing
@@ -13,6 +14,7 @@ from tests.pipeline.client.virtual_time import ROW, serving, until
 import shapestream
 from shapestream.errors import (
     DeadlineExceeded,
+    InternalError,
     TransportError,
     Unavailable,
 )
@@ -23,7 +25,7 @@ from shapestream.testing import (
     ScriptedServer,
     identity_signature,
 )
-from shapestream.wire.messages import Goodbye
+from shapestream.wire.messages import Goodbye, Result
 
 
 async def test_a_server_may_come_after_its_client() -> None:
@@ -142,6 +144,32 @@ async def test_a_message_that_makes_no_sense_starts_a_new_connection() -> None:
             await until(lambda: server.hellos == 2)
             server.release()
         assert [1, 1] == [request.sequence for request in server.requests]
+
+
+async def test_an_answer_that_makes_no_sense_fails_its_request_alone() -> None:
+    """A result that cannot be read ends its request; one without a number is ignored."""
+    failed: list[InternalError] = []
+
+    async def ask(client: shapestream.Client) -> None:
+        try:
+            await client.infer("identity", ROW)
+        except InternalError as error:
+            failed.append(error)
+
+    async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
+        server.hold()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, client)
+            nursery.start_soon(ask, client)
+            await until(lambda: len(server.held) == 2)
+            assert endpoint.server is not None
+            peer, request = server.held.pop(0)
+            nonsense = [1, [[Result.KIND, 0, request.sequence], [Result.KIND, 0]]]
+            endpoint.server.send_nowait(peer, [msgpack.packb(nonsense)])
+            server.release()
+    assert ["the server's answer could not be read: Result has 3 elements instead of 6"] == [
+        error.message for error in failed
+    ]
 
 
 async def test_where_no_connection_can_be_made_for_a_while_the_client_goes_on_trying() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.pipeline.client.bench import SIGNATURE, TENSORS, Bench, Caller, refusal, result, sequences
+from tests.pipeline.client.bench import SIGNATURE, Bench, Caller, result, sequences
 
 from shapestream.client.tickets import ModelHandle, OpenTicket
-from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, TooLarge, Unavailable
+from shapestream.errors import Cancelled, DeadlineExceeded, TooLarge
 from shapestream.wire.messages import Cancel, Credit, Failure, Goodbye, ModelOpened, Request, Unknown
 
 
@@ -33,21 +33,6 @@ def test_a_model_that_a_new_server_still_loads_holds_up_no_other() -> None:
     assert [1, 3] == sequences(bench.sent())
 
 
-def test_a_request_goes_out_under_its_number_and_its_result_comes_back_to_its_ticket() -> None:
-    """Submit, send, answer: the ticket holds the result and is handed back once."""
-    bench = Bench()
-    model = bench.open()
-    ticket = bench.submit(model)
-    expected = Request(sequence=1, model=7, remaining_ms=None, priority=0, tensors=TENSORS)
-    assert bench.sent() == [expected]
-    bench.receive(result(1))
-    bench.receive(result(1))
-    bench.turn()
-    assert bench.finished[-1] is ticket
-    assert ticket.outcome == result(1)
-    assert bench.finished.count(ticket) == 1
-
-
 @pytest.mark.parametrize(("requests", "nbytes"), [(2, 1000), (100, 33)])
 def test_requests_beyond_the_window_wait_in_order(requests: int, nbytes: int) -> None:
     """Whether requests or bytes run out, the third request goes when the first is answered."""
@@ -63,17 +48,6 @@ def test_requests_beyond_the_window_wait_in_order(requests: int, nbytes: int) ->
     assert sequences(bench.sent()) == [4]
 
 
-def test_credit_replaces_the_window() -> None:
-    """A larger window lets waiting requests out."""
-    bench = Bench()
-    model = bench.open(requests=1)
-    for _ in range(3):
-        bench.submit(model)
-    assert sequences(bench.sent()) == [1]
-    bench.receive(Credit(window_requests=3, window_bytes=1 << 20))
-    assert sequences(bench.sent()) == [2, 3]
-
-
 def test_a_window_that_shrinks_makes_no_request_too_large() -> None:
     """One that the server would have taken at first goes when no other bytes are out."""
     bench = Bench()
@@ -84,17 +58,6 @@ def test_a_window_that_shrinks_makes_no_request_too_large() -> None:
     assert sequences(bench.sent()) == [1]
     bench.receive(result(1))
     assert sequences(bench.sent()) == [2]
-
-
-def test_no_window_at_all_holds_requests_until_there_is_one() -> None:
-    """A server may have nothing to give for a moment."""
-    bench = Bench()
-    model = bench.open()
-    bench.receive(Credit(window_requests=0, window_bytes=0))
-    bench.submit(model)
-    assert sequences(bench.sent()) == []
-    bench.receive(Credit(window_requests=1, window_bytes=1 << 20))
-    assert sequences(bench.sent()) == [1]
 
 
 def test_credit_is_repeated_ahead_of_what_it_lets_out() -> None:
@@ -132,44 +95,6 @@ def test_a_request_that_can_never_fit_the_window_fails_and_holds_up_nobody() -> 
     bench.turn()
     assert isinstance(big.outcome, TooLarge)
     assert bench.finished[-1] is big
-
-
-def test_a_failure_carries_its_code_and_when_to_try_again() -> None:
-    """`Failure` becomes the error of its code, with the estimate in seconds."""
-    bench = Bench()
-    ticket = bench.submit(bench.open())
-    bench.turn()
-    bench.receive(Failure(sequence=1, code="overloaded", message="full", retryable=True, retry_after_ms=250))
-    bench.turn()
-    assert isinstance(ticket.outcome, Overloaded)
-    assert ticket.outcome.retry_after_s == 0.25
-
-
-def test_a_request_withdrawn_before_it_was_sent_is_never_sent() -> None:
-    """Cancelled while it waits for credit: the server never hears of it."""
-    bench = Bench()
-    model = bench.open(requests=1)
-    bench.submit(model)
-    waiting = bench.submit(model)
-    bench.turn()
-    bench.session.cancel(waiting)
-    bench.receive(result(1))
-    assert bench.sent() == []
-    assert waiting not in bench.finished
-
-
-def test_a_request_withdrawn_after_it_was_sent_keeps_its_credit_until_the_terminal_reply() -> None:
-    """The server is told; the window is free again only when it has answered; nobody hears of it."""
-    bench = Bench()
-    model = bench.open(requests=1)
-    withdrawn = bench.submit(model)
-    bench.submit(model)
-    bench.turn()
-    bench.session.cancel(withdrawn)
-    assert bench.sent() == [Cancel(sequence=1)]
-    bench.receive(Failure(sequence=1, code="cancelled", message="", retryable=False, retry_after_ms=None))
-    assert sequences(bench.sent()) == [2]
-    assert withdrawn not in bench.finished
 
 
 def test_withdrawing_an_owner_withdraws_its_tickets_only() -> None:
@@ -216,31 +141,6 @@ def test_a_result_after_the_deadline_frees_the_window_and_is_dropped() -> None:
     assert isinstance(late.outcome, DeadlineExceeded)
 
 
-def test_while_the_transport_is_full_everything_stays_here_but_deadlines_still_pass() -> None:
-    """`may_send=False` takes nothing out of the session's hands, so that it can still be withdrawn."""
-    bench = Bench()
-    model = bench.open()
-    withdrawn, kept = bench.submit(model), bench.submit(model)
-    expired = bench.submit(model, timeout=0.1)
-    bench.now += 0.1
-    assert bench.turn(may_send=False).entries == []
-    assert isinstance(expired.outcome, DeadlineExceeded)
-    bench.session.cancel(withdrawn)
-    assert sequences(bench.sent()) == [kept.id]
-
-
-def test_an_answer_that_makes_no_sense_fails_its_request_alone() -> None:
-    """A bad entry with a known number ends that request as `internal`; without one it is ignored."""
-    bench = Bench()
-    model = bench.open()
-    ticket, other = bench.submit(model), bench.submit(model)
-    bench.turn()
-    bench.session.fail(ticket.id, InternalError("bad shape"))
-    bench.turn()
-    assert isinstance(ticket.outcome, InternalError)
-    assert other.outcome is None
-
-
 def test_closing_ends_every_ticket_and_says_goodbye() -> None:
     """Whoever still waits gets `cancelled`; the server may drop the rest."""
     bench = Bench()
@@ -263,14 +163,3 @@ def test_deadlines_that_were_met_do_not_pile_up() -> None:
         bench.session.turn(bench.now)
         bench.session.receive([result(ticket.id)], bench.now)
     assert len(bench.session._ledger._deadlines) <= 65  # the bound is the point, hence the look inside
-
-
-@pytest.mark.parametrize("code", ["overloaded", "unavailable"])
-def test_other_refusals_are_handed_to_the_caller(code: str) -> None:
-    """Whether to try again under load is for the caller to decide."""
-    bench = Bench()
-    ticket = bench.submit(bench.open())
-    bench.turn()
-    bench.receive(refusal(1, code))
-    bench.turn()
-    assert isinstance(ticket.outcome, Overloaded | Unavailable)

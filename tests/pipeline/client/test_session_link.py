@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.pipeline.client.bench import SETTINGS, Bench, sequences
+from tests.pipeline.client.bench import SETTINGS, Bench
 
 from shapestream.client.link import MIN_HEARTBEAT_S
 from shapestream.client.tickets import OpenTicket
-from shapestream.wire.messages import Goodbye, Heartbeat, Hello, OpenModel, Welcome
-
-
-def test_wakes_for_the_next_deadline() -> None:
-    """The earliest of the deadlines, the heartbeat and the server's silence is what the core sleeps until."""
-    bench = Bench()
-    model = bench.open()
-    assert bench.session.next_wakeup() == bench.now + 1.0
-    bench.submit(model, timeout=0.7)
-    bench.submit(model, timeout=0.3)
-    assert bench.session.next_wakeup() == bench.now + 0.3
+from shapestream.wire.messages import Heartbeat, Hello, OpenModel, Welcome
 
 
 def test_heartbeats_only_when_nothing_else_was_sent() -> None:
@@ -31,23 +21,6 @@ def test_heartbeats_only_when_nothing_else_was_sent() -> None:
     assert bench.sent() == []
     bench.now += 0.4
     assert bench.sent() == [Heartbeat()]
-
-
-def test_silence_asks_for_a_new_connection_and_greets_on_it() -> None:
-    """A server that says nothing for `silence_s` counts as gone; requests stay, and are sent again."""
-    bench = Bench()
-    model = bench.open()
-    ticket = bench.submit(model)
-    bench.turn()
-    start = bench.now
-    while not bench.wait_until_due().reconnect:
-        pass
-    assert bench.now == start + SETTINGS.silence_s
-    bench.session.connected(bench.now)
-    assert bench.sent() == [Hello(client=bytes(16), software="test")]
-    bench.come_back(epoch=b"b")
-    assert sequences(bench.sent()) == [1]
-    assert ticket.outcome is None
 
 
 def test_who_stood_still_reads_before_it_calls_the_server_silent() -> None:
@@ -83,19 +56,6 @@ def test_an_unanswered_greeting_is_repeated_on_new_connections_ever_more_patient
         assert bench.wait_until_due().reconnect
         waits.append(bench.now - before)
     assert waits == [1, 2, 4, 8, 10, 10]
-
-
-def test_a_server_that_says_goodbye_is_looked_for_again_after_a_rest() -> None:
-    """Nothing is sent to a server that leaves; a new connection is made a moment later."""
-    bench = Bench()
-    model = bench.open()
-    bench.receive(Goodbye())
-    bench.submit(model)
-    turn = bench.turn()
-    assert (turn.entries, turn.reconnect) == ([], False)
-    before = bench.now
-    assert bench.wait_until_due().reconnect
-    assert bench.now == before + SETTINGS.rest_s
 
 
 def test_greets_first_and_sends_nothing_before_the_welcome() -> None:

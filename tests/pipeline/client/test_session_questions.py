@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tests.pipeline.client.bench import SIGNATURE, Bench, Caller
 
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, StatisticsTicket, WelcomeTicket
-from shapestream.errors import InvalidRequest
 from shapestream.wire.messages import (
     Entry,
     ModelOpened,
@@ -33,21 +32,6 @@ def test_a_model_is_asked_for_once_however_many_wait_and_is_known_from_then_on()
     assert bench.sent() == []
     assert bench.finished == [first, second, third]
     assert first.outcome is second.outcome is third.outcome
-
-
-def test_a_refused_model_fails_with_the_servers_code_and_may_be_asked_for_again() -> None:
-    """`ModelRefused` becomes the error of its code; the next caller asks anew."""
-    bench = Bench()
-    bench.open()
-    ticket = OpenTicket(bench.caller, name="other")
-    bench.session.submit(ticket)
-    bench.turn()
-    bench.receive(ModelRefused(name="other", code="invalid", message="known models: m"))
-    bench.turn()
-    assert isinstance(ticket.outcome, InvalidRequest)
-    assert "known models: m" in str(ticket.outcome)
-    bench.session.submit(OpenTicket(bench.caller, name="other"))
-    assert bench.sent() == [OpenModel(name="other")]
 
 
 def test_statistics_are_asked_for_once_and_shared() -> None:

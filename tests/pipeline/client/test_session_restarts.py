@@ -40,18 +40,6 @@ def test_a_forgetful_server_is_greeted_once_and_gets_everything_again_under_the_
     assert bench.finished[-3:] == tickets
 
 
-def test_a_new_epoch_without_unknown_also_starts_again() -> None:
-    """A welcome from another process resends what was unfinished."""
-    bench = Bench()
-    model = bench.open()
-    bench.submit(model)
-    bench.turn()
-    bench.welcome(epoch=b"b")
-    assert bench.sent() == [OpenModel(name="m")]
-    bench.receive(ModelOpened(name="m", number=1, signature=SIGNATURE))
-    assert sequences(bench.sent()) == [1]
-
-
 def test_the_same_welcome_twice_changes_nothing() -> None:
     """A duplicate welcome of the same epoch on an open link resends nothing."""
     bench = Bench()
@@ -185,33 +173,6 @@ def test_what_may_not_run_twice_and_waits_to_be_sent_again_is_not_sent_to_the_se
     assert isinstance(ticket.outcome, WorkerLost)
 
 
-def test_what_may_not_run_twice_is_sent_again_to_the_same_server() -> None:
-    """It knows whether it ran."""
-    bench = Bench()
-    model = bench.open(signature={**SIGNATURE, "idempotent": False})
-    bench.submit(model)
-    bench.turn()
-    bench.receive(Unknown())
-    bench.turn()
-    bench.come_back(signature=model.described)
-    assert sequences(bench.sent()) == [1]
-
-
-def test_a_reply_that_was_lost_and_is_no_longer_kept_is_asked_for_under_a_new_number() -> None:
-    """The model is idempotent, so running once more is better than an error; the deadline stays what it was."""
-    bench = Bench()
-    model = bench.open()
-    ticket = bench.submit(model, timeout=2.0)
-    bench.turn()
-    bench.now += 0.5
-    bench.receive(refusal(1, "answered"))
-    (request,) = [entry for entry in bench.sent() if isinstance(entry, Request)]
-    assert (2, 1500) == (request.sequence, request.remaining_ms)
-    bench.receive(result(2))
-    bench.turn()
-    assert ticket.outcome == result(2)
-
-
 def test_a_server_that_always_says_answered_is_not_asked_for_ever() -> None:
     """After three new numbers the caller is told."""
     bench = Bench()
@@ -220,15 +181,4 @@ def test_a_server_that_always_says_answered_is_not_asked_for_ever() -> None:
         assert sequences(bench.sent()) == [number]
         bench.receive(refusal(number, "answered"))
     bench.turn()
-    assert isinstance(ticket.outcome, AlreadyAnswered)
-
-
-def test_a_lost_reply_of_a_model_that_may_not_run_twice_is_told_to_the_caller() -> None:
-    """It ran; what it gave is gone."""
-    bench = Bench()
-    model = bench.open(signature={**SIGNATURE, "idempotent": False})
-    ticket = bench.submit(model)
-    bench.turn()
-    bench.receive(refusal(1, "answered"))
-    assert sequences(bench.sent()) == []
     assert isinstance(ticket.outcome, AlreadyAnswered)

@@ -186,17 +186,6 @@ async def test_leaving_early_withdraws_what_is_unfinished(sourced: Any) -> None:
     assert [2, 3, 4, 5, 6] == sorted(sourced.server.cancelled)
 
 
-async def test_an_exception_in_the_block_leaves_it_like_a_break(sourced: Any) -> None:
-    """It comes out as it is, and what is unfinished is withdrawn."""
-    sourced.server.hold()
-    async with sourced.connect() as client:
-        with pytest.raises(LookupError, match="mine"):  # noqa: PT012 - the block is the point
-            async with client.stream("double", sourced.as_source(Counted(9)), max_in_flight=2):
-                await sourced.until(lambda server: len(server.held) == 2)
-                raise LookupError("mine")
-        await sourced.until(lambda server: len(server.cancelled) == 2)
-
-
 async def test_a_generator_that_is_left_early_is_closed(sourced: Any) -> None:
     """Its clean-up runs, in the thread or task that pulled it."""
     closed = threading.Event()
@@ -212,15 +201,6 @@ async def test_a_generator_that_is_left_early_is_closed(sourced: Any) -> None:
         async with client.stream("double", sourced.as_source(source()), max_in_flight=2) as results:
             await anext(results)
         assert await sourced.in_thread(closed.wait, 10)
-
-
-async def test_a_window_smaller_than_the_stream_only_slows_it(face: Any) -> None:
-    """Requests beyond the server's credit wait in the client, in order."""
-    face.server._window = (2, 24)
-
-    async with face.connect() as client:
-        async with client.stream("double", Counted(50)) as results:
-            assert list(range(50)) == [value_of(item) for item in await collect(results)]
 
 
 async def test_a_server_that_restarts_in_the_middle_is_not_noticed(face: Any) -> None:

@@ -122,17 +122,19 @@ async def test_a_call_that_stands_still_before_it_is_sent_has_no_more_time_for_t
         assert [] == server.requests
 
 
-async def test_an_item_that_stands_still_before_it_is_sent_has_no_more_time_for_that() -> None:
+@pytest.mark.parametrize("where", ["while it is encoded", "behind it"])
+async def test_an_item_that_stands_still_before_it_is_sent_has_no_more_time_for_that(where: str) -> None:
     """It counts from when the item was pulled, not from when the core next looks at its clock."""
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, MockClock)
 
-    async def stops_behind_its_item() -> AsyncIterator[Any]:
-        yield ROW
-        clock.jump(5)  # with no checkpoint since the item was handed over
+    async def stops() -> AsyncIterator[Any]:
+        yield SlowInputs(clock) if where == "while it is encoded" else ROW
+        if where == "behind it":
+            clock.jump(5)  # with no checkpoint since the item was handed over
 
     async with serving() as (server, endpoint), shapestream.connect(endpoint.connect) as client:
-        async with client.stream("identity", stops_behind_its_item(), deadline=3) as results:
+        async with client.stream("identity", stops(), deadline=3) as results:
             with pytest.raises(DeadlineExceeded, match="never sent"):
                 await anext(results)
         assert [] == server.requests

@@ -99,24 +99,6 @@ def test_a_full_batch_is_one_to_which_more_would_gain_nothing():
     assert 4 == costs.full_rows((4,))
 
 
-def test_a_cap_on_shapes_holds_for_what_is_started(stage):
-    """Whatever lengths arrive, batches are given no more different sizes than the cap allows."""
-    stage.model(padded=True, max_shapes=12, fills_rows=True, bounds=(8, 256), max_batch=8)
-    stage.slots(0, 1)
-    random = np.random.default_rng(5)
-    done = 0
-    for _ in range(60):
-        stage.arrive(*[(1, int(length)) for length in random.integers(1, 256, 6)])
-        while done < len(stage.started) - 2:
-            stage.finish(stage.started[done], run_s=0.01)
-            done += 1
-    while done < len(stage.started):
-        stage.finish(stage.started[done], run_s=0.01)
-        done += 1
-    assert 360 == sum(len(start.requests) for start in stage.started)
-    assert len({start.sizes for start in stage.started}) <= 12
-
-
 def test_workers_that_are_alike_share_what_was_worked_out():
     """Unless what is new to the device of each matters."""
     model = CostModel()

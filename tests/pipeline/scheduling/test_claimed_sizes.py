@@ -190,7 +190,7 @@ def test_the_longest_call_that_ran_counts_from_then_on(stage):
     assert "deadline_exceeded" == stage.ends[late]
 
 
-@pytest.mark.parametrize("dimensions", [2, 6, 7, 12, 13, 33, 64])
+@pytest.mark.parametrize("dimensions", [2, 7, 64])
 def test_predictions_are_bounded_for_any_number_of_dimensions(make_stage, dimensions):
     """A thousand shapes that no two are alike of, each in a batch of its own: their number is all that counts."""
     stage = make_stage(max_queued_requests=2000)
@@ -332,7 +332,7 @@ def test_shapes_that_never_come_again_are_charged_what_they_took(stage):
     for client in (1, 2) * 4:
         ask(client)
     now = 0.0
-    for _ in range(2000):
+    for _ in range(600):
         start = next(start for start in stage.started if start.batch not in stage.finished)
         assert isinstance(start, StartBatch)
         client = client_of[start.requests[0]]
@@ -348,7 +348,7 @@ def test_shapes_that_never_come_again_are_charged_what_they_took(stage):
 # ---------------------------------------------------------------- many dimensions, and what is kept of them
 
 
-@pytest.mark.parametrize("dimensions", [3, 6, 7, 12, 40])
+@pytest.mark.parametrize("dimensions", [3, 7, 40])
 def test_one_prediction_and_many_agree_in_any_number_of_dimensions(dimensions):
     """Within the measured sizes, between them, beyond them, and without elements."""
     names = ("batch", *[f"n{number}" for number in range(dimensions - 1)])

@@ -107,6 +107,7 @@ def test_between_measured_points_it_is_multilinear(grid, data):
     assert list(points.values()) == pytest.approx(found[-len(points) :], rel=1e-6)
 
 
+@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.tuples(st.integers(1, 99), st.integers(0, 999)), st.floats(0.0, 10.0), min_size=1, max_size=12

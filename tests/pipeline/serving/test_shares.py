@@ -43,22 +43,3 @@ async def test_the_second_failing_request_of_a_client_disturbs_no_batch_of_anoth
             assert (turn, "model_error") == ending(await bad.hear(Failure))
             await good.sequences(5)
         assert {0} == set(disturbed)
-
-
-@virtual_time
-async def test_a_client_below_its_share_of_the_queue_is_not_refused() -> None:
-    """Another one asks for much more than the queue holds, and is refused where it has its share."""
-    slots = ScriptedSlots()
-    async with memory_serving(slots, max_queued_requests=8) as running:
-        greedy, modest = await running.greeted(b"g" * 16), await running.greeted(b"m" * 16)
-        greedy.say(request(0))
-        modest.say(request(0))
-        await modest.statistics()
-        busy = await slots.next_batch()
-        greedy.say(*[request(n) for n in range(1, 20)])
-        assert "overloaded" == (await greedy.hear(Failure)).code
-        modest.say(*[request(n) for n in range(1, 4)])
-        await modest.statistics()
-        slots.finish(busy)
-        slots.finish(await slots.next_batch())
-        assert {0, 1, 2, 3} == set(await modest.sequences(4))

@@ -64,6 +64,7 @@ async def test_deadlines_travel_beside_the_time_of_sending() -> None:
     """Both by the server's clock; None in the worker's answer means that the time had passed."""
     async with memory_serving() as running:
         client, worker = await running.client_and_worker()
+        await trio.sleep(0.5)
         client.say(request(1, remaining_ms=400), request(2))
         execute = await worker.hear(Execute)
         deadlines = execute.start_before
