@@ -200,21 +200,22 @@ def test_what_may_not_run_twice_is_not_copied_to_fill_calls_up(
     assert f"models[0].{place}: this fills calls up with copies of rows" in problem
 
 
-def test_a_memory_limit_is_a_size_or_nothing(tmp_path: Path) -> None:
-    """Bytes, or a number with its unit; without the key there is none."""
-    model = "models: [{name: m, path: m.xml}]\n"
-    groups = "workers: [{memory_limit: 2GiB}, {memory_limit: 512 MB}, {memory_limit: 3221225472}, {}]\n"
-    loaded = load(tmp_path, model + groups)
-    limits = [group.memory_limit for group in loaded.settings.worker_groups]
-    assert [2 << 30, 512 * 10**6, 3 << 30, None] == limits
-
-
-def test_the_bytes_of_a_batch_can_be_limited(tmp_path: Path) -> None:
-    """`batching.max_batch_bytes`, in the units that people write."""
-    limited = ONE_MODEL + "    batching: {max_batch_bytes: 16 MiB}\n"
-    assert 16 << 20 == load(tmp_path, limited).settings.models_by_name["m"].batching.max_batch_bytes
-    unlimited = load(tmp_path, ONE_MODEL).settings.models_by_name["m"]
-    assert unlimited.batching.max_batch_bytes is None
+@pytest.mark.parametrize(
+    ("line", "key", "expected"),
+    [
+        ("workers: [{memory_limit: 2GiB}]", "workers[0].memory_limit", 2 << 30),
+        ("workers: [{memory_limit: 512 MB}]", "workers[0].memory_limit", 512 * 10**6),
+        ("workers: [{memory_limit: 3221225472}]", "workers[0].memory_limit", 3 << 30),
+        ("workers: [{}]", "workers[0].memory_limit", None),
+        ("    batching: {max_batch_bytes: 16 MiB}", "models[0].batching.max_batch_bytes", 16 << 20),
+        ("", "models[0].batching.max_batch_bytes", None),
+        ("server: {window_bytes: 64 MiB}", "server.window_bytes", 64 << 20),
+    ],
+)
+def test_sizes_may_have_units(tmp_path: Path, line: str, key: str, expected: int | None) -> None:
+    """Bytes, or a number with its unit; without the key there is no limit."""
+    values = {value.key: value.value for value in load(tmp_path, ONE_MODEL + line).effective_values()}
+    assert expected == values[key]
 
 
 def test_when_a_batch_hangs_can_be_said_per_model(tmp_path: Path) -> None:
@@ -238,10 +239,8 @@ def test_where_workers_dial_in_they_are_lost_before_they_hang(
 def test_the_default_for_hangs_leaves_room_for_silence(tmp_path: Path) -> None:
     """Ten seconds, or twice the silence after which a worker counts as lost."""
     assert 10.0 == load(tmp_path, ONE_MODEL).settings.server.effective_hang_min_s
-    assert (
-        40.0
-        == load(tmp_path, "server: {worker_silence_s: 20}\n" + ONE_MODEL).settings.server.effective_hang_min_s
-    )
+    silent = load(tmp_path, "server: {worker_silence_s: 20}\n" + ONE_MODEL).settings.server
+    assert 40.0 == silent.effective_hang_min_s
 
 
 def test_a_model_that_no_worker_serves_is_a_mistake_unless_workers_dial_in(tmp_path: Path) -> None:
@@ -267,12 +266,11 @@ def test_a_missing_configuration_is_one_clear_line(tmp_path: Path) -> None:
     assert [f"{tmp_path}/gone.yaml: no such file"] == caught.value.problems
 
 
-def test_shapes_may_be_lists_and_sizes_may_have_units(tmp_path: Path) -> None:
-    """Both spellings that people try first are understood."""
+def test_shapes_may_be_lists_and_properties_plain_values(tmp_path: Path) -> None:
+    """Spellings that people try first are understood."""
     loaded = load(
         tmp_path,
         """\
-        server: {window_bytes: 64 MiB}
         models:
           - name: m
             path: m.onnx
@@ -283,7 +281,6 @@ def test_shapes_may_be_lists_and_sizes_may_have_units(tmp_path: Path) -> None:
     )
     settings = loaded.settings
     assert "batch, 1..8, 3, -1" == settings.models[0].inputs["x"].shape
-    assert 64 << 20 == settings.server.window_bytes
     assert {"CACHE_DIR": "", "ENABLE_CPU_PINNING": "NO", "INFERENCE_NUM_THREADS": "2"} == settings.models[
         0
     ].properties
