@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,17 @@ STUBBORN = python(
 )
 
 
+@asynccontextmanager
+async def supervised(commands: dict[str, list[str]]) -> AsyncIterator[WorkerProcesses]:
+    """Processes of these commands that have said that they are ready; at the end all have ended, asked to or not."""
+    processes = WorkerProcesses(commands, PATIENT)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(processes.run)
+        await until(lambda: len(processes.ready) == len(commands))
+        yield processes
+        processes.stop(PATIENCE_S)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Polls real processes, within reason."""
     with trio.fail_after(PATIENCE_S):
@@ -43,24 +55,15 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
-def ready(processes: WorkerProcesses, count: int) -> Callable[[], bool]:
-    """Whether so many workers run and have said that they are ready."""
-    return lambda: len(processes.ready) == count
-
-
 def test_a_killed_process_is_replaced_by_another() -> None:
     """The name stays, the pid changes, the neighbour is left alone."""
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": SOUND, "b": SOUND}, PATIENT)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(processes.run)
-            await until(ready(processes, 2))
+        async with supervised({"a": SOUND, "b": SOUND}) as processes:
             before = dict(processes.pids)
             os.kill(before["a"], 9)
             await until(lambda: processes.pids.get("a", before["a"]) != before["a"])
             assert before["b"] == processes.pids["b"]
-            processes.stop(PATIENCE_S)
 
     trio.run(main)
 
@@ -69,13 +72,9 @@ def test_a_supervisor_with_nothing_to_do_sleeps() -> None:
     """While its workers live, no task of it is runnable (it once woke itself, for ever)."""
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": SOUND}, PATIENT)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(processes.run)
-            await until(ready(processes, 1))
+        async with supervised({"a": SOUND}):
             with trio.fail_after(PATIENCE_S):
                 await trio.testing.wait_all_tasks_blocked(cushion=0.05)
-            processes.stop(PATIENCE_S)
 
     trio.run(main)
 
@@ -84,12 +83,8 @@ def test_stop_lets_processes_end_by_themselves() -> None:
     """SIGTERM ends them, `run` returns, nobody is left."""
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": SOUND, "b": SOUND}, PATIENT)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(processes.run)
-            await until(ready(processes, 2))
+        async with supervised({"a": SOUND, "b": SOUND}) as processes:
             pids = list(processes.pids.values())
-            processes.stop(PATIENCE_S)
         assert {} == processes.pids
         assert not any(psutil.pid_exists(pid) for pid in pids)
         assert "<Supervisor 2 stopped>" == repr(processes)
@@ -102,10 +97,7 @@ def test_a_process_that_ignores_the_request_is_killed(at_once: bool) -> None:
     """After the grace, or at once when nothing is waited for."""
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": STUBBORN}, PATIENT)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(processes.run)
-            await until(ready(processes, 1))
+        async with supervised({"a": STUBBORN}) as processes:
             if at_once:
                 processes.stop(math.inf)
                 processes.stop_now()
@@ -120,12 +112,11 @@ def test_cancelling_leaves_no_process_behind() -> None:
     """However the server's tasks end, its workers end first."""
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": STUBBORN, "b": SOUND}, PATIENT)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(processes.run)
-            await until(ready(processes, 2))
-            pids = list(processes.pids.values())
-            nursery.cancel_scope.cancel()
+        with trio.CancelScope() as scope:
+            async with supervised({"a": STUBBORN, "b": SOUND}) as processes:
+                pids = list(processes.pids.values())
+                scope.cancel()
+                await trio.sleep_forever()
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
     trio.run(main)
@@ -165,14 +156,10 @@ def test_a_configuration_that_breaks_later_costs_one_worker_only(tmp_path: Path)
     )
 
     async def main() -> None:
-        processes = WorkerProcesses({"a": python(code), "b": SOUND}, PATIENT)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(processes.run)
-            await until(ready(processes, 2))
+        async with supervised({"a": python(code), "b": SOUND}) as processes:
             os.kill(processes.pids["a"], 9)
             await until(lambda: "1 given up" in repr(processes))
             assert ["b"] == list(processes.pids)
-            processes.stop(PATIENCE_S)
 
     trio.run(main)
 

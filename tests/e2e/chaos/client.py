@@ -47,17 +47,21 @@ class Load:
         *,
         lengths: Sequence[int] = (2, 3, 10, 10, 26, 26, 58, 250, 2000),
         deadlines_s: Sequence[float | None] = (None, None, None, 0.15, 0.5, 2.0, 8.0),
+        work_us: tuple[int, int] = (2_000, 20_000),
+        pause_s: float = 0.04,
         once_share: float = ONCE_SHARE,
     ) -> None:
         """`lengths` are the requests' sizes, and `deadlines_s` their deadlines, each as often as it stands there.
 
-        Many have no deadline, and the stream's neither: nothing but an answer ends these.
+        Many have no deadline, and the stream's neither: nothing but an answer ends these. A call takes as long as `work_us`
+        allows, and a task pauses for up to `pause_s` between two requests.
         """
         self.number = number
         self._random = random.Random(f"{seed} {number}")
         self._numbers = np.random.default_rng([seed, number])
         self._witness = witness
-        self._lengths, self._deadlines_s, self._once_share = lengths, deadlines_s, once_share
+        self._lengths, self._deadlines_s, self._work_us = lengths, deadlines_s, work_us
+        self._pause_s, self._once_share = pause_s, once_share
         self._asked = self._ended = 0
         self.stopping = trio.Event()
 
@@ -81,7 +85,9 @@ class Load:
         now = time.monotonic()
         deadline_at = None if deadline_s is None else now + deadline_s
         deadline_us = 0 if deadline_at is None else int(deadline_at * 1e6)
-        x = model.rows(token, deadline_us, self._random.randrange(2_000, 20_000), DEEDS.get(kind, 0), payload)
+        x = model.rows(
+            token, deadline_us, self._random.randrange(*self._work_us), DEEDS.get(kind, 0), payload
+        )
         self._witness.tell(
             "submitted",
             token=token,
@@ -107,7 +113,7 @@ class Load:
             result = await client.infer(ONCE if kind == ONCE else MODEL, inputs, deadline=deadline_s)
         except shapestream.RequestError as error:
             self.ended(token, error.code)
-            await trio.sleep(0.05)
+            await trio.sleep(self._pause_s)
         else:
             self.ended(token, "ok", result["y"])
 
@@ -115,7 +121,7 @@ class Load:
         """One request after the other, until it is told to stop."""
         while not self.stopping.is_set():
             await self.ask(client, ONCE if self._random.random() < self._once_share else "usual")
-            await trio.sleep(self._random.uniform(0.0, 0.04))
+            await trio.sleep(self._random.uniform(0.0, self._pause_s))
 
     async def stream(self, client: shapestream.Client) -> None:
         """The same as one ordered stream."""
@@ -123,7 +129,7 @@ class Load:
         async def source() -> AsyncIterator[tuple[int, dict[str, Any]]]:
             while not self.stopping.is_set():
                 yield self.submit()
-                await trio.sleep(self._random.uniform(0.0, 0.04))
+                await trio.sleep(self._random.uniform(0.0, self._pause_s))
 
         options: dict[str, Any] = {"max_in_flight": STREAMED, "on_error": "yield"}
         async with client.stream(MODEL, source(), **options) as results:

@@ -39,7 +39,7 @@ def test_one_models_requests_are_read(tmp_path: Path) -> None:
     found = read_workload(write(tmp_path / "t", requests, models), "m", SIGNATURE)
     assert [2, 4, 6, 8, 10] == [request.sizes[1] for request in found.requests]
     assert [0.1, 0.3, 0.5, 0.7, 0.9] == pytest.approx([request.at_s for request in found.requests])
-    assert {2: 1, 4: 1, 6: 1, 8: 1, 10: 1} == found.counts_along(1)
+    assert {(1, 2 * size): 1 for size in range(1, 6)} == found.counts()
 
 
 @pytest.mark.parametrize(
