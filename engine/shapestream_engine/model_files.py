@@ -22,6 +22,13 @@ _BESIDE = {".xml": ".bin", ".pdmodel": ".pdiparams"}
 """Files of OpenVINO's and PaddlePaddle's whose weights lie beside them, and under which name."""
 
 
+def check_file(path: Path) -> None:
+    """Raises `ModelLoadError` unless there is a file of this name."""
+    if not path.is_file():
+        reason = "is a directory" if path.is_dir() else "no such file"
+        raise ModelLoadError(f"cannot read the model {path}: {reason}")
+
+
 def files_of_model(path: Path) -> list[Path]:
     """The model's files: `path` itself, and then those that it needs, whether they are there or not.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import Dimension, NamedShape, checked_sizes, exact_nbytes
 from shapestream_engine.signature import ModelSignature
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 RESERVE_BYTES = 64 * 2**20
 """An upper bound of up to so many bytes is reserved at once: no request then makes the tensor grow."""
@@ -37,7 +39,7 @@ class TensorLike(Protocol):
     def shape(self, shape: tuple[int, ...]) -> None: ...
 
     @property
-    def data(self) -> np.ndarray[Any, Any]:
+    def data(self) -> Array:
         """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
 
     @property
@@ -101,7 +103,7 @@ class Tensor:
         self.set_shape(shape)
 
     @property
-    def data(self) -> np.ndarray[Any, Any]:
+    def data(self) -> Array:
         """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
         return self._data
 
@@ -157,7 +159,7 @@ class Tensor:
         self._storage, self._offset = storage, -start % _ALIGNMENT
         self._address, self._capacity_bytes = start + self._offset, capacity
 
-    def rest_on(self, memory: np.ndarray[Any, Any], shape: tuple[int, ...]) -> None:
+    def rest_on(self, memory: Array, shape: tuple[int, ...]) -> None:
         """Give up the storage for `memory`, bytes in a row that an engine has filled with a tensor of this shape.
 
         Without a copy. Counts as a reallocation if the data is at another address than before.
@@ -168,11 +170,11 @@ class Tensor:
         self._address, self._capacity_bytes = address, memory.nbytes
         self._shape, self._data = shape, self._view(shape)
 
-    def _new_storage(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def _new_storage(self, nbytes: int) -> Array:
         """Memory for the tensor; devices that read some kinds of it faster than others override this."""
         return np.empty(nbytes, np.uint8)
 
-    def _view(self, sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def _view(self, sizes: tuple[int, ...]) -> Array:
         return np.ndarray(sizes, self._dtype, self._storage.data, self._offset)
 
     def __repr__(self) -> str:
@@ -192,7 +194,7 @@ class ArrayTensor(Tensor):
 
     __slots__ = ("_array",)
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: Array) -> None:
         if isinstance(array, np.ma.MaskedArray):
             raise ElementTypeError(
                 "a masked array's mask is no part of a tensor; give .data, or .filled(value)"

@@ -32,7 +32,8 @@ class Case:
     """A model: how it is made, what the YAML says of it, and what it must answer."""
 
     ir: Callable[[], ov.Model]
-    onnx: Callable[[], onnx.ModelProto] | None
+    onnx: Callable[[], onnx.ModelProto] | None = None
+    """Where a file of the other format is read in another way."""
     yaml: str
     """The lines of its entry that say more than its name and path."""
     requests: Callable[[np.random.Generator], Iterator[Arrays]]
@@ -124,18 +125,8 @@ def _no_batch_ir() -> ov.Model:
     return _ir({"total": ops.cum_sum(signal, ops.constant(np.int64(0)))}, [signal])
 
 
-def _no_batch_onnx() -> onnx.ModelProto:
-    axis = helper.make_node(
-        "Constant", [], ["axis"], value=onnx.numpy_helper.from_array(np.array(0, np.int64))
-    )
-    nodes = [axis, helper.make_node("CumSum", ["signal", "axis"], ["total"])]
-    ports = {"signal": (TensorProto.FLOAT, ["n"])}, {"total": (TensorProto.FLOAT, ["n"])}
-    return _onnx(nodes, *ports)
-
-
 NO_BATCH = Case(
     ir=_no_batch_ir,
-    onnx=_no_batch_onnx,
     yaml="""\
     inputs: {signal: {shape: "samples:0..1000"}}
 """,
@@ -191,14 +182,8 @@ def _static_ir() -> ov.Model:
     return _ir({"turned": ops.transpose(table, ops.constant(np.array([1, 0], np.int64)))}, [table])
 
 
-def _static_onnx() -> onnx.ModelProto:
-    nodes = [helper.make_node("Transpose", ["table"], ["turned"], perm=[1, 0])]
-    return _onnx(nodes, {"table": (TensorProto.FLOAT, [2, 3])}, {"turned": (TensorProto.FLOAT, [3, 2])})
-
-
 STATIC = Case(
     ir=_static_ir,
-    onnx=_static_onnx,
     yaml="",
     requests=lambda random: ({"table": _floats(random, 2, 3)} for _ in range(10)),
     expected=lambda given: {"turned": given["table"].T},
@@ -221,31 +206,6 @@ def _types_ir() -> ov.Model:
     )
 
 
-def _types_onnx() -> onnx.ModelProto:
-    def constant(name: str, value: Any) -> Any:
-        return helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(np.array(value)))
-
-    nodes = [
-        constant("zero", np.int64(0)),
-        constant("nothing", np.float16(0)),
-        helper.make_node("Where", ["keep", "ids", "zero"], ["kept_ids"]),
-        helper.make_node("Not", ["keep"], ["dropped"]),
-        helper.make_node("Where", ["keep", "weights", "nothing"], ["kept_weights"]),
-    ]
-    dims = ["n", "s"]
-    inputs = {
-        "ids": (TensorProto.INT64, dims),
-        "keep": (TensorProto.BOOL, dims),
-        "weights": (TensorProto.FLOAT16, dims),
-    }
-    outputs = {
-        "kept_ids": (TensorProto.INT64, dims),
-        "dropped": (TensorProto.BOOL, dims),
-        "kept_weights": (TensorProto.FLOAT16, dims),
-    }
-    return _onnx(nodes, inputs, outputs)
-
-
 def _types_requests(random: np.random.Generator) -> Iterator[Arrays]:
     for _ in range(40):
         shape = int(random.integers(1, 4)), int(random.integers(0, 4))
@@ -259,7 +219,6 @@ def _types_requests(random: np.random.Generator) -> Iterator[Arrays]:
 
 TYPES = Case(
     ir=_types_ir,
-    onnx=_types_onnx,
     yaml="""\
     inputs:
       ids: {shape: "batch:1..16, seq:0..64", element_type: i64}
@@ -274,7 +233,7 @@ TYPES = Case(
     },
 )
 
-# ---------------------------------------------------------------- unnamed ports (ONNX gives every port a name)
+# ---------------------------------------------------------------- unnamed ports
 
 
 def _unnamed_ir() -> ov.Model:
@@ -284,7 +243,6 @@ def _unnamed_ir() -> ov.Model:
 
 UNNAMED = Case(
     ir=_unnamed_ir,
-    onnx=None,
     yaml="""\
     inputs:
       input0: {shape: "batch:1..16, 4"}
@@ -308,16 +266,6 @@ def _found_ir() -> ov.Model:
     return _ir({"places": places, "found": ops.gather_nd(values, places)}, [values])
 
 
-def _found_onnx() -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("NonZero", ["values"], ["across"]),
-        helper.make_node("Transpose", ["across"], ["places"], perm=[1, 0]),
-        helper.make_node("GatherND", ["values", "places"], ["found"]),
-    ]
-    outputs = {"places": (TensorProto.INT64, ["k", 2]), "found": (TensorProto.FLOAT, ["k"])}
-    return _onnx(nodes, {"values": (TensorProto.FLOAT, ["n", "w"])}, outputs)
-
-
 def _found_requests(random: np.random.Generator) -> Iterator[Arrays]:
     for number in range(40):
         shape = int(random.integers(1, 4)), int(random.integers(1, 4))
@@ -327,7 +275,6 @@ def _found_requests(random: np.random.Generator) -> Iterator[Arrays]:
 
 FOUND = Case(
     ir=_found_ir,
-    onnx=_found_onnx,
     yaml="""\
     inputs: {values: {shape: "batch:1..16, width:1..64"}}
     outputs:

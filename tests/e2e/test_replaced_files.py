@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e.conftest import until
-from tests.e2e.onnx_models import write_scaling
+from tests.onnx_files import write_scaling
 
 from shapestream_engine.model_files import digest_of_model
 

@@ -50,6 +50,7 @@ def table(x: Array, found: Array) -> Array:
 OUTPUTS = {
     "doubled": Output("batch, seq, 2", {"rule": "rows"}, lambda x, found: x * 2),
     "turned": Output("seq, batch", {"rule": "rows"}, lambda x, found: x[:, :, 0].T),
+    "led": Output("1, batch, seq", {"rule": "rows"}, lambda x, found: x[None, :, :, 1]),
     "sums": Output("batch", {"rule": "rows"}, lambda x, found: x.astype(np.int64).sum(axis=(1, 2))),
     "cells": Output("batch, ?", {"rule": "crop", "to": "batch, seq/2"}, lambda x, found: x[:, ::2, 0]),
     "whole_cells": Output(

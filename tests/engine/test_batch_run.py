@@ -86,14 +86,6 @@ def test_requests_are_divided_and_put_together_again() -> None:
         assert 0 == made.run(*given).preparations
 
 
-def test_calls_are_filled_up_and_padded() -> None:
-    """One fixed shape for everything, of which nobody gets anything but their own."""
-    given = numbers(1, 3), numbers(4, 16)
-    with bench(Strategy({"batch": (4,), "seq": (16,)})) as made:
-        check(results(made.run(*given)), *given)
-        assert [(4, 16), (4, 16)] == made.seen
-
-
 def test_a_request_without_rows_gets_an_empty_result() -> None:
     """No call is made for it, alone or with others."""
     with bench(Strategy({"batch": (2, 4)})) as made:
@@ -175,17 +167,6 @@ def test_a_batch_without_rows_is_not_filled_up() -> None:
     with bench(Strategy({"batch": (2, 4)})) as made:
         check(results(made.run(numbers(0, 5), sizes=(4, 5))), numbers(0, 5))
         assert [] == made.seen
-
-
-def test_whose_time_has_passed_gets_nothing_and_is_not_run() -> None:
-    """Those who are left are planned anew, without its rows."""
-    given = numbers(3, 4), numbers(2, 4)
-    with bench(Strategy({"batch": (1, 2, 4)}, partitioned=True)) as made:
-        report = made.run(*given, start_before=(monotonic() - 1, None))
-        assert report.outputs is not None
-        assert report.outputs[0] is None
-        check(results(report)[1:], given[1])
-        assert [(2, 4)] == made.seen
 
 
 def test_a_time_that_passes_between_two_calls_ends_a_request() -> None:

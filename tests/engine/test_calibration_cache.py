@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pwd
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from shapestream_engine.calibration import calibrate
 from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache, cost_key
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.machine import cpu_name
-from shapestream_engine.probing.examination import ProbeOptions
+from shapestream_engine.probe import ProbeOptions, ProofCache
 
 SPEC = ModelSpec(
     name="m",
@@ -103,26 +102,6 @@ def test_a_saved_table_of_other_dimensions_is_not_used(cache):
     assert not calibration.from_cache
 
 
-def test_of_two_processes_the_second_waits_and_reads(cache):
-    """While one measures, another that wants the same does not disturb it."""
-    started, go_on = threading.Event(), threading.Event()
-    found = []
-
-    def second() -> None:
-        started.set()
-        with cache.entry("k") as entry:
-            found.append((go_on.is_set(), entry.read()))
-
-    with cache.entry("k") as entry:
-        thread = threading.Thread(target=second)
-        thread.start()
-        assert started.wait(30)
-        entry.write(TABLE)
-        go_on.set()
-    thread.join(30)
-    assert [(True, TABLE)] == found
-
-
 def test_what_ended_its_process_twice_is_measured_no_more(cache):
     """A model that crashes on inputs that nobody sends must not end every worker at its start."""
     for _ in range(2):
@@ -146,15 +125,16 @@ def test_what_has_ended_well_counts_for_nothing(cache):
         assert entry.begin()
 
 
-def test_the_environment_says_where(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("kind", "name"), [(CostCache, "costs"), (ProofCache, "probe")])
+def test_the_environment_says_where(monkeypatch, tmp_path, kind, name):
     """A folder, off, or the user's own cache."""
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
-    assert tmp_path == CostCache.of_environment().folder
-    monkeypatch.setenv(ENVIRONMENT, "off")
-    assert CostCache.of_environment().folder is None
-    monkeypatch.delenv(ENVIRONMENT)
+    monkeypatch.setenv(kind.VARIABLE, str(tmp_path))
+    assert tmp_path == kind.of_environment().folder
+    monkeypatch.setenv(kind.VARIABLE, "off")
+    assert kind.of_environment().folder is None
+    monkeypatch.delenv(kind.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tmp_path / "shapestream" / "costs" == CostCache.of_environment().folder
+    assert tmp_path / "shapestream" / name == kind.of_environment().folder
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch):

@@ -70,12 +70,6 @@ def test_a_callable_gets_its_inputs_by_name_and_returns_its_outputs_by_name() ->
     assert (7.0, 3.0) == (float(total[0, 0]), float(difference[0, 0]))
 
 
-def test_a_single_output_may_be_returned_alone() -> None:
-    """No mapping is needed where there is nothing to tell apart."""
-    (output,) = run(compile_model(spec_of(lambda x: x + 1)).create_infer_request(), ONES)
-    np.testing.assert_array_equal(ONES + 1, output)
-
-
 def test_inputs_are_views_of_the_requests_own_tensor() -> None:
     """Nothing is copied on the way into the callable, and nothing moves between calls within the bounds."""
     seen = []

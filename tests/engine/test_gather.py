@@ -54,14 +54,6 @@ def gathered(model: ModelSignature, sizes: tuple[int, ...], *members: Tensors) -
 
 
 PLAIN = model_of(input_port("x", "batch, 2"))
-PADDED = model_of(input_port("x", "batch, seq", "i64", pad={"seq": -1}))
-
-
-def test_rows_of_several_requests_follow_each_other() -> None:
-    """Members of different row counts, one of none at all, keep their order."""
-    arrays = [np.arange(rows * 2, dtype="f4").reshape(rows, 2) + 10 * rows for rows in (1, 3, 0, 2)]
-    (data,) = gathered(PLAIN, (6,), *(request(PLAIN, x=array) for array in arrays))
-    assert np.concatenate(arrays).tolist() == data.tolist()
 
 
 def test_large_requests_are_copied_one_by_one() -> None:
@@ -97,52 +89,6 @@ def test_bytes_are_taken_from_whatever_holds_them(kind: Any, columns: int, seq: 
     assert [array.tolist()[0] + [0] * seq] * 2 == data.tolist()
 
 
-@pytest.mark.parametrize("rows", [(1, 1), (1, 3), (2, 0, 1)])
-def test_only_the_padding_gets_the_pad_value(rows: tuple[int, ...]) -> None:
-    """Every row ends in the port's value from its request's own size on; a row may be all padding."""
-    arrays = [np.full((count, number * 2), number, "i8") for number, count in enumerate(rows)]
-    longest = 2 * len(rows)
-    (data,) = gathered(PADDED, (sum(rows), longest), *(request(PADDED, x=array) for array in arrays))
-    expected = [
-        [number] * (2 * number) + [-1] * (longest - 2 * number)
-        for number, count in enumerate(rows)
-        for _ in range(count)
-    ]
-    assert expected == data.tolist()
-
-
-def test_where_two_paddings_meet_the_first_dimension_decides() -> None:
-    """An element outside along both axes has the value of the first."""
-    model = model_of(input_port("x", "batch, h, w", pad={"h": 7, "w": 8}))
-    (data,) = gathered(model, (1, 2, 2), request(model, x=np.zeros((1, 1, 1), "f4")))
-    assert [[[0, 8], [7, 7]]] == data.tolist()
-
-
-def test_the_batch_axis_may_stand_anywhere() -> None:
-    """With the batch axis second, requests interleave in memory."""
-    model = model_of(input_port("x", "3, batch, n", pad={"n": -5}))
-    one, two = np.arange(6, dtype="f4").reshape(3, 1, 2), np.arange(6, dtype="f4").reshape(3, 2, 1) + 50
-    (data,) = gathered(model, (3, 2), request(model, x=one), request(model, x=two))
-    assert [
-        [[0, 1], [50, -5], [51, -5]],
-        [[2, 3], [52, -5], [53, -5]],
-        [[4, 5], [54, -5], [55, -5]],
-    ] == data.tolist()
-
-
-def test_a_mask_is_made_where_the_request_has_none() -> None:
-    """1 in the request's own region and 0 in the padding, also when another request brings its own."""
-    model = model_of(
-        input_port("x", "batch, seq", pad={"seq": 9}),
-        input_port("mask", "batch, seq", "i64", mask_of="x"),
-    )
-    without = request(model, x=np.zeros((2, 1), "f4"))
-    brings = request(model, mask=np.array([[1, 0, 1]]), x=np.zeros((1, 3), "f4"))
-    data, mask = gathered(model, (3, 3), without, brings)
-    assert [[0, 9, 9], [0, 9, 9], [0, 0, 0]] == data.tolist()
-    assert [[1, 0, 0], [1, 0, 0], [1, 0, 1]] == mask.tolist()
-
-
 def test_a_mask_with_other_axes_than_its_source_is_made_too() -> None:
     """A mask of an image has no channels, and its static axes are whole."""
     model = model_of(
@@ -170,17 +116,6 @@ def test_a_model_without_a_batch_axis_takes_one_request() -> None:
     model = model_of(input_port("x", "n, 2"), input_port("k", "", "i64"))
     data = gathered(model, (1,), request(model, x=np.array([[1, 2]], "f4"), k=np.array(7)))
     assert [[[1, 2]], 7] == [array.tolist() for array in data]
-
-
-@pytest.mark.parametrize("element_type", ["boolean", "f16", "u64", "bf16"])
-def test_every_element_type_keeps_its_bits(element_type: str) -> None:
-    """Bytes are moved, never converted, padded or not."""
-    pytest.importorskip("ml_dtypes")
-    model = model_of(input_port("x", "batch, n", element_type, pad={"n": 1}))
-    dtype = Tensor(element_type).data.dtype
-    arrays = [np.array([[0, 1, 1]]).astype(dtype), np.array([[1]]).astype(dtype)]
-    (data,) = gathered(model, (2, 3), *(request(model, x=array) for array in arrays))
-    assert [[0, 1, 1], [1, 1, 1]] == data.astype("i8").tolist()
 
 
 def test_tensors_are_resized_in_place_and_move_no_more_than_they_must() -> None:

@@ -210,11 +210,3 @@ def test_types_that_cannot_travel_are_refused() -> None:
     )
     with pytest.raises(SignatureError, match=r"input 'x' is of type tensor\(string\), which cannot travel"):
         compile_model(spec_of(model))
-
-
-def test_a_closed_model_makes_no_requests() -> None:
-    """Its session is let go."""
-    model = compile_model(spec_of(relu(["batch", 4])))
-    model.close()
-    with pytest.raises(RuntimeError, match="is closed"):
-        model.create_infer_request()

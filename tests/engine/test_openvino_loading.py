@@ -96,14 +96,6 @@ def test_what_is_no_model_is_refused(model: Any) -> None:
         compile_model(ModelSpec(name="m", model=model, engine="openvino"))
 
 
-def test_a_closed_model_makes_no_requests() -> None:
-    """`close` is final."""
-    model = compile_model(ModelSpec(name="m", model=small_model()))
-    model.close()
-    with pytest.raises(RuntimeError, match=r"OpenVinoModel\('m'\) is closed"):
-        model.create_infer_request()
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import openvino as ov
 import pytest
-from onnx import TensorProto, helper
 from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
@@ -55,15 +53,6 @@ def test_the_spec_names_and_bounds_what_the_file_leaves_open() -> None:
         ["x: f32 [batch:1..8, seq:1..32, 4]", "y: i64 [batch:1..8, seq:1..32]"],
         ["y0: f32 [batch:1..8, seq:1..32, 4], {rule: rows}", "y1: i64 [batch:1..8, seq:1..32], {rule: rows}"],
     )
-
-
-def test_shapes_that_are_dynamic_in_the_file_stay_so() -> None:
-    """Without a spec the file's own bounds stand, and unnamed dynamic axes get names by their places."""
-    x = parameter("x", "?,1..10,3")
-    signature = compile_model(spec_of([op.relu(x)], [x])).signature
-    assert ("x.0", "x.1") == signature.dimensions
-    assert "[?,1..10,3]" == str(signature.inputs[0].partial_shape)
-    assert signature.inputs[0].is_dynamic
 
 
 def test_a_bare_name_keeps_the_bounds_of_the_file() -> None:
@@ -160,14 +149,6 @@ def test_rules_of_the_spec_reach_the_signature() -> None:
     signature = compile_model(spec_of([index, values], [x], {"x": "batch, 4"}, outputs)).signature
     assert ["output0", "y1"] == [port.name for port in signature.outputs]
     assert [IndexColumn(0), With("output0")] == [port.rule for port in signature.outputs]
-
-
-def test_without_a_batch_axis_outputs_are_whole() -> None:
-    """An input that has no batch axis makes every request run alone."""
-    x, factor = parameter("x", [-1, 4]), parameter("factor", [])
-    signature = compile_model(spec_of([op.multiply(x, factor)], [x, factor], {"x": "batch, 4"})).signature
-    assert not signature.has_batch
-    assert Whole() == signature.outputs[0].rule
 
 
 def test_a_fixed_axis_can_be_opened() -> None:
@@ -283,17 +264,3 @@ def test_any_of_several_names_of_a_tensor_will_do(tmp_path: Path) -> None:
     model = ov.Model([result(op.relu(x), "y")], [x])
     signature = compile_model(ModelSpec(name="m", model=model).reshape({"x:0": "batch, 2"})).signature
     assert ["x:0"] == [port.name for port in signature.inputs]
-
-
-def test_onnx_files_are_read(tmp_path: Path) -> None:
-    """An ONNX file is served by its path, shapes and names alone."""
-    shape = ["rows", "columns"]
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("a", "b", "c")]
-    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["c"])], "g", ports[:2], ports[2:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, str(tmp_path / "m.onnx"))
-    spec = ModelSpec(name="m", path=tmp_path / "m.onnx").reshape({"a": "batch, n:1..9", "b": "batch, n"})
-    assert described(spec) == (
-        ["a: f32 [batch, n:1..9]", "b: f32 [batch, n:1..9]"],
-        ["c: f32 [batch, n:1..9], {rule: rows}"],
-    )

@@ -14,7 +14,7 @@ from tests.engine.detectors import PORTS, pictures, ssd
 from tests.engine.slot_bench import SlotBench
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, PreparedLimits, Strategy, compile_model
-from shapestream_engine.errors import ShapeError, SignatureError
+from shapestream_engine.errors import SignatureError
 
 Array = np.ndarray[Any, Any]
 
@@ -199,17 +199,3 @@ def test_detections_of_divided_requests(rows: list[int]) -> None:
             [by_picture(result) for result in native.results(*images)],
             [by_picture(result) for result in divided.results(*images)],
         )
-
-
-def test_no_pictures_are_refused_where_a_call_would_be_made_of_nothing_but_filling() -> None:
-    """How many boxes a picture has no port says; the dynamic model tells it without a picture."""
-    nothing = pictures(np.random.default_rng(0), 0, 24, 20)
-    with (
-        detecting(Strategy({"batch": (1, 2, 4)}, partitioned=True)) as divided,
-        pytest.raises(ShapeError, match="send elements"),
-    ):
-        divided.results(nothing)
-    with detecting(Strategy()) as native:
-        (result,) = native.results(nothing)
-        assert 0 == len(result["boxes"])
-        assert 0 == result["total"]

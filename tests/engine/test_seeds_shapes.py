@@ -6,7 +6,6 @@ The numbers are those of tests/engine/seeds.md, which says what each claim is an
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -290,11 +289,3 @@ def test_sizes_unknown_at_compilation_are_given_with_each_call() -> None:
     for shape in ((1, 128), (1, 200), (3, 5), (1, 128)):
         request.infer([np.zeros(shape)])
         np.testing.assert_array_equal(np.ones(shape), request.output_tensor().data)
-
-
-def test_a_spec_in_mappings_of_any_spelling_reaches_the_model() -> None:
-    """What `reshape` is given ends as the text of a configuration, which is read again."""
-    shapes: Mapping[str, Any] = {"x": [(1, 10), "8.."]}
-    spec = plus_one().spec.reshape(shapes)
-    assert "1..10, 8.." == spec.inputs["x"].shape
-    assert "[1..10,8..]" == str(read_model(spec).output().partial_shape)

@@ -155,28 +155,6 @@ def test_reallocations_are_those_of_the_batch() -> None:
         assert [1, 1, 0, 0] == counts
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (InferenceError("no such row"), "model_error", "no such row"),
-        (RuntimeError("engine"), "model_error", "engine"),
-        (MemoryError("8 GB"), "unavailable", "out of memory: 8 GB"),
-        (KeyError("x"), "internal", "KeyError: 'x'"),
-    ],
-)
-def test_whatever_goes_wrong_is_reported_once_and_the_slot_goes_on(
-    error: Exception, code: str, message: str
-) -> None:
-    """An exception becomes a code and words; the inference request is given back and used again."""
-    request = ScriptedRequest([error, None])
-    with bench(ScriptedModel(request)) as made:
-        report = made.run(full(1, 1, 2))
-        assert (code, message) == (report.code, report.message)
-        assert report.outputs is None
-        assert "0 leased, 1 free" == repr(made.pool)
-        assert [[[1, 1]]] == results(made.run(full(1, 1, 2)))
-
-
 def test_an_output_that_breaks_its_rule_is_the_models_error() -> None:
     """A model that returns another number of rows than it was given is not guessed at."""
     with bench(function_model(lambda x: x[:-1])) as made:
@@ -386,20 +364,6 @@ def test_a_call_may_be_larger_than_its_members_need(rows: int) -> None:
         assert () == report.calls
 
 
-def test_what_is_left_of_a_rounded_call_is_not_rounded() -> None:
-    """A late member makes another call of it, which is as large as the others need, and reported so."""
-    with bench(function_model(double, "batch, n:1..9")) as made:
-        report = made.run(full(1, 1, 2), full(2, 2, 3), sizes=(8, 9), start_before=(None, 0.0))
-        assert [[[2, 2]], None] == results(report)
-        assert ((1, (1, 2)),) == report.calls
-
-
-def test_a_call_may_be_filled_up_without_any_row_of_its_members() -> None:
-    """Requests without rows, in a call that has some: zeros, which nobody gets."""
-    with bench(function_model(double, "batch, n:0..9")) as made:
-        assert [[]] == results(made.run(full(1, 0, 2), sizes=(2, 2)))
-
-
 def test_a_cancellation_that_comes_too_late_changes_nothing() -> None:
     """Neither the batch that is done nor the next one."""
     request = ScriptedRequest([None, None])
@@ -497,22 +461,26 @@ class Mute(Panic):
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "code", "message"),
     [
-        (Panic("index out of bounds"), "Panic: index out of bounds"),
-        (KeyboardInterrupt(), "KeyboardInterrupt: "),
-        (SystemExit(3), "SystemExit: 3"),
-        (GeneratorExit("left"), "GeneratorExit: left"),
-        (Mute(), "Mute: (its message cannot be read)"),
+        (InferenceError("no such row"), "model_error", "no such row"),
+        (RuntimeError("engine"), "model_error", "engine"),
+        (MemoryError("8 GB"), "unavailable", "out of memory: 8 GB"),
+        (KeyError("x"), "internal", "KeyError: 'x'"),
+        (Panic("index out of bounds"), "model_error", "Panic: index out of bounds"),
+        (KeyboardInterrupt(), "model_error", "KeyboardInterrupt: "),
+        (SystemExit(3), "model_error", "SystemExit: 3"),
+        (GeneratorExit("left"), "model_error", "GeneratorExit: left"),
+        (Mute(), "model_error", "Mute: (its message cannot be read)"),
     ],
 )
-def test_what_is_no_exception_is_the_models_error_and_the_slot_goes_on(
-    error: BaseException, message: str
+def test_whatever_goes_wrong_is_reported_once_and_the_slot_goes_on(
+    error: BaseException, code: str, message: str
 ) -> None:
-    """Whatever a call raises becomes a report; the batch behind it runs on the same thread."""
+    """What a call raises becomes a code and words; the inference request is given back and used again."""
     request = ScriptedRequest([error, None])
     with bench(ScriptedModel(request)) as made:
         report = made.run(full(1, 1, 2))
-        assert ("model_error", message) == (report.code, report.message)
+        assert (code, message, None) == (report.code, report.message, report.outputs)
         assert "0 leased, 1 free" == repr(made.pool)
         assert [[[1, 1]]] == results(made.run(full(1, 1, 2)))

@@ -6,8 +6,8 @@ import hashlib
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tests.onnx_files import write_scaling
 from typer.testing import CliRunner
 
 from shapestream.errors import ConfigurationError
@@ -132,37 +132,18 @@ def test_a_file_of_other_bytes_is_not_loaded(tmp_path: Path) -> None:
     assert f"x.yaml:1:33: models[0].sha256: {model} is another file: its sha256 is" in problem
 
 
-def with_external_weights(folder: Path, weight: float) -> Path:
-    """An ONNX file that keeps its weights in `m.weights`, as PyTorch writes large models."""
-    onnx = pytest.importorskip("onnx")
-    helper = onnx.helper
-    ports = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 64]) for name in ("x", "y")
-    ]
-    weights = onnx.numpy_helper.from_array(np.full(64, weight, np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "w"], ["y"])], "m", ports[:1], ports[1:], [weights]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = folder / "m.onnx"
-    (folder / "m.weights").unlink(missing_ok=True)
-    onnx.save(
-        model, str(path), save_as_external_data=True, all_tensors_to_one_file=True, location="m.weights",
-        size_threshold=0,
-    )  # fmt: skip
-    return path
-
-
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_weights_in_other_files_cannot_be_exchanged_behind_the_pin(engine: str, tmp_path: Path) -> None:
     """The digest covers the external data of an ONNX file; the graph is the same to the bit."""
-    path = with_external_weights(tmp_path, 2.0)
+    path = tmp_path / "m.onnx"
+    write_scaling(path, 2.0)
     graph, digest = path.read_bytes(), digest_of_model(path)
     text = f"models: [{{name: m, path: m.onnx, engine: {engine}, sha256: '{digest}'}}]"
     loaded = loaded_from(tmp_path, text)
     (signature,) = read_signatures(loaded).signatures
     assert "m" == signature.name
-    assert graph == with_external_weights(tmp_path, 3.0).read_bytes()
+    write_scaling(path, 3.0)
+    assert graph == path.read_bytes()
     with pytest.raises(ConfigurationError) as caught:
         read_signatures(loaded)
     assert "models[0].sha256" in caught.value.problems[0]
@@ -212,7 +193,7 @@ def test_weights_in_other_files_stay_in_the_folder_too(tmp_path: Path) -> None:
     """An ONNX file in its place may name data that lies elsewhere, by a link."""
     for folder in (tmp_path / "models", tmp_path / "outside"):
         folder.mkdir()
-    with_external_weights(tmp_path / "models", 2.0)
+    write_scaling(tmp_path / "models" / "m.onnx", 2.0)
     assert loaded_from(tmp_path, ROOTED.format(path="models/m.onnx"))
     (tmp_path / "models" / "m.weights").rename(tmp_path / "outside" / "m.weights")
     (tmp_path / "models" / "m.weights").symlink_to(tmp_path / "outside" / "m.weights")

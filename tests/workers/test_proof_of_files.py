@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from tests.onnx_files import write_onnx
 from typer.testing import CliRunner, Result
 
 from shapestream_workers.cli import app
@@ -64,12 +64,7 @@ def scores(folder: Path, banned: float, mixed_from: int) -> None:
         helper.make_node("Where", ["same", "banned", "banned"], ["last"]),
         helper.make_node("Concat", ["scores", "last"], ["y"], axis=1),
     ]
-    ports = (("x", ["batch", 4]), ("y", ["batch", 5]))
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in ports)
-    known = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "scores", [x], [y], known)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, folder / "scores.onnx")
+    write_onnx(folder / "scores.onnx", nodes, {"x": ["batch", 4]}, {"y": ["batch", 5]}, constants)
 
 
 def check(folder: Path, text: str) -> Result:

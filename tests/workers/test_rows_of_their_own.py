@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import trio
-from onnx import TensorProto, helper
+from onnx import helper
+from tests.onnx_files import write_onnx
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.real_sockets import socket_serving
@@ -58,14 +58,7 @@ def onnx_file(folder: Path) -> str:
     """`blended` as an ONNX file."""
     mean = helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1)
     nodes = [mean, helper.make_node("Add", ["x", "mean"], ["y"])]
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "n"]) for name in "xy"]
-    model = helper.make_model(
-        helper.make_graph(nodes, "blended", ports[:1], ports[1:]),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=9,
-    )
-    path = folder / "blended.onnx"
-    onnx.save(model, path)
+    path = write_onnx(folder / "blended.onnx", nodes, {"x": ["batch", "n"]}, {"y": ["batch", "n"]})
     return f"path: {path}"
 
 

@@ -26,7 +26,6 @@ EXIT_CONFIGURATION = 3
 EXIT_UNUSABLE = 4
 """A worker's server has no use for this process: it has read other bytes of a model's files than those that are served,
 or it speaks another version. A process that is started anew may be right."""
-EXIT_ORPHANED = EXIT_RUNTIME
 
 _LIBRARIES = ("trio", "pyzmq", "msgpack", "numpy", "openvino", "onnxruntime", "torch", "torch_xla")
 
@@ -89,12 +88,12 @@ def _watch(stdin: int) -> None:
     except OSError:
         pass
     # Not sys.exit: nothing that this process still holds is of use.
-    os._exit(EXIT_ORPHANED)
+    os._exit(EXIT_RUNTIME)
 
 
-def exit_after(seconds: float, status: int = EXIT_RUNTIME) -> None:
+def exit_after(seconds: float) -> None:
     """End the process by then if it has not ended by itself; a thread inside an engine cannot hold it back."""
-    timer = threading.Timer(seconds, os._exit, (status,))
+    timer = threading.Timer(seconds, os._exit, (EXIT_RUNTIME,))
     timer.daemon = True
     timer.start()
 

@@ -7,7 +7,6 @@ again, and every worker is replaced by a fresh process, one after the other.
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import shutil
@@ -67,7 +66,7 @@ def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]
         for _ in range(group.count):
             name = f"w{len(commands)}"
             # -P: a file in the current folder must not shadow a module, which -m alone would allow.
-            command = [
+            program = [
                 sys.executable,
                 "-P",
                 "-m",
@@ -75,16 +74,8 @@ def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]
                 "worker",
                 str(loaded.path.absolute()),
             ]
-            commands[name] = [
-                *command,
-                "--connect",
-                address,
-                "--group",
-                str(number),
-                "--name",
-                name,
-                "--supervised",
-            ]
+            options = ["--connect", address, "--group", str(number), "--name", name, "--supervised"]
+            commands[name] = [*program, *options]
     return commands
 
 
@@ -111,7 +102,7 @@ def run_server(loaded: LoadedSettings) -> int:
         models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
         costs = tables(loaded.settings.models, models, slots=slots, threads=threads)
         local = SlotThreads(models=models, slots=slots, costs=costs)
-        digests = _digests_in_process(local)
+        digests = dict(local.digests)
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"
         )
@@ -129,11 +120,6 @@ def run_server(loaded: LoadedSettings) -> int:
         )
         with handed_over() as taken_over:
             return trio.run(_Serving(loaded, local, start, admin).run, taken_over)
-
-
-def _digests_in_process(local: SlotThreads) -> dict[str, str]:
-    """Digests of the files that this process read its models from, which stay until it ends."""
-    return dict(local.digests)
 
 
 def _clients_that_fit(loaded: LoadedSettings) -> int:
@@ -237,7 +223,7 @@ class _Serving:
             nursery.start_soon(tend_watchdog, server.standstill)
             in_process = self._loaded.settings.in_process
             if in_process is not None and in_process.memory_limit is not None:
-                warn = functools.partial(_warn_of_memory, in_process.memory_limit)
+                warn = partial(_warn_of_memory, in_process.memory_limit)
                 nursery.start_soon(watch_memory, in_process.memory_limit, warn)
             nursery.start_soon(self._obey_signals, signals, server, nursery)
             await self._run_workers(server)
@@ -306,7 +292,7 @@ class _Serving:
         except ConfigurationError as error:
             log.error("configuration is not changed", why=error.problems, what="no worker is restarted")
             return
-        for name, digest in (_digests_in_process(self._local) if self._local is not None else {}).items():
+        for name, digest in (self._local.digests if self._local is not None else {}).items():
             if digests.get(name, digest) != digest:
                 advice = "restart the server to serve the new ones"
                 log.warning("model keeps its files", model=name, why="it runs in this process", advice=advice)

@@ -21,8 +21,8 @@ from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.ports import InputPort, OutputPort, Rows, Rule, Whole, parse_rule
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import Array
 
-_Array: TypeAlias = "np.ndarray[Any, Any]"
 _Function: TypeAlias = Callable[..., Any]
 
 
@@ -73,7 +73,7 @@ class FunctionRequest(HostRequest):
         )
         self._expected = tuple((port, dtype_of(port.element_type)) for port in signature.outputs)
 
-    def run(self) -> list[_Array]:
+    def run(self) -> list[Array]:
         """Call the function; raises `InferenceError` for whatever it raises, and for outputs that are not as declared."""
         arguments = {name: tensor.data for name, tensor in self._named}
         try:
@@ -86,7 +86,7 @@ class FunctionRequest(HostRequest):
             raise InferenceError(f"{type(error).__name__}: {_words(error)}") from error
         return self._check(returned)
 
-    def _check(self, returned: Any) -> list[_Array]:
+    def _check(self, returned: Any) -> list[Array]:
         expected = self._expected
         if not isinstance(returned, Mapping):
             if len(expected) != 1:

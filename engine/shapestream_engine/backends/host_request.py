@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from shapestream_engine.infer_request import InferRequest, InferResults
 from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.tensor import RESERVE_BYTES, Tensor, TensorLike, reserved, upper_bounds
-
-_Array: TypeAlias = "np.ndarray[Any, Any]"
+from shapestream_engine.tensor import RESERVE_BYTES, Array, Tensor, TensorLike, reserved, upper_bounds
 
 
 class InputTensor(Tensor):
@@ -53,7 +50,7 @@ class InputTensor(Tensor):
         self.set_shape(shape)
 
     @property
-    def data(self) -> _Array:
+    def data(self) -> Array:
         """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
         return self._data if self.outside is None else self.outside.data
 
@@ -87,7 +84,7 @@ class HostRequest(InferRequest):
             kind(port, upper_bound_bytes=bound, reserve_bytes=RESERVE_BYTES if at_once else 0)
             for port, bound, at_once in zip(signature.inputs, bounds, reserved(bounds), strict=True)
         )
-        self._outputs: list[_Array] = [
+        self._outputs: list[Array] = [
             np.empty(
                 [0 if axis.is_dynamic else axis.minimum for axis in port.shape.dimensions],
                 dtype_of(port.element_type),
@@ -102,7 +99,7 @@ class HostRequest(InferRequest):
         self._background: Future[None] | None = None
 
     @abstractmethod
-    def run(self) -> list[_Array]:
+    def run(self) -> list[Array]:
         """One call; returns its outputs. Raises `InferenceError`, or `MemoryError` where the device has too little."""
 
     @property
@@ -136,7 +133,7 @@ class HostRequest(InferRequest):
     def cancel(self) -> None:
         """Does nothing where the engine has no way to stop a call."""
 
-    def outputs(self) -> list[_Array]:
+    def outputs(self) -> list[Array]:
         """The outputs of the last call that went well: copy before the next call."""
         return self._outputs
 

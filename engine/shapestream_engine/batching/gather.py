@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, RequestShape, Tensors
 from shapestream_engine.ports import DimensionTable, InputPort
+from shapestream_engine.tensor import Array
 
 _JOIN_BELOW_BYTES = 4096
 """Mean bytes per request up to which the pieces are joined first and copied together.
@@ -19,8 +19,6 @@ _JOIN_BELOW_BYTES = 4096
 A copy by NumPy costs about half a microsecond however small it is, joining one more piece some 30 ns; beyond
 a few KiB copying the bytes a second time costs more than that saves.
 """
-
-_Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class InputGatherer:
@@ -42,7 +40,7 @@ class InputGatherer:
 
     def fill(
         self,
-        data: _Array,
+        data: Array,
         sizes: tuple[int, ...],
         members: Sequence[Tensors],
         shapes: Sequence[RequestShape],
@@ -97,7 +95,7 @@ class InputGatherer:
         )
 
     def _padded_rows(
-        self, data: _Array, sources: list[Buffer], lengths: list[int], shapes: Sequence[RequestShape]
+        self, data: Array, sources: list[Buffer], lengths: list[int], shapes: Sequence[RequestShape]
     ) -> list[Buffer]:
         """Each row's bytes and the padding behind it, where only the axis after `batch` is padded."""
         row_nbytes = data.nbytes // data.shape[0]
@@ -119,7 +117,7 @@ class InputGatherer:
         return pieces
 
     def _fill_regions(
-        self, data: _Array, sizes: tuple[int, ...], sources: list[Buffer], shapes: Sequence[RequestShape]
+        self, data: Array, sizes: tuple[int, ...], sources: list[Buffer], shapes: Sequence[RequestShape]
     ) -> None:
         """Any batch axis, any padding: each request's block, then the slabs of padding around it."""
         start = 0
@@ -140,19 +138,19 @@ class InputGatherer:
                     block[slab] = self._port.pad_value(self._table.names[number])
 
 
-def _along(data: _Array, axis: int, start: int, end: int) -> _Array:
+def _along(data: Array, axis: int, start: int, end: int) -> Array:
     return data[(slice(None),) * axis + (slice(start, end),)]
 
 
-def _flat(data: _Array) -> _Array:
+def _flat(data: Array) -> Array:
     return data.reshape(-1).view(np.uint8)
 
 
-def _copy_joined(data: _Array, pieces: list[Buffer]) -> None:
+def _copy_joined(data: Array, pieces: list[Buffer]) -> None:
     _flat(data)[:] = np.frombuffer(b"".join(pieces), np.uint8)
 
 
-def _copy_each(data: _Array, sources: list[Buffer], lengths: list[int]) -> None:
+def _copy_each(data: Array, sources: list[Buffer], lengths: list[int]) -> None:
     flat = _flat(data)
     start = 0
     for source, length in zip(sources, lengths, strict=True):

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from shapestream_engine.ports import (
     With,
 )
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import Array
 
 _SLICE_BELOW_BYTES = 4096
 """Mean bytes per request up to which the output is copied as a whole and then sliced.
@@ -43,7 +44,6 @@ A slice of bytes costs some 50 ns, a copy by NumPy several hundred; beyond a few
 LARGEST_EXACT = {"bf16": 2**8, "f16": 2**11, "f32": 2**24, "f64": 2**53}
 """Up to here each float type holds every integer; above, neighbours are the same number."""
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
 _Entry: TypeAlias = tuple[int, str, tuple[int, ...]]
 _Follow: TypeAlias = tuple[int, int, Extent]
 """An axis, the number of the input dimension that it follows, and how."""

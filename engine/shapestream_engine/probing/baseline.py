@@ -13,10 +13,11 @@ import numpy as np
 
 from shapestream_engine.ports import Shared
 from shapestream_engine.probing.bench import Bench, Pool
-from shapestream_engine.probing.inputs import Array, Samples, Values, default_values, spell_sizes
+from shapestream_engine.probing.inputs import Samples, Values, default_values, spell_sizes
 from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import Array
 
 _LADDERS = (
     (3, 5, 8, 17, 33),

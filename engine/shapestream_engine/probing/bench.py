@@ -15,17 +15,11 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError, InferenceError, RuleError
 from shapestream_engine.layout import RequestShape, Tensors
-from shapestream_engine.probing.inputs import (
-    Array,
-    Extreme,
-    Values,
-    extreme_request,
-    make_request,
-    spell_sizes,
-)
+from shapestream_engine.probing.inputs import Extreme, Values, extreme_request, make_request, spell_sizes
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
+from shapestream_engine.tensor import Array
 
 Announce: TypeAlias = Callable[[str, str], None]
 """Called before each call with the phase and the case in words, so that a crash can be blamed on a case."""

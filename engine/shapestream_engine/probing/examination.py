@@ -29,10 +29,11 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.inputs import Array, Values, read_samples, spell_sizes
+from shapestream_engine.probing.inputs import Values, read_samples, spell_sizes
 from shapestream_engine.probing.report import Finding, Treatment, Verdict
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import Array
 
 MOST_CROWD_NBYTES = 256 << 20
 """Bytes of the inputs of one call that is made as large as may be served."""

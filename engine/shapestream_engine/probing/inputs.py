@@ -19,8 +19,8 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import Array
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
 Extreme: TypeAlias = Literal["smallest", "largest", "huge", "not a number"]
 
 _BLOCK = 8

@@ -17,10 +17,11 @@ from shapestream_engine.ports import BATCH, Counts, IndexColumn, OutputPort, Rec
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.bench import Announce, Bench, Observation, arrays_of
 from shapestream_engine.probing.cases import SMALL_BATCH, batching_cases, most_rows
-from shapestream_engine.probing.inputs import Array, Values
+from shapestream_engine.probing.inputs import Values
 from shapestream_engine.probing.tolerances import OutputTolerance, coarser, compare
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import Array
 
 _CASES = 24
 _REMEMBERED = 400

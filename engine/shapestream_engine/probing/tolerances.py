@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.probing.inputs import Array
+from shapestream_engine.tensor import Array
 
 ENOUGH_ROWS = 8
 """Numbers from which a standard deviation is worth anything."""

@@ -146,8 +146,6 @@ class Inbox:
                     case Attend():
                         refused.append(closing(item.owner))
                         continue
-                    case EndTicket():
-                        pass
                     case _ if item.outcome is None:
                         item.outcome = Cancelled(_CLOSED)
                 refused.append(item)

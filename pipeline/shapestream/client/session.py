@@ -195,8 +195,6 @@ class Session:
         if self._link.lost_at is not None or self._ledger.held_at is not None:
             self._end_waits(now)
         reconnect = self._link.must_reconnect(now)
-        if reconnect:
-            self._control.clear()
         entries = self._due_entries(now) if may_send else []
         if entries or not may_send:
             self._link.sent(now)  # messages that the transport still holds are a sign of life as well

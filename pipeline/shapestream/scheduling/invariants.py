@@ -198,7 +198,7 @@ def _check_queue(queue: ModelQueue, own: list[Request]) -> None:
     )
     suspects = [request for request in own if request.state is SUSPECT]
     assert queue.suspect_count == len(suspects)
-    held = [request for _, _, request, _ in queue.suspects if request.state is SUSPECT]
+    held = [request for _, _, request in queue.suspects if request.state is SUSPECT]
     assert sorted(map(id, held)) == sorted(map(id, suspects)), "a suspect is not in line, or twice"
     assert {request.id for request in queue.by_rank.living()} == set(queued)
     assert len(queue.by_rank) <= 2 * len(queued) + 64, "the dead were not thrown out"

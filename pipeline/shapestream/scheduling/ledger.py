@@ -20,7 +20,7 @@ from shapestream.scheduling.events import (
 )
 from shapestream.scheduling.fairness import MAX_PRIORITY
 from shapestream.scheduling.planner import Cut
-from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, ModelQueue, Request
+from shapestream.scheduling.queueing import QUEUED, RUNNING, ModelQueue, Request
 from shapestream.scheduling.slots import Batch, SlotTable
 from shapestream.scheduling.statistics import Behind, Predicted, Story
 
@@ -207,12 +207,8 @@ class Ledger:
                     self.unwanted.append(batch)
         else:
             if request.state is QUEUED:
-                request.queue.drop(request)
                 request.queue.shares.withdraw(request.client, request.priority, request.rank, request.share_s)
-            elif request.state is RERUN:
-                request.queue.drop_rerun(request)
-            else:
-                request.queue.drop_suspect(request)
+            request.queue.drop(request)
             self.admission.room.leave(request.client, request.nbytes, request.share_s)
         self._remove(request)
         self.deadlines.shrink(len(self.requests))

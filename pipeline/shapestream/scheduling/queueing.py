@@ -68,6 +68,7 @@ class Request:
     """One admitted request, from admission to its ending."""
 
     __slots__ = (
+        "accused",
         "arrived",
         "batch",
         "bucket",
@@ -132,6 +133,8 @@ class Request:
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
         self.losses = 0
+        self.accused = False
+        """Whether a process died, or a call hung, that may have run it."""
         self.failed_s = 0.0
         """Shares of the batches of several that failed with it: all that ran in vain, if it was to blame."""
         self.state: RequestState = QUEUED
@@ -486,7 +489,7 @@ class ModelQueue:
         self.full: dict[tuple[int, ...], Bucket] = {}
         """The buckets that could fill a batch by themselves; kept only where the model has a delay."""
         self.reruns: list[tuple[float, int, Sequence[Request]]] = []
-        self.suspects: list[tuple[float, int, Request, bool]] = []
+        self.suspects: list[tuple[float, int, Request]] = []
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
         self.shares = FairShares(self._first_tag)
@@ -578,9 +581,17 @@ class ModelQueue:
         self._remove(requests)
 
     def drop(self, request: Request) -> None:
-        """End a request that waits in a bucket."""
+        """End a request that waits, wherever it does."""
+        state = request.state
         request.end()
-        self._remove((request,))
+        if state is QUEUED:
+            self._remove((request,))
+        elif state is RERUN:
+            self.rerun_count -= 1
+            self._again_less(request.cost_s)
+        else:
+            self.suspect_count -= 1
+            self._again_less(request.cost_s)
 
     def _remove(self, requests: Sequence[Request]) -> None:
         touched: dict[tuple[int, ...], Bucket] = {}
@@ -616,7 +627,7 @@ class ModelQueue:
             del self.lanes[lane.key]
 
     def meet(self, sizes: tuple[int, ...]) -> bool:
-        """Remembers a batch's sizes; whether they are new, as far as remembered."""
+        """Remember a batch's sizes. Whether they are new, as far as remembered."""
         seen = self.seen
         if sizes in seen:
             return False
@@ -626,7 +637,7 @@ class ModelQueue:
         return True
 
     def put_rerun(self, group: Sequence[Request], seconds: float) -> None:
-        """Lets a group wait at the front, to be run again exactly as it is, in a call of so many predicted seconds."""
+        """Let a group wait at the front, to run again exactly as it is, in a call of so many predicted seconds."""
         for request in group:
             request.run_again()
             request.cost_s = seconds / len(group)
@@ -635,14 +646,14 @@ class ModelQueue:
         heappush(self.reruns, (group[0].rank, group[0].order, group))
 
     def next_rerun(self) -> list[Request]:
-        """What is left of the first group; it stays where it is. There must be one (`rerun_count`)."""
+        """The requests left of the first group, which stays where it is. There must be one (`rerun_count`)."""
         reruns = self.reruns
         while not (living := [request for request in reruns[0][2] if request.state is RERUN]):
             heappop(reruns)
         return living
 
     def take_rerun(self) -> list[Request]:
-        """Takes the first group out, to run. It must not stay: its members may come back in other groups."""
+        """Take the first group out, to run. It must not stay: its members may come back in other groups."""
         living = self.next_rerun()
         heappop(self.reruns)
         for request in living:
@@ -651,51 +662,38 @@ class ModelQueue:
         self._again_less(sum([request.cost_s for request in living]))
         return living
 
-    def drop_rerun(self, request: Request) -> None:
-        """Takes one request that was to be run again out, for good."""
-        request.end()
-        self.rerun_count -= 1
-        self._again_less(request.cost_s)
-        if not self.rerun_count:
-            self.reruns.clear()
-
     def _again_less(self, seconds: float) -> None:
         """Count these seconds no longer. Sums of floats drift; none that wait cost exactly nothing."""
         self.again_s = max(0.0, self.again_s - seconds) if self.rerun_count or self.suspect_count else 0.0
+        if not self.rerun_count:
+            self.reruns.clear()
+        if not self.suspect_count:
+            self.suspects.clear()
 
-    def put_suspect(self, request: Request, seconds: float, *, accused: bool) -> None:
-        """Let a request wait at the front, to run for so many predicted seconds where nothing else runs.
-
-        `accused` is remembered with it.
-        """
+    def put_suspect(self, request: Request, seconds: float) -> None:
+        """Let a request wait at the front, to run for so many predicted seconds where nothing else runs."""
         request.suspect()
         request.cost_s = seconds
         self.again_s += seconds
         self.suspect_count += 1
-        heappush(self.suspects, (request.rank, request.order, request, accused))
+        heappush(self.suspects, (request.rank, request.order, request))
 
     def next_suspect(self) -> Request | None:
-        """The first of those, left where it is."""
+        """The first suspect, left where it is; None if there is none."""
         suspects = self.suspects
         while suspects and suspects[0][2].state is not SUSPECT:
             heappop(suspects)
         return suspects[0][2] if suspects else None
 
-    def take_suspect(self) -> tuple[Request, bool]:
-        """Takes the first of those out, to run, and whether it is accused; there must be one (`suspect_count`)."""
-        assert self.next_suspect() is not None
-        _, _, request, accused = heappop(self.suspects)
+    def take_suspect(self) -> Request:
+        """Take the first suspect out, to run; there must be one (`suspect_count`)."""
+        request = self.next_suspect()
+        assert request is not None
+        heappop(self.suspects)
         request.start()
         self.suspect_count -= 1
         self._again_less(request.cost_s)
-        return request, accused
-
-    def drop_suspect(self, request: Request) -> None:
-        """Takes one of them out, for good."""
-        request.end()
-        self.suspect_count -= 1
-        self._again_less(request.cost_s)
-        self.next_suspect()
+        return request
 
 
 class Queues(dict[str, ModelQueue]):

@@ -63,10 +63,10 @@ class Isolation:
         self.isolated: dict[str, Worker] = {}
         """The workers reserved for suspects, whether they run one or are still being emptied."""
 
-    def suspect(self, request: Request, call_s: float, *, accused: bool) -> None:
-        """Let a request wait to run alone, for so many seconds. `accused`: a process died, or hung, that may have run it."""
+    def suspect(self, request: Request, call_s: float) -> None:
+        """Let a request wait to run alone, for so many seconds."""
         queue = request.queue
-        queue.put_suspect(request, call_s, accused=accused)
+        queue.put_suspect(request, call_s)
         self.suspected[queue.profile.name] = queue
 
     def run(self, now: float, actions: list[Action]) -> None:
@@ -301,8 +301,7 @@ class Recovery:
             self.ledger.story.note(
                 now, behind.ids, "worker {} died behind batch {}", slot.worker.name, behind.id
             )
-            for request in _living(behind):
-                self._suspect(request, now, actions, accused=True)
+            self._accuse(_living(behind), now, actions)
         elif behind is not None:
             self.returned(behind, f"slot {slot.id} left before the batch started", now, actions)
         if batch is None:
@@ -376,7 +375,7 @@ class Recovery:
         self.ledger.story.note(now, batch.ids, "batch {} lost: {}", batch.id, reason)
         for request in self._may_run_again(batch, reason, now, actions):
             if batch.trial is not Trial.NONE or request.losses == self._max_attempts - 1:
-                self._suspect(request, now, actions, accused=batch.trial is Trial.ACCUSED)
+                self._suspect(request, now, actions)
             else:
                 self._run_again([request], now, actions)
 
@@ -392,8 +391,7 @@ class Recovery:
                 self._blame(request, killed=True)
             return
         _ran_in_vain(batch)
-        for request in self._may_run_again(batch, reason, now, actions):
-            self._suspect(request, now, actions, accused=True)
+        self._accuse(self._may_run_again(batch, reason, now, actions), now, actions)
 
     def returned(self, batch: Batch, reason: str, now: float, actions: list[Action]) -> None:
         """A batch that was queued behind another did not begin: it runs again as it is, and no attempt is lost."""
@@ -425,11 +423,17 @@ class Recovery:
         request.queue.shares.charge(request.client, request.failed_s, len(self.ledger.clients))
         request.queue.probation.blame(request.client, request.shape, singly=not killed)
 
-    def _suspect(self, request: Request, now: float, actions: list[Action], *, accused: bool) -> None:
+    def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
+        """Suspect requests of which one may have ended a process."""
+        for request in requests:
+            request.accused = True
+            self._suspect(request, now, actions)
+
+    def _suspect(self, request: Request, now: float, actions: list[Action]) -> None:
         if self._has_nowhere_to_run([request], now, actions):
             return
         self.ledger.put_back([request])
-        self._isolation.suspect(request, self._call_s([request]), accused=accused)
+        self._isolation.suspect(request, self._call_s([request]))
         self._queues.wait(request.queue)
 
     def _run_again(self, group: list[Request], now: float, actions: list[Action]) -> None:

@@ -562,10 +562,10 @@ class Scheduler:
         """Starts the first suspect of a model, where nothing else runs."""
         name = queue.profile.name
         costs = self._costs.call_costs(name, slot.id)
-        request, accused = queue.take_suspect()
+        request = queue.take_suspect()
         speed = self._costs.speed(name, slot.id)
         cut, predicted_s = self._cut(lambda: batch_of([request], costs), [request], costs, speed, actions)
-        trial = Trial.ACCUSED if accused else Trial.LAST
+        trial = Trial.ACCUSED if request.accused else Trial.LAST
         return self._start(queue, slot, cut, request, predicted_s, now, trial)
 
     def _start(

@@ -631,10 +631,11 @@ class SlotTable:
         if behind is not None:
             self._unqueue(slot)
             del self.batches[behind.id]
-        if slot.batch is not None:
-            del self.batches[slot.batch.id]
+        batch, slot.batch = slot.batch, None  # a cycle of slot and batch must not be left to the collector
+        if batch is not None:
+            del self.batches[batch.id]
         self._move(slot, "leave")
-        return slot.batch, behind
+        return batch, behind
 
     def close(self, id: int) -> Batch | None:  # noqa: A002
         """Let a slot get no more batches; unknown and closing slots are ignored.

@@ -22,7 +22,6 @@ from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSou
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",
-    "int_from_float": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
@@ -222,7 +221,7 @@ def _hint(kind: str, given: Any) -> str:
         return " (fill it in, or remove the key)"
     if kind in ("int_type", "float_type") and isinstance(given, str):
         return " (remove the quotes)" if _reads_as_number(given, int if kind == "int_type" else float) else ""
-    if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer():
+    if kind == "int_type" and isinstance(given, float) and given.is_integer():
         return f" (write {int(given)})"
     if kind == "bool_type" and isinstance(given, str):
         word = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}

@@ -6,10 +6,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import entry_points
 from itertools import pairwise
 from math import inf
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
@@ -20,12 +21,11 @@ from shapestream.settings.values import (
     Bytes,
     Finding,
     Section,
-    absolute_path,
     closest,
     describe,
     did_you_mean,
     files_must_exist,
-    must_be_there,
+    read_path,
     wrong,
 )
 from shapestream.settings.yaml_source import Location
@@ -325,24 +325,6 @@ def check_digest(value: Any) -> str:
     )
 
 
-def read_model_path(value: Any, info: ValidationInfo) -> str:
-    """Read a model file that exists, as an absolute path."""
-    if not isinstance(value, str) or not value:
-        raise wrong(f"expected the path of a model file, got {describe(value)}")
-    path = absolute_path(value, info)
-    must_be_there(path, Path.is_file, "file", info)
-    return str(path)
-
-
-def read_samples_path(value: Any, info: ValidationInfo) -> str:
-    """Read an .npz that exists, as an absolute path."""
-    if not isinstance(value, str) or not value.endswith(".npz"):
-        raise wrong(f"expected the path of an .npz of samples, got {describe(value)}")
-    path = absolute_path(value, info)
-    must_be_there(path, Path.is_file, "file", info)
-    return str(path)
-
-
 class _Follower(NamedTuple):
     """A rule that names another output."""
 
@@ -359,6 +341,9 @@ _FOLLOWERS = {
 }
 
 
+SamplesPath: TypeAlias = Annotated[
+    str, BeforeValidator(partial(read_path, expected="an .npz of samples", suffix=".npz"))
+]
 Engine: TypeAlias = Annotated[
     str,
     BeforeValidator(check_engine),
@@ -441,7 +426,7 @@ class ProbeSettings(Section):
     """Numbers between these two."""
     normal: tuple[float, float] | None = Field(default=None, strict=False)
     """Numbers around a mean: [mean, standard deviation]."""
-    samples: Annotated[str, BeforeValidator(read_samples_path)] | None = None
+    samples: SamplesPath | None = None
     """An .npz of real inputs, relative to this file: arrays called like the inputs, several as `ids.0`, `ids.1`."""
 
     def problems(self) -> Iterator[Finding]:
@@ -509,7 +494,7 @@ class ModelSettings(Section):
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
     """The name that clients use."""
-    path: Annotated[str, BeforeValidator(read_model_path)] | None = None
+    path: Annotated[str, BeforeValidator(partial(read_path, expected="a model file"))] | None = None
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, BeforeValidator(check_function)] | None = None
     """A NumPy callable instead of `path`: `package.module:name` that an installed package registers, or its name there."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -24,6 +25,7 @@ from shapestream.settings.values import (
     files_must_exist,
     is_there,
     must_be_there,
+    read_path,
     wrong,
 )
 from shapestream.settings.yaml_source import Location
@@ -39,11 +41,7 @@ _HOW_TO_BE_SAFE = (
 
 def read_model_root(value: Any, info: ValidationInfo) -> str:
     """Read a folder that exists, as an absolute path without symbolic links."""
-    if not isinstance(value, str) or not value:
-        raise wrong(f"expected the path of a folder, got {describe(value)}")
-    path = absolute_path(value, info)
-    must_be_there(path, Path.is_dir, "folder", info)
-    return str(path.resolve())
+    return str(Path(read_path(value, info, expected="a folder", kind="folder")).resolve())
 
 
 def read_output_path(value: Any, info: ValidationInfo) -> str:
@@ -51,7 +49,7 @@ def read_output_path(value: Any, info: ValidationInfo) -> str:
     if not isinstance(value, str) or not value or value.endswith("/"):
         raise wrong(f"expected the path of a file to write, got {describe(value)}")
     path = absolute_path(value, info)
-    must_be_there(path.parent, Path.is_dir, "folder", info)
+    must_be_there(path.parent, "folder", info)
     return str(path)
 
 
@@ -194,21 +192,12 @@ def check_admin_address(value: Any) -> str:
     raise wrong(f'expected HOST:PORT, got {describe(value)} (write "127.0.0.1:9090")')
 
 
-def read_token_path(value: Any, info: ValidationInfo) -> str:
-    """Read the path of a file that holds a token, made absolute."""
-    if not isinstance(value, str) or not value:
-        raise wrong(f"expected the path of a file, got {describe(value)}")
-    path = absolute_path(value, info)
-    must_be_there(path, Path.is_file, "file", info)
-    return str(path)
-
-
 class AdminSettings(Section):
     """The admin port: health, metrics and statistics over HTTP (docs/metrics.md). HOST:PORT is short for {address}."""
 
     address: Annotated[str, BeforeValidator(check_admin_address), WithJsonSchema(TEXT)]
     """HOST:PORT; beyond loopback with `token_file`, or with `security: network`."""
-    token_file: Annotated[str, BeforeValidator(read_token_path)] | None = None
+    token_file: Annotated[str, BeforeValidator(partial(read_path, expected="a file"))] | None = None
     """File with the bearer token that callers must show, health checks apart."""
 
     def is_open(self, *, network_is_safe: bool) -> str | None:

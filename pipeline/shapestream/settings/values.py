@@ -16,7 +16,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -143,14 +143,31 @@ Bytes: TypeAlias = Annotated[
 ]
 
 
-def must_be_there(path: Path, is_one: Callable[[Path], bool], what: str, info: ValidationInfo) -> None:
-    """Raise the error for a `what` that is not at `path`, where files must exist."""
-    if files_must_exist(info) and not is_there(is_one, path):
-        if what == "file" and is_there(Path.is_dir, path):
-            raise wrong(f"{path} is a folder (name the file in it{_models_in(path)})")
-        if what == "folder" and is_there(Path.exists, path):
-            raise wrong(f"{path} is a file (name a folder)")
-        raise wrong(f"no such {what}: {path} (a relative path starts at the folder of this YAML)")
+def read_path(
+    value: Any,
+    info: ValidationInfo,
+    *,
+    expected: str,
+    kind: Literal["file", "folder"] = "file",
+    suffix: str = "",
+) -> str:
+    """Read the path of a file or folder that exists, as an absolute path; `expected` says what it is the path of."""
+    if not isinstance(value, str) or not value or not value.endswith(suffix):
+        raise wrong(f"expected the path of {expected}, got {describe(value)}")
+    path = absolute_path(value, info)
+    must_be_there(path, kind, info)
+    return str(path)
+
+
+def must_be_there(path: Path, kind: Literal["file", "folder"], info: ValidationInfo) -> None:
+    """Raise the error for a path that is no such thing, where files must exist."""
+    if not files_must_exist(info) or is_there(Path.is_file if kind == "file" else Path.is_dir, path):
+        return
+    if kind == "file" and is_there(Path.is_dir, path):
+        raise wrong(f"{path} is a folder (name the file in it{_models_in(path)})")
+    if kind == "folder" and is_there(Path.exists, path):
+        raise wrong(f"{path} is a file (name a folder)")
+    raise wrong(f"no such {kind}: {path} (a relative path starts at the folder of this YAML)")
 
 
 def _models_in(folder: Path) -> str:

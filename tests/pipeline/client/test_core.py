@@ -1,8 +1,9 @@
-"""The trio core over memory endpoints, under a clock that jumps: calls, streams and the end of a client."""
+"""The trio core over memory endpoints, under a clock that jumps: calls, streams, the inbox and the end of a client."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from tests.pipeline.client.bench import Caller
 from tests.pipeline.client.virtual_time import ROW, serving, until
 
 import shapestream
+from shapestream.client.core import Inbox, Posted, Withdraw
+from shapestream.client.tickets import AnyTicket, OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest
 from shapestream.testing import ScriptedModel, identity_signature
 from shapestream.wire import layouts
@@ -191,3 +195,50 @@ async def test_a_stream_of_a_client_that_is_closed_says_so() -> None:
             async with client.stream("identity", source) as results:
                 with pytest.raises(Cancelled, match="closed"):
                     await anext(results)
+
+
+OWNER = Caller()
+
+
+def ticket() -> OpenTicket:
+    """A question."""
+    return OpenTicket(OWNER, name="m")
+
+
+def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
+    """Four threads post for as long as it takes; nothing is lost between the last turn and the end."""
+    refused: list[AnyTicket] = []
+    inbox = Inbox(refused.extend, lambda: None)
+    posted = [[ticket() for _ in range(500)] for _ in range(4)]
+    start = threading.Barrier(5)
+
+    def poster(tickets: list[OpenTicket]) -> None:
+        start.wait()
+        for one in tickets:
+            inbox.post(one)
+
+    threads = [threading.Thread(target=poster, args=(tickets,)) for tickets in posted]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    taken: list[Posted] = []
+    while len(taken) < 300:
+        taken += inbox.take()
+    inbox.close()
+    for thread in threads:
+        thread.join()
+    fates = sorted(id(item) for item in [*taken, *refused])
+    assert sorted(id(one) for tickets in posted for one in tickets) == fates
+
+
+async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_not_again() -> None:
+    """What comes before the turn begins is taken by that turn; a withdrawal always wakes."""
+    turns: list[int] = []
+    inbox = Inbox(lambda tickets: None, lambda: turns.append(len(inbox)))
+    inbox.open()
+    items = [ticket(), ticket(), Withdraw(ticket())]
+    for item, taken in zip(items, ([1], [1], [1, 3]), strict=True):
+        await trio.to_thread.run_sync(inbox.post, item)
+        await trio.testing.wait_all_tasks_blocked()
+        assert taken == turns
+    assert items == list(inbox.take())

@@ -121,10 +121,10 @@ def test_the_deadline_travels_as_what_is_left_when_the_request_is_sent() -> None
     bench.submit(model, timeout=0.5)
     bench.turn()
     bench.now += 0.1996
-    bench.receive(result(1, total_us=199_600))
+    bench.receive(result(1, total_us=99_600))  # so the way takes 50 ms
     (request,) = bench.sent()
     assert isinstance(request, Request)
-    assert request.remaining_ms == 300
+    assert request.remaining_ms == 250
 
 
 def test_a_result_after_the_deadline_frees_the_window_and_is_dropped() -> None:

@@ -216,16 +216,24 @@ async def test_a_server_that_restarts_in_the_middle_is_not_noticed(face: Any) ->
             assert list(range(100)) == [value_of(item) for item in await collect(results)]
 
 
-async def test_a_stream_that_outlives_its_client_is_cut_off(face: Any) -> None:
-    """Whoever goes on iterating after the client was closed gets `Cancelled`, and does not wait for ever."""
+@pytest.mark.parametrize("under_way", [2, 0])
+async def test_a_stream_that_outlives_its_client_is_cut_off(face: Any, under_way: int) -> None:
+    """Iterating on after the client was closed raises `Cancelled`, also where the source gives nothing more."""
     face.server.hold()
+    end = threading.Event()
+
+    def source() -> Iterator[Any]:
+        yield from Counted(under_way)
+        end.wait()
+
     connecting = face.connect()
     client = await connecting.__aenter__()
-    async with client.stream("double", Counted(9), max_in_flight=2) as results:
-        await face.until(lambda server: len(server.held) == 2)
+    async with client.stream("double", source()) as results:
+        await face.until(lambda server: len(server.held) == under_way)
         await connecting.__aexit__(None, None, None)
         with pytest.raises(Cancelled, match="closed"):
             await collect(results)
+    end.set()
 
 
 async def test_wrong_arguments_are_refused_where_they_are_given(face: Any) -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 import trio
 import trio.testing
+from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.transport.conftest import OpenLink
 
 from shapestream.errors import OutboxFull, PeerGone
@@ -28,29 +29,28 @@ async def receive_exactly(socket: PeerSocket | Connection, count: int) -> list[l
     return came
 
 
-def test_messages_arrive_whole_and_in_order(open_link: OpenLink) -> None:
+@real_time
+async def test_messages_arrive_whole_and_in_order(open_link: OpenLink) -> None:
     """Messages of several frames, small, large and empty, arrive as they were sent, and go back likewise."""
     messages = [
         [b"%d" % number, bytes(number * 97), b"", b"x" * (number % 7 * 30_000)] for number in range(200)
     ]
 
-    async def main() -> None:
-        async with open_link(1) as link:
-            (connection,) = link.connections
-            for frames in messages:
-                await connection.send(frames)
-            came = []
-            while len(came) < len(messages):
-                for peer, frames in await link.server.receive():
-                    came.append(plain(frames))
-                    link.server.send_nowait(peer, frames)
-            assert messages == came
-            assert messages == await receive_exactly(connection, len(messages))
-
-    trio.run(main)
+    async with open_link(1) as link:
+        (connection,) = link.connections
+        for frames in messages:
+            await connection.send(frames)
+        came = []
+        while len(came) < len(messages):
+            for peer, frames in await link.server.receive():
+                came.append(plain(frames))
+                link.server.send_nowait(peer, frames)
+        assert messages == came
+        assert messages == await receive_exactly(connection, len(messages))
 
 
-def test_each_peer_gets_its_own_answers(open_link: OpenLink) -> None:
+@real_time
+async def test_each_peer_gets_its_own_answers(open_link: OpenLink) -> None:
     """Peers are told apart by their id, which stays the same from message to message."""
 
     async def client(number: int, connection: Connection) -> None:
@@ -59,24 +59,22 @@ def test_each_peer_gets_its_own_answers(open_link: OpenLink) -> None:
         expected = [[b"%d %d" % (number, turn)] for turn in range(50)]
         assert expected == await receive_exactly(connection, 50)
 
-    async def main() -> None:
-        async with open_link(5) as link, trio.open_nursery() as nursery:
-            for number, connection in enumerate(link.connections):
-                nursery.start_soon(client, number, connection)
-            peers: dict[bytes, set[bytes]] = {}
-            answered = 0
-            while answered < 250:
-                for peer, frames in await link.server.receive():
-                    peers.setdefault(peer, set()).add(plain(frames)[0].split()[0])
-                    link.server.send_nowait(peer, frames)
-                    answered += 1
-            assert 5 == len(peers)
-            assert [1] * 5 == [len(numbers) for numbers in peers.values()]
-
-    trio.run(main)
+    async with open_link(5) as link, trio.open_nursery() as nursery:
+        for number, connection in enumerate(link.connections):
+            nursery.start_soon(client, number, connection)
+        peers: dict[bytes, set[bytes]] = {}
+        answered = 0
+        while answered < 250:
+            for peer, frames in await link.server.receive():
+                peers.setdefault(peer, set()).add(plain(frames)[0].split()[0])
+                link.server.send_nowait(peer, frames)
+                answered += 1
+        assert 5 == len(peers)
+        assert [1] * 5 == [len(numbers) for numbers in peers.values()]
 
 
-def test_many_tasks_may_wait_on_one_socket(open_link: OpenLink) -> None:
+@real_time
+async def test_many_tasks_may_wait_on_one_socket(open_link: OpenLink) -> None:
     """No BusyResourceError: every message reaches exactly one of the waiting tasks, on both sides."""
 
     async def gather(
@@ -88,26 +86,24 @@ def test_many_tasks_may_wait_on_one_socket(open_link: OpenLink) -> None:
             if len(came) == total:
                 done.set()
 
-    async def main() -> None:
-        async with open_link(1) as link, trio.open_nursery() as nursery:
-            (connection,) = link.connections
-            there: list[bytes] = []
-            done = trio.Event()
-            for _ in range(10):
-                nursery.start_soon(gather, link.server, there, done, 500)
-            await trio.testing.wait_all_tasks_blocked()
-            for number in range(500):
-                await connection.send([b"%d" % number])
-                if number % 50 == 0:
-                    await trio.testing.wait_all_tasks_blocked(0.001)
-            await done.wait()
-            assert sorted(b"%d" % number for number in range(500)) == sorted(there)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with open_link(1) as link, trio.open_nursery() as nursery:
+        (connection,) = link.connections
+        there: list[bytes] = []
+        done = trio.Event()
+        for _ in range(10):
+            nursery.start_soon(gather, link.server, there, done, 500)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(500):
+            await connection.send([b"%d" % number])
+            if number % 50 == 0:
+                await trio.testing.wait_all_tasks_blocked(0.001)
+        await done.wait()
+        assert sorted(b"%d" % number for number in range(500)) == sorted(there)
+        nursery.cancel_scope.cancel()
 
 
-def test_a_cancelled_receive_loses_nothing(open_link: OpenLink) -> None:
+@real_time
+async def test_a_cancelled_receive_loses_nothing(open_link: OpenLink) -> None:
     """Receives are cancelled at random, again and again, under load; every message arrives once, in order."""
     total = 3000
 
@@ -130,167 +126,148 @@ def test_a_cancelled_receive_loses_nothing(open_link: OpenLink) -> None:
                 await trio.lowlevel.checkpoint()
         return cancelled
 
-    async def main() -> None:
-        async with open_link(1) as link, trio.open_nursery() as nursery:
-            nursery.start_soon(feed, link.connections[0])
-            came: list[int] = []
-            cancelled = await collect(link.server, came, random.Random(7))
-            assert list(range(total)) == came
-            assert cancelled > 10
-
-    trio.run(main)
+    async with open_link(1) as link, trio.open_nursery() as nursery:
+        nursery.start_soon(feed, link.connections[0])
+        came: list[int] = []
+        cancelled = await collect(link.server, came, random.Random(7))
+        assert list(range(total)) == came
+        assert cancelled > 10
 
 
-def test_a_cancelled_send_sent_nothing(open_link: OpenLink) -> None:
+@real_time
+async def test_a_cancelled_send_sent_nothing(open_link: OpenLink) -> None:
     """A send that was cancelled before it began leaves no message behind, and no half of one."""
 
-    async def main() -> None:
-        async with open_link(1) as link:
-            (connection,) = link.connections
-            with trio.CancelScope() as scope:
-                scope.cancel()
-                await connection.send([b"cancelled", b"rest"])
-            assert scope.cancelled_caught
-            await connection.send([b"sent"])
-            assert [[b"sent"]] == await receive_exactly(link.server, 1)
-
-    trio.run(main)
+    async with open_link(1) as link:
+        (connection,) = link.connections
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await connection.send([b"cancelled", b"rest"])
+        assert scope.cancelled_caught
+        await connection.send([b"sent"])
+        assert [[b"sent"]] == await receive_exactly(link.server, 1)
 
 
-def test_receive_nowait_takes_what_is_there(open_link: OpenLink) -> None:
+@real_time
+async def test_receive_nowait_takes_what_is_there(open_link: OpenLink) -> None:
     """An empty socket gives an empty list, at once."""
 
-    async def main() -> None:
-        async with open_link(1) as link:
-            assert [] == link.server.receive_nowait()
-            assert [] == link.connections[0].receive_nowait()
-
-    trio.run(main)
+    async with open_link(1) as link:
+        assert [] == link.server.receive_nowait()
+        assert [] == link.connections[0].receive_nowait()
 
 
-def test_a_flood_does_not_hold_the_event_loop(open_link: OpenLink) -> None:
+@real_time
+async def test_a_flood_does_not_hold_the_event_loop(open_link: OpenLink) -> None:
     """One receive takes at most a burst; another task gets its turn in between."""
 
-    async def main() -> None:
-        async with open_link(1) as link:
-            (connection,) = link.connections
-            sizes = []
-            turns = 0
+    async with open_link(1) as link:
+        (connection,) = link.connections
+        sizes = []
+        turns = 0
 
-            async def watch() -> None:
-                nonlocal turns
-                while True:
-                    turns += 1
-                    await trio.lowlevel.checkpoint()
+        async def watch() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
 
-            async with trio.open_nursery() as nursery:
-                for _ in range(700):
-                    await connection.send([b"x"])
-                nursery.start_soon(watch)
-                while sum(sizes) < 700:
-                    sizes.append(len(await link.server.receive()))
-                # Within one turn of the loop trio runs tasks in any order, so the last turn may be missing.
-                assert turns >= len(sizes) - 1 >= 2
-                nursery.cancel_scope.cancel()
-            assert max(sizes) <= 256
-
-    trio.run(main)
+        async with trio.open_nursery() as nursery:
+            for _ in range(700):
+                await connection.send([b"x"])
+            nursery.start_soon(watch)
+            while sum(sizes) < 700:
+                sizes.append(len(await link.server.receive()))
+            # Within one turn of the loop trio runs tasks in any order, so the last turn may be missing.
+            assert turns >= len(sizes) - 1 >= 2
+            nursery.cancel_scope.cancel()
+        assert max(sizes) <= 256
 
 
-def test_unknown_peers_are_gone(open_link: OpenLink) -> None:
+@real_time
+async def test_unknown_peers_are_gone(open_link: OpenLink) -> None:
     """A message to nobody raises instead of vanishing."""
 
-    async def main() -> None:
-        async with open_link(1) as link:
-            with pytest.raises(PeerGone):
-                link.server.send_nowait(b"nobody", [b"hello"])
-
-    trio.run(main)
+    async with open_link(1) as link:
+        with pytest.raises(PeerGone):
+            link.server.send_nowait(b"nobody", [b"hello"])
 
 
-def test_a_disconnected_peer_is_gone(open_link: OpenLink) -> None:
+@real_time
+async def test_a_disconnected_peer_is_gone(open_link: OpenLink) -> None:
     """After a peer has closed its connection, messages to it raise, sooner or later."""
 
-    async def main() -> None:
-        async with open_link(1) as link:
-            (connection,) = link.connections
-            await connection.send([b"hello"])
-            ((peer, _),) = await link.server.receive()
-            connection.close()
+    async with open_link(1) as link:
+        (connection,) = link.connections
+        await connection.send([b"hello"])
+        ((peer, _),) = await link.server.receive()
+        connection.close()
 
-            async def talk() -> None:
-                while True:
-                    try:
-                        link.server.send_nowait(peer, [b"are you there?"])
-                    except OutboxFull:
-                        link.server.forget(peer)
-                    await trio.lowlevel.checkpoint()
+        async def talk() -> None:
+            while True:
+                try:
+                    link.server.send_nowait(peer, [b"are you there?"])
+                except OutboxFull:
+                    link.server.forget(peer)
+                await trio.lowlevel.checkpoint()
 
-            with pytest.raises(PeerGone):
-                await talk()
-
-    trio.run(main)
+        with pytest.raises(PeerGone):
+            await talk()
 
 
-def test_a_peer_that_is_cut_off_is_not_heard_again(open_link: OpenLink) -> None:
+@real_time
+async def test_a_peer_that_is_cut_off_is_not_heard_again(open_link: OpenLink) -> None:
     """What it sends is dropped, even a flood of it; the others are served."""
 
-    async def main() -> None:
-        async with open_link(2) as link:
-            bad, good = link.connections
-            await bad.send([b"bad"])
-            ((peer, _),) = await link.server.receive()
-            link.server.cut_off(peer)
-            for _ in range(600):
-                await bad.send([b"more"])
-            await good.send([b"good"])
-            assert [[b"good"]] == await receive_exactly(link.server, 1)
-
-    trio.run(main)
+    async with open_link(2) as link:
+        bad, good = link.connections
+        await bad.send([b"bad"])
+        ((peer, _),) = await link.server.receive()
+        link.server.cut_off(peer)
+        for _ in range(600):
+            await bad.send([b"more"])
+        await good.send([b"good"])
+        assert [[b"good"]] == await receive_exactly(link.server, 1)
 
 
 @pytest.mark.parametrize("side", ["server", "connection"])
-def test_closing_wakes_those_who_wait(open_link: OpenLink, side: str) -> None:
+@real_time
+async def test_closing_wakes_those_who_wait(open_link: OpenLink, side: str) -> None:
     """A waiting receive ends with ClosedResourceError, run() returns, closing twice is once."""
 
-    async def main() -> None:
-        async with open_link(1) as link:
-            socket = link.server if side == "server" else link.connections[0]
-            ended = 0
+    async with open_link(1) as link:
+        socket = link.server if side == "server" else link.connections[0]
+        ended = 0
 
-            async def wait() -> None:
-                nonlocal ended
-                with pytest.raises(trio.ClosedResourceError):
-                    await socket.receive()
-                ended += 1
-
-            async with trio.open_nursery() as nursery:
-                for _ in range(3):
-                    nursery.start_soon(wait)
-                await trio.testing.wait_all_tasks_blocked()
-                socket.close()
-                socket.close()
-            assert 3 == ended
-            with pytest.raises(trio.ClosedResourceError):
-                socket.receive_nowait()
+        async def wait() -> None:
+            nonlocal ended
             with pytest.raises(trio.ClosedResourceError):
                 await socket.receive()
+            ended += 1
 
-    trio.run(main)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            socket.close()
+            socket.close()
+        assert 3 == ended
+        with pytest.raises(trio.ClosedResourceError):
+            socket.receive_nowait()
+        with pytest.raises(trio.ClosedResourceError):
+            await socket.receive()
 
 
-def test_buffers_of_all_sorts_can_be_sent(open_link: OpenLink) -> None:
+@real_time
+async def test_buffers_of_all_sorts_can_be_sent(open_link: OpenLink) -> None:
     """bytes, bytearray and memoryview, small and large, contiguous as they are."""
     frames = [b"a", bytearray(b"b" * 10), memoryview(b"c" * 70_000), bytearray(b"d" * 70_000), b"e" * 70_000]
 
-    async def main() -> None:
-        async with open_link(1) as link:
-            (connection,) = link.connections
-            await connection.send(frames)
-            ((peer, came),) = await link.server.receive()
-            assert plain(list(frames)) == plain(came)
-            assert [bytes, bytes] == [type(frame) for frame in came[:2]]
-            link.server.send_nowait(peer, came)
-            assert [plain(list(frames))] == await receive_exactly(connection, 1)
-
-    trio.run(main)
+    async with open_link(1) as link:
+        (connection,) = link.connections
+        await connection.send(frames)
+        ((peer, came),) = await link.server.receive()
+        assert plain(list(frames)) == plain(came)
+        assert [bytes, bytes] == [type(frame) for frame in came[:2]]
+        link.server.send_nowait(peer, came)
+        assert [plain(list(frames))] == await receive_exactly(connection, 1)

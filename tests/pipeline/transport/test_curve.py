@@ -18,6 +18,7 @@ import pytest
 import trio
 import trio.testing
 import zmq
+from tests.pipeline.serving.clocks import real_time
 from zmq.utils import z85
 
 from shapestream.errors import ConfigurationError, PeerGone
@@ -89,26 +90,24 @@ async def heard(router: ProtectedRouter, patience_s: float = LONG_S) -> tuple[by
 # ---------------------------------------------------------------- who gets in
 
 
-def test_a_listed_key_gets_in_and_is_who_it_is() -> None:
+@real_time
+async def test_a_listed_key_gets_in_and_is_who_it_is() -> None:
     """The key comes with the message, is known by the peer's id, and the way back works."""
 
-    async def main() -> None:
-        async with protected() as router:
-            async with dealer(ALICE) as alice, dealer(ADMIN) as admin:
-                async with trio.open_nursery() as nursery:
-                    for each, key in ((alice, ALICE), (admin, ADMIN)):
-                        await nursery.start(each.run)
-                        each.connect(router.addresses[0])
-                        each.send_nowait([b"hello", b"x" * 100_000])
-                        ((peer, frames),) = await router.receive()
-                        assert key.public == router.key_of(peer)
-                        assert (key is ADMIN) == router.is_admin(peer)
-                        assert [5, 100_000] == [len(frame) for frame in frames]
-                        router.send_nowait(peer, [b"welcome"])
-                        assert [[b"welcome"]] == await each.receive()
-                    nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with protected() as router:
+        async with dealer(ALICE) as alice, dealer(ADMIN) as admin:
+            async with trio.open_nursery() as nursery:
+                for each, key in ((alice, ALICE), (admin, ADMIN)):
+                    await nursery.start(each.run)
+                    each.connect(router.addresses[0])
+                    each.send_nowait([b"hello", b"x" * 100_000])
+                    ((peer, frames),) = await router.receive()
+                    assert key.public == router.key_of(peer)
+                    assert (key is ADMIN) == router.is_admin(peer)
+                    assert [5, 100_000] == [len(frame) for frame in frames]
+                    router.send_nowait(peer, [b"welcome"])
+                    assert [[b"welcome"]] == await each.receive()
+                nursery.cancel_scope.cancel()
 
 
 def call_and_hang_up(address: str) -> None:
@@ -125,22 +124,20 @@ def call_and_hang_up(address: str) -> None:
     time.sleep(0.02)
 
 
-def test_who_leaves_before_the_answer_harms_nobody() -> None:
+@real_time
+async def test_who_leaves_before_the_answer_harms_nobody() -> None:
     """Callers hang up while the loop owes them a verdict: the port goes on, and lets others in."""
 
-    async def main() -> None:
-        async with protected() as router:
-            for _ in range(4):
-                call_and_hang_up(router.addresses[0])
-                await trio.testing.wait_all_tasks_blocked(0.01)
-            async with dealer(ALICE) as alice, trio.open_nursery() as nursery:
-                await nursery.start(alice.run)
-                alice.connect(router.addresses[0])
-                alice.send_nowait([b"hello"])
-                assert (b"hello",) == tuple((await router.receive())[0][1])
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with protected() as router:
+        for _ in range(4):
+            call_and_hang_up(router.addresses[0])
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        async with dealer(ALICE) as alice, trio.open_nursery() as nursery:
+            await nursery.start(alice.run)
+            alice.connect(router.addresses[0])
+            alice.send_nowait([b"hello"])
+            assert (b"hello",) == tuple((await router.receive())[0][1])
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -152,87 +149,79 @@ def test_who_leaves_before_the_answer_harms_nobody() -> None:
         pytest.param(None, SERVER, "handshake failed", id="no key at all"),
     ],
 )
-def test_others_get_nothing(pair: KeyPair | None, server: KeyPair, reason: str) -> None:
+@real_time
+async def test_others_get_nothing(pair: KeyPair | None, server: KeyPair, reason: str) -> None:
     """No message of theirs is heard, the refusal is counted, and a client beside them is served."""
 
-    async def main() -> None:
-        async with protected() as router:
-            async with dealer(pair, server) as stranger, dealer(ALICE) as alice:
-                stranger.connect(router.addresses[0])
-                stranger.send_nowait([b"let me in"])
-                assert await heard(router) is None
-                alice.connect(router.addresses[0])
-                alice.send_nowait([b"hello"])
-                found = await heard(router, 30)
-                assert found is not None
-                assert [b"hello"] == found[1]
-                while not router.refused:
-                    assert await heard(router, 0.01) is None
-                    router.failed_handshakes()  # as the server asks with each heartbeat
-                assert {reason} == set(router.refused)
-
-    trio.run(main)
+    async with protected() as router:
+        async with dealer(pair, server) as stranger, dealer(ALICE) as alice:
+            stranger.connect(router.addresses[0])
+            stranger.send_nowait([b"let me in"])
+            assert await heard(router) is None
+            alice.connect(router.addresses[0])
+            alice.send_nowait([b"hello"])
+            found = await heard(router, 30)
+            assert found is not None
+            assert [b"hello"] == found[1]
+            while not router.refused:
+                assert await heard(router, 0.01) is None
+                router.failed_handshakes()  # as the server asks with each heartbeat
+            assert {reason} == set(router.refused)
 
 
-def test_a_clients_key_does_not_open_the_workers_port() -> None:
+@real_time
+async def test_a_clients_key_does_not_open_the_workers_port() -> None:
     """Roles are per port: a worker's key opens the workers' and no client's does, not even an admin's."""
 
-    async def main() -> None:
-        async with protected(roles=(KeyRole.WORKER,)) as router:
-            for pair in (ALICE, ADMIN):
-                async with dealer(pair) as caller:
-                    caller.connect(router.addresses[0])
-                    caller.send_nowait([b"I serve models"])
-                    assert await heard(router) is None
-            async with dealer(WORKER) as worker:
-                worker.connect(router.addresses[0])
-                worker.send_nowait([b"I do"])
-                assert await heard(router, 30) is not None
-
-    trio.run(main)
+    async with protected(roles=(KeyRole.WORKER,)) as router:
+        for pair in (ALICE, ADMIN):
+            async with dealer(pair) as caller:
+                caller.connect(router.addresses[0])
+                caller.send_nowait([b"I serve models"])
+                assert await heard(router) is None
+        async with dealer(WORKER) as worker:
+            worker.connect(router.addresses[0])
+            worker.send_nowait([b"I do"])
+            assert await heard(router, 30) is not None
 
 
-def test_ipc_beside_tcp_asks_for_no_key(tmp_path: Path) -> None:
+@real_time
+async def test_ipc_beside_tcp_asks_for_no_key(tmp_path: Path) -> None:
     """The same port, two addresses: whoever may use the folder is at home, and has no key."""
 
-    async def main() -> None:
-        async with protected(f"ipc://{tmp_path}/s", "tcp://127.0.0.1:*") as router:
-            async with dealer(None) as local, dealer(ALICE) as alice:
-                local.connect(router.addresses[0])
-                local.send_nowait([b"from here"])
-                found = await heard(router, 30)
-                assert found is not None
-                assert router.key_of(found[0]) is None
-                assert router.is_admin(found[0])
-                alice.connect(router.addresses[1])
-                alice.send_nowait([b"from afar"])
-                found = await heard(router, 30)
-                assert found is not None
-                assert ALICE.public == router.key_of(found[0])
-
-    trio.run(main)
+    async with protected(f"ipc://{tmp_path}/s", "tcp://127.0.0.1:*") as router:
+        async with dealer(None) as local, dealer(ALICE) as alice:
+            local.connect(router.addresses[0])
+            local.send_nowait([b"from here"])
+            found = await heard(router, 30)
+            assert found is not None
+            assert router.key_of(found[0]) is None
+            assert router.is_admin(found[0])
+            alice.connect(router.addresses[1])
+            alice.send_nowait([b"from afar"])
+            found = await heard(router, 30)
+            assert found is not None
+            assert ALICE.public == router.key_of(found[0])
 
 
-def test_without_a_handler_nobody_gets_in() -> None:
+@real_time
+async def test_without_a_handler_nobody_gets_in() -> None:
     """Until `run` answers, a listed key waits; libzmq alone would have let in any."""
 
-    async def main() -> None:
-        router = ProtectedRouter(SECURITY, CLIENTS, port="test")
-        router.bind("tcp://127.0.0.1:*")
-        try:
-            async with dealer(ALICE) as alice:
-                alice.connect(router.addresses[0])
-                alice.send_nowait([b"hello"])
-                assert await heard(router) is None
-                assert [] == router.receive_nowait()
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(router.run)
-                    assert await heard(router, 30) is not None
-                    router.close()
-        finally:
-            router.close()
-
-    trio.run(main)
+    router = ProtectedRouter(SECURITY, CLIENTS, port="test")
+    router.bind("tcp://127.0.0.1:*")
+    try:
+        async with dealer(ALICE) as alice:
+            alice.connect(router.addresses[0])
+            alice.send_nowait([b"hello"])
+            assert await heard(router) is None
+            assert [] == router.receive_nowait()
+            async with trio.open_nursery() as nursery:
+                await nursery.start(router.run)
+                assert await heard(router, 30) is not None
+                router.close()
+    finally:
+        router.close()
 
 
 @pytest.mark.parametrize(
@@ -240,21 +229,19 @@ def test_without_a_handler_nobody_gets_in() -> None:
     [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x01\x00\x03\x00abc", b"\xff" * 200, b"\x16\x03\x01\x02\x00" + b"\0" * 512],
     ids=["HTTP", "ZMTP 1.0, which knows no keys", "noise", "TLS"],
 )  # fmt: skip
-def test_what_does_not_speak_curve_ends_its_own_connection(bytes_sent: bytes) -> None:
+@real_time
+async def test_what_does_not_speak_curve_ends_its_own_connection(bytes_sent: bytes) -> None:
     """Other protocols get no further than the handshake; a client beside them is served."""
 
-    async def main() -> None:
-        async with protected() as router:
-            port = int(router.addresses[0].rpartition(":")[2])
-            with socket.create_connection(("127.0.0.1", port)) as raw:
-                raw.sendall(bytes_sent)
-                assert await heard(router) is None
-                async with dealer(ALICE) as alice:
-                    alice.connect(router.addresses[0])
-                    alice.send_nowait([b"hello"])
-                    assert await heard(router, 30) is not None
-
-    trio.run(main)
+    async with protected() as router:
+        port = int(router.addresses[0].rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as raw:
+            raw.sendall(bytes_sent)
+            assert await heard(router) is None
+            async with dealer(ALICE) as alice:
+                alice.connect(router.addresses[0])
+                alice.send_nowait([b"hello"])
+                assert await heard(router, 30) is not None
 
 
 GREETING = (
@@ -281,102 +268,94 @@ def until_the_end(raw: socket.socket) -> int:
         pytest.param(b"", id="nothing more"),
     ],
 )
-def test_whoever_has_proved_nothing_is_disconnected(frames: bytes) -> None:
+@real_time
+async def test_whoever_has_proved_nothing_is_disconnected(frames: bytes) -> None:
     """At once for what no handshake has, at its time-out for silence: nothing is kept, and others are served."""
 
-    async def main() -> None:
-        async with protected(options=SocketOptions(handshake_ms=300)) as router:
-            port = int(router.addresses[0].rpartition(":")[2])
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
-                raw.sendall(GREETING)
-                with contextlib.suppress(ConnectionError):
-                    raw.sendall(frames)
-                assert await trio.to_thread.run_sync(until_the_end, raw) <= 64
-            async with dealer(ALICE) as alice:
-                alice.connect(router.addresses[0])
-                alice.send_nowait([b"hello"])
-                assert await heard(router, 30) is not None
-
-    trio.run(main)
+    async with protected(options=SocketOptions(handshake_ms=300)) as router:
+        port = int(router.addresses[0].rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
+            raw.sendall(GREETING)
+            with contextlib.suppress(ConnectionError):
+                raw.sendall(frames)
+            assert await trio.to_thread.run_sync(until_the_end, raw) <= 64
+        async with dealer(ALICE) as alice:
+            alice.connect(router.addresses[0])
+            alice.send_nowait([b"hello"])
+            assert await heard(router, 30) is not None
 
 
 # ---------------------------------------------------------------- routing ids prove nothing
 
 
-def test_a_chosen_routing_id_is_refused() -> None:
+@real_time
+async def test_a_chosen_routing_id_is_refused() -> None:
     """Whoever could choose it could also choose somebody else's, and get the answers that are meant for him."""
 
-    async def main() -> None:
-        async with protected() as router:
-            async with dealer(ALICE) as alice:
-                alice._socket.set(zmq.ROUTING_ID, b"camera-1")
-                alice.connect(router.addresses[0])
-                alice.send_nowait([b"hello"])
-                assert await heard(router) is None
-                assert {"chosen routing id": 1} == router.refused
-
-    trio.run(main)
+    async with protected() as router:
+        async with dealer(ALICE) as alice:
+            alice._socket.set(zmq.ROUTING_ID, b"camera-1")
+            alice.connect(router.addresses[0])
+            alice.send_nowait([b"hello"])
+            assert await heard(router) is None
+            assert {"chosen routing id": 1} == router.refused
 
 
-def test_another_key_on_a_known_routing_id_gets_nothing() -> None:
+@real_time
+async def test_another_key_on_a_known_routing_id_gets_nothing() -> None:
     """Bob comes under the id that Alice's broken connection had: he is not heard, and nothing is sent to him."""
 
-    async def main() -> None:
-        async with protected() as router:
-            async with dealer(ALICE) as alice, dealer(BOB) as bob:
-                alice.connect(router.addresses[0])
-                alice.send_nowait([b"hello"])
-                found = await heard(router, 30)
-                assert found is not None
-                peer = found[0]
-                alice.close()
-                bob._socket.set(zmq.ROUTING_ID, peer)
-                # libzmq gives him the id only when it knows of the end of Alice's connection.
-                with pytest.raises(PeerGone):  # noqa: PT012 - until it knows
-                    while True:
-                        router.send_nowait(peer, [b"are you there?"])
-                        assert await heard(router, 0.01) is None
-                bob.connect(router.addresses[0])
-                bob.send_nowait([b"I am Alice"])
-                with trio.move_on_after(30):
-                    while not router.refused:
-                        assert await heard(router, 0.05) is None
-                assert {"another's routing id": 1} == router.refused
-                with pytest.raises(PeerGone, match="its key is not"):
-                    router.send_nowait(peer, [b"for Alice"])
-
-    trio.run(main)
+    async with protected() as router:
+        async with dealer(ALICE) as alice, dealer(BOB) as bob:
+            alice.connect(router.addresses[0])
+            alice.send_nowait([b"hello"])
+            found = await heard(router, 30)
+            assert found is not None
+            peer = found[0]
+            alice.close()
+            bob._socket.set(zmq.ROUTING_ID, peer)
+            # libzmq gives him the id only when it knows of the end of Alice's connection.
+            with pytest.raises(PeerGone):  # noqa: PT012 - until it knows
+                while True:
+                    router.send_nowait(peer, [b"are you there?"])
+                    assert await heard(router, 0.01) is None
+            bob.connect(router.addresses[0])
+            bob.send_nowait([b"I am Alice"])
+            with trio.move_on_after(30):
+                while not router.refused:
+                    assert await heard(router, 0.05) is None
+            assert {"another's routing id": 1} == router.refused
+            with pytest.raises(PeerGone, match="its key is not"):
+                router.send_nowait(peer, [b"for Alice"])
 
 
-def test_a_key_that_is_taken_back_is_cut_off_at_once() -> None:
+@real_time
+async def test_a_key_that_is_taken_back_is_cut_off_at_once() -> None:
     """Alice is heard no more and sent nothing more, and cannot come again; Bob, who is new on the list, can."""
     only_alice, only_bob = (KeyRing(clients={pair.public: ""}) for pair in (ALICE, BOB))
 
-    async def main() -> None:
-        async with protected() as router:
-            router.let_in(only_alice)
-            async with dealer(ALICE) as alice, dealer(ALICE) as again, dealer(BOB) as bob:
-                alice.connect(router.addresses[0])
-                alice.send_nowait([b"hello"])
-                found = await heard(router, 30)
-                assert found is not None
-                router.let_in(only_bob)
-                with pytest.raises(PeerGone, match="no longer"):
-                    router.send_nowait(found[0], [b"for Alice"])
-                alice.send_nowait([b"are you there?"])
-                again.connect(router.addresses[0])
-                again.send_nowait([b"let me in again"])
-                assert await heard(router) is None
-                bob.connect(router.addresses[0])
-                bob.send_nowait([b"hello"])
-                found = await heard(router, 30)
-                assert found is not None
-                assert BOB.public == router.key_of(found[0])
-                # Alice's connection was ended, and libzmq tries again.
-                assert ["key not listed"] == list(router.refused)
-                assert 2 <= router.refused["key not listed"]
-
-    trio.run(main)
+    async with protected() as router:
+        router.let_in(only_alice)
+        async with dealer(ALICE) as alice, dealer(ALICE) as again, dealer(BOB) as bob:
+            alice.connect(router.addresses[0])
+            alice.send_nowait([b"hello"])
+            found = await heard(router, 30)
+            assert found is not None
+            router.let_in(only_bob)
+            with pytest.raises(PeerGone, match="no longer"):
+                router.send_nowait(found[0], [b"for Alice"])
+            alice.send_nowait([b"are you there?"])
+            again.connect(router.addresses[0])
+            again.send_nowait([b"let me in again"])
+            assert await heard(router) is None
+            bob.connect(router.addresses[0])
+            bob.send_nowait([b"hello"])
+            found = await heard(router, 30)
+            assert found is not None
+            assert BOB.public == router.key_of(found[0])
+            # Alice's connection was ended, and libzmq tries again.
+            assert ["key not listed"] == list(router.refused)
+            assert 2 <= router.refused["key not listed"]
 
 
 def test_routing_ids_begin_at_random() -> None:

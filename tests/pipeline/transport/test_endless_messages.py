@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 import zmq
 from tests.e2e.test_broken_connections import Raw, dialled, message
+from tests.pipeline.serving.clocks import real_time
 
 from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
 from shapestream.transport.watched_socket import receive_frames
@@ -29,26 +30,24 @@ def parts(count: int) -> bytes:
     return b"\x01\x01x" * (count - 1) + b"\x00\x01x"
 
 
-def test_one_receive_takes_or_drops_a_bounded_number_of_frames() -> None:
+@real_time
+async def test_one_receive_takes_or_drops_a_bounded_number_of_frames() -> None:
     """Many messages of many parts lie there; each receive takes some of them, and those that are too long are cut."""
 
-    async def main() -> None:
-        async with (
-            RouterSocket(options=SocketOptions(max_frames=1026)) as router,
-            trio.open_nursery() as nursery,
-        ):
-            router.bind("tcp://127.0.0.1:*")
-            await nursery.start(router.run)
-            with trio.fail_after(60):
-                raw = await trio.to_thread.run_sync(lambda: Raw(dialled(router.addresses[0]), b"DEALER", b""))
-                raw.socket.sendall(parts(1000) * 200 + parts(50_000) + message(b"last"))
-                sizes: list[int] = []
-                while 201 > len(sizes):
-                    taken = [len(frames) for _, frames in await router.receive()]
-                    assert FRAMES_AT_ONCE + 1026 > sum(taken)
-                    sizes += taken
-                assert [1000] * 200 + [1026] == sizes[:201]
-            raw.socket.close()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with (
+        RouterSocket(options=SocketOptions(max_frames=1026)) as router,
+        trio.open_nursery() as nursery,
+    ):
+        router.bind("tcp://127.0.0.1:*")
+        await nursery.start(router.run)
+        with trio.fail_after(60):
+            raw = await trio.to_thread.run_sync(lambda: Raw(dialled(router.addresses[0]), b"DEALER", b""))
+            raw.socket.sendall(parts(1000) * 200 + parts(50_000) + message(b"last"))
+            sizes: list[int] = []
+            while 201 > len(sizes):
+                taken = [len(frames) for _, frames in await router.receive()]
+                assert FRAMES_AT_ONCE + 1026 > sum(taken)
+                sizes += taken
+            assert [1000] * 200 + [1026] == sizes[:201]
+        raw.socket.close()
+        nursery.cancel_scope.cancel()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 import zmq
+from tests.pipeline.serving.clocks import real_time
 
 from shapestream.errors import AddressInUse, TransportError
 from shapestream.transport.dealer import DealerSocket
@@ -40,23 +41,21 @@ def refused(address: str, words: str, kind: type[TransportError] = TransportErro
         router.close()
 
 
-def test_a_second_server_is_refused_an_ipc_path(tmp_path: Path) -> None:
+@real_time
+async def test_a_second_server_is_refused_an_ipc_path(tmp_path: Path) -> None:
     """libzmq would let it steal the path silently; the first server keeps its clients instead."""
     address = f"ipc://{tmp_path}/s"
 
-    async def main() -> None:
-        async with RouterSocket() as first, DealerSocket() as dealer, trio.open_nursery() as nursery:
-            first.bind(address)
-            await nursery.start(first.run)
-            refused(address, "another process listens there", AddressInUse)
-            dealer.connect(address)
-            dealer.send_nowait([b"hello"])
-            with trio.fail_after(120):
-                ((_, frames),) = await first.receive()
-            assert [b"hello"] == frames
-            first.close()
-
-    trio.run(main)
+    async with RouterSocket() as first, DealerSocket() as dealer, trio.open_nursery() as nursery:
+        first.bind(address)
+        await nursery.start(first.run)
+        refused(address, "another process listens there", AddressInUse)
+        dealer.connect(address)
+        dealer.send_nowait([b"hello"])
+        with trio.fail_after(120):
+            ((_, frames),) = await first.receive()
+        assert [b"hello"] == frames
+        first.close()
 
 
 def test_the_path_of_a_killed_server_is_taken_over(tmp_path: Path) -> None:
@@ -125,49 +124,46 @@ def test_addresses_that_are_none(address: str) -> None:
     dealer.close()
 
 
-def test_one_server_listens_at_several_addresses(tmp_path: Path) -> None:
+@real_time
+async def test_one_server_listens_at_several_addresses(tmp_path: Path) -> None:
     """Clients over ipc and tcp are served by one socket; `addresses` has the real ports."""
 
-    async def main() -> None:
-        async with RouterSocket() as router, trio.open_nursery() as nursery:
-            router.bind(f"ipc://{tmp_path}/s")
-            router.bind("tcp://127.0.0.1:*")
-            await nursery.start(router.run)
-            assert not router.addresses[1].endswith("*")
-            for address in router.addresses:
-                async with DealerSocket() as dealer:
-                    dealer.connect(address)
-                    dealer.send_nowait([address.encode()])
-                    with trio.fail_after(120):
-                        ((_, frames),) = await router.receive()
-                    assert [address.encode()] == frames
-            router.close()
-
-    trio.run(main)
+    async with RouterSocket() as router, trio.open_nursery() as nursery:
+        router.bind(f"ipc://{tmp_path}/s")
+        router.bind("tcp://127.0.0.1:*")
+        await nursery.start(router.run)
+        assert not router.addresses[1].endswith("*")
+        for address in router.addresses:
+            async with DealerSocket() as dealer:
+                dealer.connect(address)
+                dealer.send_nowait([address.encode()])
+                with trio.fail_after(120):
+                    ((_, frames),) = await router.receive()
+                assert [address.encode()] == frames
+        router.close()
 
 
-def test_what_is_sent_before_the_server_is_there_waits(tmp_path: Path) -> None:
+@real_time
+async def test_what_is_sent_before_the_server_is_there_waits(tmp_path: Path) -> None:
     """Client and server may start in any order."""
     address = f"ipc://{tmp_path}/s"
 
-    async def main() -> None:
-        async with DealerSocket() as dealer, RouterSocket() as router, trio.open_nursery() as nursery:
-            await nursery.start(dealer.run)
-            dealer.connect(address)
-            dealer.send_nowait([b"early"])
-            router.bind(address)
-            await nursery.start(router.run)
-            with trio.fail_after(120):
-                ((peer, frames),) = await router.receive()
-                router.send_nowait(peer, [b"answer"])
-                assert [[b"answer"]] == await dealer.receive()
-            assert [b"early"] == frames
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with DealerSocket() as dealer, RouterSocket() as router, trio.open_nursery() as nursery:
+        await nursery.start(dealer.run)
+        dealer.connect(address)
+        dealer.send_nowait([b"early"])
+        router.bind(address)
+        await nursery.start(router.run)
+        with trio.fail_after(120):
+            ((peer, frames),) = await router.receive()
+            router.send_nowait(peer, [b"answer"])
+            assert [[b"answer"]] == await dealer.receive()
+        assert [b"early"] == frames
+        nursery.cancel_scope.cancel()
 
 
-def test_a_connection_outlives_its_server(tmp_path: Path) -> None:
+@real_time
+async def test_a_connection_outlives_its_server(tmp_path: Path) -> None:
     """libzmq connects to a server's successor by itself, which knows the client under a new peer id."""
     address = f"ipc://{tmp_path}/s"
 
@@ -178,24 +174,21 @@ def test_a_connection_outlives_its_server(tmp_path: Path) -> None:
             with trio.move_on_after(0.02):
                 return (await router.receive())[0][0]
 
-    async def main() -> None:
-        async with DealerSocket() as dealer, trio.open_nursery() as nursery:
-            await nursery.start(dealer.run)
-            dealer.connect(address)
-            peers = set()
-            for _ in range(3):
-                async with RouterSocket() as router:
-                    router.bind(address)
-                    await nursery.start(router.run)
-                    with trio.fail_after(120):
-                        peer = await hear(router, dealer)
-                        router.send_nowait(peer, [b"yes"])
-                        assert [b"yes"] == (await dealer.receive())[0]
-                    peers.add(peer)
-            assert 3 == len(peers)
-            dealer.close()
-
-    trio.run(main)
+    async with DealerSocket() as dealer, trio.open_nursery() as nursery:
+        await nursery.start(dealer.run)
+        dealer.connect(address)
+        peers = set()
+        for _ in range(3):
+            async with RouterSocket() as router:
+                router.bind(address)
+                await nursery.start(router.run)
+                with trio.fail_after(120):
+                    peer = await hear(router, dealer)
+                    router.send_nowait(peer, [b"yes"])
+                    assert [b"yes"] == (await dealer.receive())[0]
+                peers.add(peer)
+        assert 3 == len(peers)
+        dealer.close()
 
 
 def test_a_closed_server_does_not_remove_its_successors_path(tmp_path: Path) -> None:
@@ -214,21 +207,19 @@ def test_a_closed_server_does_not_remove_its_successors_path(tmp_path: Path) -> 
     assert ["s.lock"] == [path.name for path in tmp_path.iterdir()]
 
 
-def test_a_plain_zeromq_client_is_understood(tmp_path: Path) -> None:
+@real_time
+async def test_a_plain_zeromq_client_is_understood(tmp_path: Path) -> None:
     """A DEALER or REQ of any other library is a peer like ours; REQ's empty delimiter is just a frame."""
 
-    async def main() -> None:
-        async with RouterSocket() as router, trio.open_nursery() as nursery:
-            router.bind(f"ipc://{tmp_path}/s")
-            await nursery.start(router.run)
-            with zmq.Context() as context, context.socket(zmq.REQ) as client:
-                client.connect(f"ipc://{tmp_path}/s")
-                client.send_multipart([b"a", b"b"])
-                with trio.fail_after(120):
-                    ((peer, frames),) = await router.receive()
-                assert [b"", b"a", b"b"] == frames
-                router.send_nowait(peer, frames)
-                assert [b"a", b"b"] == client.recv_multipart()
-            router.close()
-
-    trio.run(main)
+    async with RouterSocket() as router, trio.open_nursery() as nursery:
+        router.bind(f"ipc://{tmp_path}/s")
+        await nursery.start(router.run)
+        with zmq.Context() as context, context.socket(zmq.REQ) as client:
+            client.connect(f"ipc://{tmp_path}/s")
+            client.send_multipart([b"a", b"b"])
+            with trio.fail_after(120):
+                ((peer, frames),) = await router.receive()
+            assert [b"", b"a", b"b"] == frames
+            router.send_nowait(peer, frames)
+            assert [b"a", b"b"] == client.recv_multipart()
+        router.close()

@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 import zmq
+from tests.pipeline.serving.clocks import real_time
 
 from shapestream.errors import OutboxFull, PeerGone, TransportError
 from shapestream.transport.dealer import DealerSocket
@@ -67,7 +68,8 @@ async def introduce(router: RouterSocket, dealers: Sequence[DealerSocket]) -> li
 
 @pytest.mark.parametrize("in_watcher", [False, True], ids=["receiver", "watcher"])
 @pytest.mark.parametrize("address", ["ipc://{}/s", "tcp://127.0.0.1:*", "inproc://fd"])
-def test_the_announcement_is_never_missed(tmp_path: Path, address: str, in_watcher: bool) -> None:
+@real_time
+async def test_the_announcement_is_never_missed(tmp_path: Path, address: str, in_watcher: bool) -> None:
     """Bursts cross in both directions while other tasks send: a swallowed ZMQ_FD would stop one side for ever."""
     rounds, senders = 400, 3
 
@@ -108,58 +110,54 @@ def test_the_announcement_is_never_missed(tmp_path: Path, address: str, in_watch
             await all_came.wait()
             nursery.cancel_scope.cancel()
 
-    async def main() -> None:
-        async with opened(address.format(tmp_path)) as (router, (dealer,)):
-            async with trio.open_nursery() as nursery:
-                ends = trio.open_memory_channel[Any](10_000)
-                nursery.start_soon(answer, router, ends[0])
-                nursery.start_soon(reply, router, ends[1])
-                for name in range(senders):
-                    nursery.start_soon(push, dealer, name)
-                await collect(dealer)
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with opened(address.format(tmp_path)) as (router, (dealer,)):
+        async with trio.open_nursery() as nursery:
+            ends = trio.open_memory_channel[Any](10_000)
+            nursery.start_soon(answer, router, ends[0])
+            nursery.start_soon(reply, router, ends[1])
+            for name in range(senders):
+                nursery.start_soon(push, dealer, name)
+            await collect(dealer)
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("address", ["ipc://{}/s", "tcp://127.0.0.1:*"])
-def test_a_send_to_a_peer_that_is_gone_swallows_nobodys_news(tmp_path: Path, address: str) -> None:
+@real_time
+async def test_a_send_to_a_peer_that_is_gone_swallows_nobodys_news(tmp_path: Path, address: str) -> None:
     """The router would be deaf until something else happened: a heartbeat to a client that had just left did that."""
 
-    async def main() -> None:
-        async with opened(address.format(tmp_path), 2) as (router, (leaving, staying)):
-            gone, _ = await introduce(router, (leaving, staying))
-            leaving.close()
-            with trio.fail_after(60):
-                while True:  # until the router has heard of it
-                    try:
-                        router.send_nowait(gone, [b"still here?"])
-                    except PeerGone:
-                        break
-                    await trio.lowlevel.checkpoint()
-            for number in range(100):
-                heard = trio.Event()
+    async with opened(address.format(tmp_path), 2) as (router, (leaving, staying)):
+        gone, _ = await introduce(router, (leaving, staying))
+        leaving.close()
+        with trio.fail_after(60):
+            while True:  # until the router has heard of it
+                try:
+                    router.send_nowait(gone, [b"still here?"])
+                except PeerGone:
+                    break
+                await trio.lowlevel.checkpoint()
+        for number in range(100):
+            heard = trio.Event()
 
-                async def listen(heard: trio.Event) -> None:
-                    assert [[b"news"]] == [frames for _, frames in await router.receive()]
-                    heard.set()
+            async def listen(heard: trio.Event) -> None:
+                assert [[b"news"]] == [frames for _, frames in await router.receive()]
+                heard.set()
 
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(listen, heard)
-                    await trio.testing.wait_all_tasks_blocked()
-                    staying.send_nowait([b"news"])
-                    # Blocks this thread until the news are there, and nobody but the send can take them.
-                    assert select([router._fd], [], [], 30) == ([router._fd], [], [])
-                    with pytest.raises(PeerGone):
-                        router.send_nowait(gone, [b"%d" % number])
-                    with trio.fail_after(120):
-                        await heard.wait()
-
-    trio.run(main)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(listen, heard)
+                await trio.testing.wait_all_tasks_blocked()
+                staying.send_nowait([b"news"])
+                # Blocks this thread until the news are there, and nobody but the send can take them.
+                assert select([router._fd], [], [], 30) == ([router._fd], [], [])
+                with pytest.raises(PeerGone):
+                    router.send_nowait(gone, [b"%d" % number])
+                with trio.fail_after(120):
+                    await heard.wait()
 
 
 @pytest.mark.parametrize("address", ["ipc://{}/s", "inproc://pingpong"])
-def test_thousands_of_single_messages(tmp_path: Path, address: str) -> None:
+@real_time
+async def test_thousands_of_single_messages(tmp_path: Path, address: str) -> None:
     """One message at a time, both sides parked in between: the hardest case for a descriptor that speaks once."""
 
     async def echo(router: RouterSocket) -> None:
@@ -167,274 +165,250 @@ def test_thousands_of_single_messages(tmp_path: Path, address: str) -> None:
             for peer, frames in await router.receive():
                 router.send_nowait(peer, frames)
 
-    async def main() -> None:
-        async with opened(address.format(tmp_path)) as (router, (dealer,)):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(echo, router)
-                for number in range(3000):
-                    dealer.send_nowait([b"%d" % number])
-                    assert [[b"%d" % number]] == await dealer.receive()
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with opened(address.format(tmp_path)) as (router, (dealer,)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(echo, router)
+            for number in range(3000):
+                dealer.send_nowait([b"%d" % number])
+                assert [[b"%d" % number]] == await dealer.receive()
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("swallow", ["send", "receive", "bind"])
-def test_whoever_swallows_the_announcement_wakes_the_receiver(tmp_path: Path, swallow: str) -> None:
+@real_time
+async def test_whoever_swallows_the_announcement_wakes_the_receiver(tmp_path: Path, swallow: str) -> None:
     """A message that another call found first still reaches the task that waits for one."""
 
-    async def main() -> None:
-        async with opened(f"inproc://swallow-{swallow}", 2) as (router, (dealer, other)):
-            (_, peer) = await introduce(router, [dealer, other])
-            came: list[Any] = []
+    async with opened(f"inproc://swallow-{swallow}", 2) as (router, (dealer, other)):
+        (_, peer) = await introduce(router, [dealer, other])
+        came: list[Any] = []
 
-            async def wait() -> None:
-                came.extend(await router.receive())
+        async def wait() -> None:
+            came.extend(await router.receive())
 
-            for _ in range(200):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(wait)
-                    await trio.testing.wait_all_tasks_blocked()
-                    # In memory, so that the message is there before the next line, in the same turn of the loop.
-                    dealer.send_nowait([b"wake up"])
-                    match swallow:
-                        case "send":
-                            router.send_nowait(peer, [b"unrelated"])
-                        case "receive":
-                            came.extend(router.receive_nowait())
-                            dealer.send_nowait([b"wake up, too"])
-                        case _:
-                            router.bind("inproc://elsewhere" + str(len(came)))
-                    other.receive_nowait()
-            assert len(came) >= 200
-
-    trio.run(main)
+        for _ in range(200):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await trio.testing.wait_all_tasks_blocked()
+                # In memory, so that the message is there before the next line, in the same turn of the loop.
+                dealer.send_nowait([b"wake up"])
+                match swallow:
+                    case "send":
+                        router.send_nowait(peer, [b"unrelated"])
+                    case "receive":
+                        came.extend(router.receive_nowait())
+                        dealer.send_nowait([b"wake up, too"])
+                    case _:
+                        router.bind("inproc://elsewhere" + str(len(came)))
+                other.receive_nowait()
+        assert len(came) >= 200
 
 
-def test_what_a_burst_leaves_reaches_the_next_waiter() -> None:
+@real_time
+async def test_what_a_burst_leaves_reaches_the_next_waiter() -> None:
     """One task takes a burst and does not come back; another gets the rest, though nothing more arrives."""
 
-    async def main() -> None:
-        async with opened("inproc://burst", options=LARGE) as (router, (dealer,)):
-            await introduce(router, [dealer])
-            came: list[int] = []
+    async with opened("inproc://burst", options=LARGE) as (router, (dealer,)):
+        await introduce(router, [dealer])
+        came: list[int] = []
 
-            async def take_once() -> None:
-                came.append(len(await router.receive()))
+        async def take_once() -> None:
+            came.append(len(await router.receive()))
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(take_once)
-                nursery.start_soon(take_once)
-                await trio.testing.wait_all_tasks_blocked()
-                for number in range(400):
-                    dealer.send_nowait([b"%d" % number])
-            assert [256, 144] == came
-
-    trio.run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_once)
+            nursery.start_soon(take_once)
+            await trio.testing.wait_all_tasks_blocked()
+            for number in range(400):
+                dealer.send_nowait([b"%d" % number])
+        assert [256, 144] == came
 
 
-def test_peers_that_are_cut_off_are_drained() -> None:
+@real_time
+async def test_peers_that_are_cut_off_are_drained() -> None:
     """A receive goes on until it has found a message to hand over, or libzmq has nothing left."""
 
-    async def main() -> None:
-        async with opened("inproc://cutoff", options=LARGE) as (router, (dealer,)):
-            (peer,) = await introduce(router, [dealer])
-            router.cut_off(peer)
-            for _ in range(700):
-                dealer.send_nowait([b"ignored"])
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(router.receive)
-                await trio.testing.wait_all_tasks_blocked()
-                assert not router._events() & zmq.POLLIN
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with opened("inproc://cutoff", options=LARGE) as (router, (dealer,)):
+        (peer,) = await introduce(router, [dealer])
+        router.cut_off(peer)
+        for _ in range(700):
+            dealer.send_nowait([b"ignored"])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(router.receive)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not router._events() & zmq.POLLIN
+            nursery.cancel_scope.cancel()
 
 
 # ---------------------------------------------------------------- slow peers
 
 
-def test_nothing_is_dropped_at_the_high_water_mark() -> None:
+@real_time
+async def test_nothing_is_dropped_at_the_high_water_mark() -> None:
     """Far more messages than libzmq holds wait in the outbox, and all arrive in order once the peer reads."""
 
-    async def main() -> None:
-        async with opened("inproc://hwm", options=SMALL, watched=False) as (router, (dealer,)):
-            (peer,) = await introduce(router, [dealer])
-            for number in range(40):
-                router.send_nowait(peer, [b"%d" % number])
-            came: list[int] = []
-            while len(came) < 40:
-                came += [int(frames[0]) for frames in dealer.receive_nowait()]
-                await trio.lowlevel.checkpoint()
-            assert list(range(40)) == came
-            assert {} == router._outboxes
-
-    trio.run(main)
+    async with opened("inproc://hwm", options=SMALL, watched=False) as (router, (dealer,)):
+        (peer,) = await introduce(router, [dealer])
+        for number in range(40):
+            router.send_nowait(peer, [b"%d" % number])
+        came: list[int] = []
+        while len(came) < 40:
+            came += [int(frames[0]) for frames in dealer.receive_nowait()]
+            await trio.lowlevel.checkpoint()
+        assert list(range(40)) == came
+        assert {} == router._outboxes
 
 
-def test_a_peer_that_does_not_read_is_given_up() -> None:
+@real_time
+async def test_a_peer_that_does_not_read_is_given_up() -> None:
     """The outbox is bounded in messages; after `forget` nothing of it is left, and the peer may start again."""
 
-    async def main() -> None:
-        async with opened("inproc://full", options=SMALL, watched=False) as (router, (dealer,)):
-            (peer,) = await introduce(router, [dealer])
-            taken = 0
+    async with opened("inproc://full", options=SMALL, watched=False) as (router, (dealer,)):
+        (peer,) = await introduce(router, [dealer])
+        taken = 0
 
-            def overfill() -> None:
-                nonlocal taken
-                for taken in range(1000):
-                    router.send_nowait(peer, [b"%d" % taken])
+        def overfill() -> None:
+            nonlocal taken
+            for taken in range(1000):
+                router.send_nowait(peer, [b"%d" % taken])
 
-            with pytest.raises(OutboxFull, match="<Outbox: 50 messages"):
-                overfill()
-            assert 50 <= taken <= 60
-            router.forget(peer)
-            came = [int(frames[0]) for frames in dealer.receive_nowait()]
-            assert list(range(taken - 50)) == came
-            router.send_nowait(peer, [b"afresh"])
-            while not (frames := dealer.receive_nowait()):
-                await trio.lowlevel.checkpoint()
-            assert [[b"afresh"]] == frames
-
-    trio.run(main)
+        with pytest.raises(OutboxFull, match="<Outbox: 50 messages"):
+            overfill()
+        assert 50 <= taken <= 60
+        router.forget(peer)
+        came = [int(frames[0]) for frames in dealer.receive_nowait()]
+        assert list(range(taken - 50)) == came
+        router.send_nowait(peer, [b"afresh"])
+        while not (frames := dealer.receive_nowait()):
+            await trio.lowlevel.checkpoint()
+        assert [[b"afresh"]] == frames
 
 
-def test_the_outbox_is_bounded_in_bytes() -> None:
+@real_time
+async def test_the_outbox_is_bounded_in_bytes() -> None:
     """A few huge messages fill it as well; their bytes are counted."""
 
-    async def main() -> None:
-        async with opened("inproc://bytes", options=SMALL, watched=False) as (router, (dealer,)):
-            (peer,) = await introduce(router, [dealer])
-            huge = bytes(9_000_000)
+    async with opened("inproc://bytes", options=SMALL, watched=False) as (router, (dealer,)):
+        (peer,) = await introduce(router, [dealer])
+        huge = bytes(9_000_000)
 
-            def overfill() -> None:
-                for _ in range(40):
-                    router.send_nowait(peer, [huge])
+        def overfill() -> None:
+            for _ in range(40):
+                router.send_nowait(peer, [huge])
 
-            with pytest.raises(OutboxFull, match="3 messages, 27000000 bytes"):
-                overfill()
-
-    trio.run(main)
+        with pytest.raises(OutboxFull, match="3 messages, 27000000 bytes"):
+            overfill()
 
 
-def test_a_slow_peer_does_not_hold_up_the_others() -> None:
+@real_time
+async def test_a_slow_peer_does_not_hold_up_the_others() -> None:
     """While one peer's outbox fills, another gets a thousand messages through the same socket."""
 
-    async def main() -> None:
-        async with opened("inproc://slow", 2, options=SMALL, watched=False) as (router, (slow, fast)):
-            slow_peer, fast_peer = await introduce(router, [slow, fast])
-            for number in range(30):
-                router.send_nowait(slow_peer, [b"%d" % number])
-            came: list[int] = []
-            for number in range(1000):
-                router.send_nowait(fast_peer, [b"%d" % number])
-                came += [int(frames[0]) for frames in fast.receive_nowait()]
-            while len(came) < 1000:
-                await trio.lowlevel.checkpoint()
-                came += [int(frames[0]) for frames in fast.receive_nowait()]
-            assert list(range(1000)) == came
-            late: list[int] = []
-            while len(late) < 30:
-                late += [int(frames[0]) for frames in slow.receive_nowait()]
-                await trio.lowlevel.checkpoint()
-            assert list(range(30)) == late
-
-    trio.run(main)
+    async with opened("inproc://slow", 2, options=SMALL, watched=False) as (router, (slow, fast)):
+        slow_peer, fast_peer = await introduce(router, [slow, fast])
+        for number in range(30):
+            router.send_nowait(slow_peer, [b"%d" % number])
+        came: list[int] = []
+        for number in range(1000):
+            router.send_nowait(fast_peer, [b"%d" % number])
+            came += [int(frames[0]) for frames in fast.receive_nowait()]
+        while len(came) < 1000:
+            await trio.lowlevel.checkpoint()
+            came += [int(frames[0]) for frames in fast.receive_nowait()]
+        assert list(range(1000)) == came
+        late: list[int] = []
+        while len(late) < 30:
+            late += [int(frames[0]) for frames in slow.receive_nowait()]
+            await trio.lowlevel.checkpoint()
+        assert list(range(30)) == late
 
 
-def test_an_outbox_goes_with_its_peer(tmp_path: Path) -> None:
+@real_time
+async def test_an_outbox_goes_with_its_peer(tmp_path: Path) -> None:
     """When a peer disconnects with messages waiting for it, they are dropped, and the next send says so."""
 
-    async def main() -> None:
-        async with opened(f"ipc://{tmp_path}/s", options=SMALL, watched=False) as (router, (dealer,)):
-            (peer,) = await introduce(router, [dealer])
-            for _ in range(15):
-                router.send_nowait(peer, [bytes(1_000_000)])
-            assert router._outboxes
-            dealer.close()
-            while router._outboxes:
-                await trio.lowlevel.checkpoint()
-            with pytest.raises(PeerGone):
-                router.send_nowait(peer, [b"anybody?"])
-
-    trio.run(main)
+    async with opened(f"ipc://{tmp_path}/s", options=SMALL, watched=False) as (router, (dealer,)):
+        (peer,) = await introduce(router, [dealer])
+        for _ in range(15):
+            router.send_nowait(peer, [bytes(1_000_000)])
+        assert router._outboxes
+        dealer.close()
+        while router._outboxes:
+            await trio.lowlevel.checkpoint()
+        with pytest.raises(PeerGone):
+            router.send_nowait(peer, [b"anybody?"])
 
 
-def test_a_dealer_waits_for_room() -> None:
+@real_time
+async def test_a_dealer_waits_for_room() -> None:
     """`send_nowait` says WouldBlock, `send` waits; every message that was accepted arrives, in order."""
 
-    async def main() -> None:
-        async with opened("inproc://room", options=SMALL) as (router, (dealer,)):
-            accepted = 0
+    async with opened("inproc://room", options=SMALL) as (router, (dealer,)):
+        accepted = 0
 
-            def fill() -> None:
-                nonlocal accepted
-                while True:
-                    dealer.send_nowait([b"%d" % accepted, b"rest"])
-                    accepted += 1
+        def fill() -> None:
+            nonlocal accepted
+            while True:
+                dealer.send_nowait([b"%d" % accepted, b"rest"])
+                accepted += 1
 
-            with pytest.raises(trio.WouldBlock):
-                fill()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(dealer.send, [b"cancelled while it waited", b""])
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.cancel_scope.cancel()
-            came: list[int] = []
+        with pytest.raises(trio.WouldBlock):
+            fill()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dealer.send, [b"cancelled while it waited", b""])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        came: list[int] = []
 
-            async def read() -> None:
-                while len(came) < accepted + 20:
-                    came.extend(int(frames[0]) for _, frames in await router.receive())
+        async def read() -> None:
+            while len(came) < accepted + 20:
+                came.extend(int(frames[0]) for _, frames in await router.receive())
 
-            async with trio.open_nursery() as nursery:
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(read)
-                for number in range(20):
-                    await dealer.send([b"%d" % (accepted + number), b"rest"])
-            assert list(range(accepted + 20)) == came
-
-    trio.run(main)
+        async with trio.open_nursery() as nursery:
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(read)
+            for number in range(20):
+                await dealer.send([b"%d" % (accepted + number), b"rest"])
+        assert list(range(accepted + 20)) == came
 
 
 # ---------------------------------------------------------------- frames
 
 
-def test_large_frames_are_neither_copied_in_nor_out(tmp_path: Path) -> None:
+@real_time
+async def test_large_frames_are_neither_copied_in_nor_out(tmp_path: Path) -> None:
     """A received large frame is ZeroMQ's own memory, is relayed as it is, and may lie at any address."""
 
-    async def main() -> None:
-        async with opened(f"ipc://{tmp_path}/s") as (router, (dealer,)):
-            values = np.arange(100_000, dtype="f4")
-            dealer.send_nowait([b"header", values.data, b"small"])
-            ((peer, frames),) = await router.receive()
-            assert [bytes, zmq.Frame, bytes] == [type(frame) for frame in frames]
-            np.testing.assert_array_equal(values, np.frombuffer(frames[1], "f4"))
-            router.send_nowait(peer, frames)
-            ((_, back, _),) = await dealer.receive()
-            np.testing.assert_array_equal(values, np.frombuffer(back, "f4"))
-
-    trio.run(main)
+    async with opened(f"ipc://{tmp_path}/s") as (router, (dealer,)):
+        values = np.arange(100_000, dtype="f4")
+        dealer.send_nowait([b"header", values.data, b"small"])
+        ((peer, frames),) = await router.receive()
+        assert [bytes, zmq.Frame, bytes] == [type(frame) for frame in frames]
+        np.testing.assert_array_equal(values, np.frombuffer(frames[1], "f4"))
+        router.send_nowait(peer, frames)
+        ((_, back, _),) = await dealer.receive()
+        np.testing.assert_array_equal(values, np.frombuffer(back, "f4"))
 
 
 @pytest.mark.parametrize(
     "frames", [[], [b"first", memoryview(bytes(10))[::2]], [b"first", "text"], [b"first", 5]]
 )
-def test_a_message_that_cannot_be_sent_leaves_no_half_behind(tmp_path: Path, frames: list[Any]) -> None:
+@real_time
+async def test_a_message_that_cannot_be_sent_leaves_no_half_behind(tmp_path: Path, frames: list[Any]) -> None:
     """What libzmq would refuse is refused before its first frame is sent; the next message is whole."""
 
-    async def main() -> None:
-        async with opened(f"ipc://{tmp_path}/s") as (router, (dealer,)):
-            with pytest.raises((TypeError, ValueError)):
-                dealer.send_nowait(frames)
-            (peer,) = await introduce(router, [dealer])
-            with pytest.raises((TypeError, ValueError)):
-                router.send_nowait(peer, frames)
-            router.send_nowait(peer, [b"whole", b"message"])
-            assert [[b"whole", b"message"]] == await dealer.receive()
-
-    trio.run(main)
+    async with opened(f"ipc://{tmp_path}/s") as (router, (dealer,)):
+        with pytest.raises((TypeError, ValueError)):
+            dealer.send_nowait(frames)
+        (peer,) = await introduce(router, [dealer])
+        with pytest.raises((TypeError, ValueError)):
+            router.send_nowait(peer, frames)
+        router.send_nowait(peer, [b"whole", b"message"])
+        assert [[b"whole", b"message"]] == await dealer.receive()
 
 
-def test_a_connection_that_breaks_within_a_message() -> None:
+@real_time
+async def test_a_connection_that_breaks_within_a_message() -> None:
     """libzmq then swallows up to the last frame; we let it, so that the next message keeps its beginning."""
 
     class Breaking:
@@ -448,58 +422,51 @@ def test_a_connection_that_breaks_within_a_message() -> None:
             if len(self.calls) == 2:
                 raise zmq.Again
 
-    async def main() -> None:
-        async with DealerSocket() as dealer:
-            real, breaking = dealer._socket, Breaking()
-            dealer._socket = breaking  # type: ignore[assignment]
-            with pytest.raises(trio.WouldBlock):
-                dealer.send_nowait([b"a", b"b", b"c", b"d"])
-            dealer._socket = real
-            assert [(b"a", True), (b"b", True), (b"c", True), (b"d", False)] == breaking.calls
-
-    trio.run(main)
+    async with DealerSocket() as dealer:
+        real, breaking = dealer._socket, Breaking()
+        dealer._socket = breaking  # type: ignore[assignment]
+        with pytest.raises(trio.WouldBlock):
+            dealer.send_nowait([b"a", b"b", b"c", b"d"])
+        dealer._socket = real
+        assert [(b"a", True), (b"b", True), (b"c", True), (b"d", False)] == breaking.calls
 
 
-def test_an_oversized_frame_ends_its_connection_only(tmp_path: Path) -> None:
+@real_time
+async def test_an_oversized_frame_ends_its_connection_only(tmp_path: Path) -> None:
     """A peer that announces more than the limit is disconnected by libzmq; the others do not notice."""
     options = SocketOptions(max_frame_bytes=1_000_000)
 
-    async def main() -> None:
-        async with opened(f"ipc://{tmp_path}/s", 2, options=options) as (router, (greedy, modest)):
-            first, _ = await introduce(router, [greedy, modest])
-            greedy.send_nowait([bytes(1_000_001)])
+    async with opened(f"ipc://{tmp_path}/s", 2, options=options) as (router, (greedy, modest)):
+        first, _ = await introduce(router, [greedy, modest])
+        greedy.send_nowait([bytes(1_000_001)])
 
-            async def until_gone() -> None:
-                while True:
-                    try:
-                        router.send_nowait(first, [b"still there?"])
-                    except OutboxFull:
-                        router.forget(first)
-                    await trio.lowlevel.checkpoint()
+        async def until_gone() -> None:
+            while True:
+                try:
+                    router.send_nowait(first, [b"still there?"])
+                except OutboxFull:
+                    router.forget(first)
+                await trio.lowlevel.checkpoint()
 
-            with pytest.raises(PeerGone):
-                await until_gone()
-            modest.send_nowait([bytes(1_000_000)])
-            ((_, frames),) = await router.receive()
-            assert 1_000_000 == len(frames[0])
-
-    trio.run(main)
+        with pytest.raises(PeerGone):
+            await until_gone()
+        modest.send_nowait([bytes(1_000_000)])
+        ((_, frames),) = await router.receive()
+        assert 1_000_000 == len(frames[0])
 
 
 @pytest.mark.parametrize("sockets", [0, 1])
-def test_where_no_more_sockets_are_given_a_dealer_says_so_and_leaves_none_behind(sockets: int) -> None:
+@real_time
+async def test_where_no_more_sockets_are_given_a_dealer_says_so_and_leaves_none_behind(sockets: int) -> None:
     """Whether its own is refused, or the one by which it hears of handshakes: libzmq says "too many open files"."""
 
-    async def main() -> None:
-        with zmq.Context() as context:
-            context.set(zmq.MAX_SOCKETS, sockets + 1)
-            taken = context.socket(zmq.PAIR)
-            for _ in range(3):
-                with pytest.raises(TransportError, match=r"cannot make another connection: .*open files"):
-                    DealerSocket(context=context)
-            taken.close()
-
-    trio.run(main)
+    with zmq.Context() as context:
+        context.set(zmq.MAX_SOCKETS, sockets + 1)
+        taken = context.socket(zmq.PAIR)
+        for _ in range(3):
+            with pytest.raises(TransportError, match=r"cannot make another connection: .*open files"):
+                DealerSocket(context=context)
+        taken.close()
 
 
 def test_a_receiver_holds_no_message_back_while_the_watcher_takes_later_ones() -> None:

@@ -37,7 +37,6 @@ def workload_of(*sizes: tuple[int, ...]) -> Workload:
     """One request per millisecond."""
     return Workload(
         model="m",
-        dimensions=("batch", "seq"),
         requests=tuple(TraceRequest(number / 1000, 0, 0, each) for number, each in enumerate(sizes)),
     )
 

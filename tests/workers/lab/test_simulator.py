@@ -61,63 +61,43 @@ def test_several_slots_wait_less_than_one_and_work_as_much() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    seed=st.integers(0, 2**31),
-    slots=st.integers(1, 5),
-    rate=st.sampled_from([20.0, 200.0, 2000.0]),
-    deadline_s=st.sampled_from([None, 0.02, 0.5]),
+    offered=st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**31),
+            "rate": st.sampled_from([20.0, 200.0, 2000.0]),
+            "deadline_s": st.sampled_from([None, 0.02, 0.5]),
+        }
+    ),
+    world=st.fixed_dictionaries(
+        {
+            "slots": st.integers(1, 5),
+            "in_flight": st.sampled_from([None, 1, 40]),
+            "noise": st.sampled_from([0.0, 0.3]),
+            "way_s": st.sampled_from([0.0, 0.002]),
+            "prepare_s": st.sampled_from([0.0, 0.01]),
+            "calibrated": st.booleans(),
+        }
+    ),
     bound=st.sampled_from([8, 100_000]),
-    in_flight=st.sampled_from([None, 1, 40]),
-    noise=st.sampled_from([0.0, 0.3]),
-    way_s=st.sampled_from([0.0, 0.002]),
-    prepare_s=st.sampled_from([0.0, 0.01]),
-    calibrated=st.booleans(),
     plain=st.booleans(),
 )
 def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
-    seed: int,
-    slots: int,
-    rate: float,
-    deadline_s: float | None,
-    bound: int,
-    in_flight: int | None,
-    noise: float,
-    way_s: float,
-    prepare_s: float,
-    calibrated: bool,
-    plain: bool,
+    offered: dict[str, Any], world: dict[str, Any], bound: int, plain: bool
 ) -> None:
     """Arrived = answered + refused + expired; the scheduler's own books are checked on the way."""
     models = [
         parse_sizes("a/seq=lognormal:24,0.9,4..256"),
         parse_sizes("b*0.5/batch=uniform:1..20;seq=16;width=choice:2,3"),
     ]
+    wide = profile("b", dimensions=("batch", "seq", "width"), paddable=(True, False, True))
     policy: Policy = PlainServer(8) if plain else scheduler(bound)
     simulated = play(
         policy,
-        (
-            Traffic(
-                models=models,
-                rate=rate,
-                burst=5,
-                requests=300,
-                clients=3,
-                deadline_s=deadline_s,
-                priorities=(0, 1),
-                seed=seed,
-            )
-        ),
-        slots=slots,
-        profiles=[
-            profile("a"),
-            profile("b", dimensions=("batch", "seq", "width"), paddable=(True, False, True)),
-        ],
-        in_flight=in_flight,
-        noise=noise,
-        way_s=way_s,
-        prepare_s=prepare_s,
-        calibrated=calibrated,
+        Traffic(models=models, burst=5, requests=300, clients=3, priorities=(0, 1), **offered),
+        profiles=[profile("a"), wide],
         speeds=(1.0, 2.0),
         check_every=7,
+        **world,
     )
     summary = figures_of(simulated)
     assert 300 == summary["requests"]
@@ -127,7 +107,7 @@ def test_every_request_ends_once_and_no_slot_does_more_than_there_is_time(
     assert 0.0 <= summary["utilisation"] <= 1.0 + 1e-9
     assert 0.0 <= summary["padding_ratio"] < 1.0
     waits = latencies_s(simulated)
-    assert (waits > 0.003 * 0.2 if noise else waits >= 0.003).all()
+    assert (waits > 0.003 * 0.2 if world["noise"] else waits >= 0.003).all()
 
 
 @pytest.mark.parametrize("policy", [scheduler, PlainServer])

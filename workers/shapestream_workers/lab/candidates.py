@@ -6,6 +6,7 @@ would.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -177,7 +178,8 @@ def _buckets(
             if largest is None:
                 left_out.append(f"bucketed: {name} has no upper bound (state it in the input's shape)")
                 return []
-            sizes[name] = list(best_boundaries(workload.counts_along(number), most, largest))
+            counts = Counter(request.sizes[number] for request in workload.requests)
+            sizes[name] = list(best_boundaries(counts, most, largest))
         if sizes not in tried:
             tried.append(sizes)
     return tried

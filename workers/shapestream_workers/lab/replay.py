@@ -42,7 +42,6 @@ class Workload:
     """Requests of one model, in the order of their times."""
 
     model: str
-    dimensions: tuple[str, ...]
     requests: tuple[TraceRequest, ...]
     cut_off: bool = False
     """True if the trace holds more requests."""
@@ -50,10 +49,6 @@ class Workload:
     def counts(self) -> Counter[tuple[int, ...]]:
         """Number of requests per combination of sizes."""
         return Counter(request.sizes for request in self.requests)
-
-    def counts_along(self, dimension: int) -> Counter[int]:
-        """Number of requests per size of one dimension."""
-        return Counter(request.sizes[dimension] for request in self.requests)
 
     def hot(self, *, most: int, least_share: float) -> tuple[tuple[int, ...], ...]:
         """The most frequent sizes, each of at least this share of the requests; small ones first among equals."""
@@ -83,7 +78,6 @@ def read_workload(path: Path, model: str, signature: ModelSignature) -> Workload
     _check_bounds(path, kept, signature)
     return Workload(
         model=model,
-        dimensions=dimensions,
         requests=tuple(kept[:MOST_REQUESTS]),
         cut_off=len(kept) > MOST_REQUESTS,
     )

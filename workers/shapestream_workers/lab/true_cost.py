@@ -197,13 +197,12 @@ def true_costs(
         tables = _read_tables(path)
     elif loaded is not None and not formulae:
         tables = _measured_tables(loaded)
+    # One table is for the only model, whatever it is called; one without a name is for all.
+    for_any = list(tables.values()) if len(profiles) == 1 or "" in tables else []
+    only = for_any[0] if len(for_any) == 1 else None
     costs: dict[str, TrueCost] = {}
     for profile in profiles:
-        formula = _formula(formulae, profile, largest[profile.name])
-        table = tables.get(profile.name) or (tables.get("") if len(tables) == 1 else None)
-        if table is None and len(tables) == 1 and len(profiles) == 1:
-            table = next(iter(tables.values()))
-        if table is not None:
+        if (table := tables.get(profile.name, only)) is not None:
             if table.dimensions != profile.dimensions:
                 raise ConfigurationError(
                     [
@@ -212,7 +211,7 @@ def true_costs(
                     ]
                 )
             costs[profile.name] = TableCost(table, has_batch=profile.has_batch)
-        elif formula is not None:
+        elif (formula := _formula(formulae, profile, largest[profile.name])) is not None:
             costs[profile.name] = formula
         else:
             raise BadText(
@@ -226,14 +225,9 @@ def true_costs(
 
 def _formula(texts: Sequence[str], profile: ModelProfile, largest: tuple[int, ...]) -> TrueCost | None:
     """The formula of this model, `NAME/...`, else the one for all models."""
-    for named in (True, False):
-        for text in texts:
-            name, slash, rest = text.partition("/")
-            if named and slash and name == profile.name:
-                return parse_formula(rest, has_batch=profile.has_batch, largest=largest)
-            if not named and not slash:
-                return parse_formula(text, has_batch=profile.has_batch, largest=largest)
-    return None
+    by_name = {name: formula for name, _, formula in (text.rpartition("/") for text in texts)}
+    text = by_name.get(profile.name, by_name.get(""))
+    return None if text is None else parse_formula(text, has_batch=profile.has_batch, largest=largest)
 
 
 def _read_tables(path: Path) -> dict[str, CostTable]:

@@ -12,6 +12,7 @@ from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest, 
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
+from shapestream_engine.model_files import check_file
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 
@@ -99,9 +100,7 @@ class OnnxRuntimeModel(CompiledModel):
 def _source(spec: ModelSpec) -> str | bytes:
     """The source of a session: a path, or an ONNX model in memory, as bytes or as an `onnx.ModelProto`."""
     if spec.path is not None:
-        if not spec.path.is_file():
-            reason = "is a directory" if spec.path.is_dir() else "no such file"
-            raise ModelLoadError(f"cannot read the model {spec.path}: {reason}")
+        check_file(spec.path)
         return str(spec.path)
     if isinstance(spec.model, bytes):
         return spec.model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -13,6 +13,7 @@ from shapestream_engine.backends.host_request import HostRequest
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.tensor import Array
 
 _CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _WHERE = re.compile(r"/\S+:\d+ [^()]*\([^()]*\)(?: const)? ")
@@ -23,8 +24,6 @@ def engine_words(error: BaseException) -> str:
     text = _WHERE.sub("", _CODE.sub("", str(error)))
     return " ".join(text.split()) or type(error).__name__
 
-
-_Array: TypeAlias = "np.ndarray[Any, Any]"
 
 _BF16 = 16
 """ONNX's number of bfloat16, which NumPy has no type for."""
@@ -49,7 +48,7 @@ class OnnxRuntimeRequest(HostRequest):
                 session.get_inputs(), self._tensors, signature.inputs, strict=True
             )
         )
-        self._bound: list[_Array | None] = [None] * len(self._inputs)
+        self._bound: list[Array | None] = [None] * len(self._inputs)
         self._output_names = tuple(argument.name for argument in session.get_outputs())
         self._by_data = _depending_on_data(signature)
         self._keep_outputs = False
@@ -60,7 +59,7 @@ class OnnxRuntimeRequest(HostRequest):
         """Forget that an earlier call was cancelled."""
         self._options.terminate = False
 
-    def run(self) -> list[_Array]:
+    def run(self) -> list[Array]:
         """One call; returns its outputs, which lie in ONNX Runtime's memory until the next."""
         kept = not self._bind_inputs() and self._keep_outputs
         self._bind_outputs(self._by_data if kept else range(len(self._output_names)))
@@ -124,12 +123,12 @@ def _depending_on_data(signature: ModelSignature) -> tuple[int, ...]:
     )
 
 
-def _array(value: Any, dtype: np.dtype[Any]) -> _Array:
+def _array(value: Any, dtype: np.dtype[Any]) -> Array:
     if dtype.kind != "V":
-        array: _Array = value.numpy()
+        array: Array = value.numpy()
         return array
     # bf16 counts as a type without a kind, and has no way to NumPy but its address; `_values` keeps the memory.
     shape = value.shape()
     memory = (ctypes.c_uint16 * int(np.prod(shape))).from_address(value.data_ptr())
-    bits: _Array = np.ctypeslib.as_array(memory)
+    bits: Array = np.ctypeslib.as_array(memory)
     return bits.view(dtype).reshape(shape)

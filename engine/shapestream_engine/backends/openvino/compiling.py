@@ -18,7 +18,7 @@ from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
 from shapestream_engine.errors import ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
-from shapestream_engine.model_files import files_of_model, outputs_that_are_no_tensors
+from shapestream_engine.model_files import check_file, files_of_model, outputs_that_are_no_tensors
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import fixed_ports, port_bounds
@@ -28,9 +28,7 @@ _FORMATS = {".xml": "ir", ".onnx": "onnx"}
 
 def read_model(core: ov.Core, path: Path) -> ov.Model:
     """The model in the file, as it is; raises `ModelLoadError`."""
-    if not path.is_file():
-        reason = "is a directory" if path.is_dir() else "no such file"
-        raise ModelLoadError(f"cannot read the model {path}: {reason}")
+    check_file(path)
     if strange := outputs_that_are_no_tensors(path):
         raise ModelLoadError(f"cannot read the model {path}: {no_tensors(strange)}")
     known = _FORMATS.get(path.suffix.lower())

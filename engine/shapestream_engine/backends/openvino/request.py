@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -18,6 +18,7 @@ from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import (
     RESERVE_BYTES,
+    Array,
     ArrayTensor,
     Tensor,
     TensorLike,
@@ -107,9 +108,6 @@ def _bytes(tensor: ov.Tensor) -> np.ndarray[Any, Any]:
     return data.reshape(-1).view(np.uint8)
 
 
-_Array: TypeAlias = "np.ndarray[Any, Any]"
-
-
 class OpenVinoRequest(InferRequest):
     """An `ov.InferRequest` and its own tensors, wrapped once."""
 
@@ -195,7 +193,7 @@ class OpenVinoRequest(InferRequest):
         """Ask the running call to stop: it raises, and the request can be used again. Without one: nothing."""
         self.engine_request.cancel()
 
-    def outputs(self) -> list[_Array]:
+    def outputs(self) -> list[Array]:
         """The outputs of the last call, as views of OpenVINO's memory: copy before the next call."""
         tensor = self.engine_request.get_output_tensor
         return [

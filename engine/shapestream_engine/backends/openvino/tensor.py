@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import openvino as ov
@@ -13,12 +13,10 @@ from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, ShapeError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import MAX_SIZE
-from shapestream_engine.tensor import TensorLike
-
-_Array: TypeAlias = "np.ndarray[Any, Any]"
+from shapestream_engine.tensor import Array, TensorLike
 
 
-def tensor_over(data: _Array, element_type: ov.Type) -> ov.Tensor:
+def tensor_over(data: Array, element_type: ov.Type) -> ov.Tensor:
     """OpenVINO's tensor over an array's memory, which it keeps alive."""
     # bf16, which NumPy has no type of its own for, is known by its size.
     known = data.view(np.uint16) if data.dtype.kind == "V" else data
@@ -55,7 +53,7 @@ class OpenVinoTensor:
         self._capacity = int(self._tensor.byte_size)
         self._shape: tuple[int, ...] = ()
         self._outside: TensorLike | None = None
-        self._shown: _Array | None = None
+        self._shown: Array | None = None
         self.reallocations = 0
         """Moves of the data to another address since the tensor was made."""
         if reserve and bound is not None and bound > self._capacity:
@@ -107,7 +105,7 @@ class OpenVinoTensor:
             self._address = address
 
     @property
-    def data(self) -> _Array:
+    def data(self) -> Array:
         """A view of exactly `shape`, in OpenVINO's memory; valid until the shape is set again."""
         return self._data if self._outside is None else self._outside.data
 
@@ -168,8 +166,8 @@ class OpenVinoTensor:
         self._address = 0
         self._empty()
 
-    def _view(self) -> _Array:
-        data: _Array = self._tensor.data
+    def _view(self) -> Array:
+        data: Array = self._tensor.data
         # bf16, which NumPy has no type of its own for, comes as a type of the same size.
         return data if data.dtype == self._dtype else data.view(self._dtype)
 

@@ -18,6 +18,7 @@ from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedSizes
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError
 from shapestream_engine.model import ModelSpec
+from shapestream_engine.model_files import check_file
 from shapestream_engine.shapes import MAX_SIZE, Dimension
 from shapestream_engine.signature import ModelSignature
 
@@ -168,9 +169,7 @@ def _changed(program: torch.export.ExportedProgram) -> list[str]:
 def _load(spec: ModelSpec) -> torch.export.ExportedProgram:
     path = spec.path
     assert path is not None
-    if not path.is_file():
-        reason = "is a directory" if path.is_dir() else "no such file"
-        raise ModelLoadError(f"cannot read the model {path}: {reason}")
+    check_file(path)
     try:
         with warnings.catch_warnings():
             # PyTorch 2.9 warns of its own reading buffers that are not writable.

@@ -5,8 +5,6 @@ Arrays become tensors, and tensors arrays, over the same memory.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 import torch
 
@@ -15,8 +13,7 @@ from shapestream_engine.backends.torch.devices import Device, Program
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.signature import ModelSignature
-
-_Array: TypeAlias = "np.ndarray[Any, Any]"
+from shapestream_engine.tensor import Array
 
 ELEMENT_TYPES: dict[torch.dtype, str] = {
     torch.bool: "boolean",
@@ -36,20 +33,20 @@ ELEMENT_TYPES: dict[torch.dtype, str] = {
 """PyTorch's type -> OpenVINO's name."""
 
 
-def tensor_of(array: _Array, element_type: str) -> torch.Tensor:
+def tensor_of(array: Array, element_type: str) -> torch.Tensor:
     """A tensor over the array's memory."""
     if element_type == "bf16":  # NumPy's bf16 is not known to PyTorch
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def array_of(tensor: torch.Tensor) -> _Array:
+def array_of(tensor: torch.Tensor) -> Array:
     """An array over the memory of a tensor in host memory, or of a copy if its elements do not lie in order."""
     tensor = tensor.contiguous()
     if tensor.dtype == torch.bfloat16:
-        bits: _Array = tensor.view(torch.uint16).numpy()
+        bits: Array = tensor.view(torch.uint16).numpy()
         return bits.view(dtype_of("bf16"))
-    array: _Array = tensor.numpy()
+    array: Array = tensor.numpy()
     return array
 
 
@@ -60,10 +57,10 @@ class TorchRequest(HostRequest):
         super().__init__(signature, device.kind)
         self._program = program
         self._device = device
-        self._arrays: list[_Array | None] = [None] * len(self._tensors)
+        self._arrays: list[Array | None] = [None] * len(self._tensors)
         self._views: list[torch.Tensor] = [torch.empty(0)] * len(self._tensors)
 
-    def run(self) -> list[_Array]:
+    def run(self) -> list[Array]:
         """One call; returns its outputs, which are PyTorch's own memory. On the CPU they may be views of the inputs."""
         try:
             outputs = self._device.run(self._program, self._inputs())
@@ -83,7 +80,7 @@ class TorchRequest(HostRequest):
                 self._views[number] = tensor_of(data, port.element_type)
         return self._views
 
-    def _checked(self, number: int, output: torch.Tensor) -> _Array:
+    def _checked(self, number: int, output: torch.Tensor) -> Array:
         port = self.signature.outputs[number]
         shape = tuple(output.shape)
         if self._device.short_indices and port.element_type == "i64" and output.dtype == torch.int32:

@@ -1,0 +1,92 @@
+"""ONNX files for tests: any graph, a classifier as scikit-learn exports it, and one with its weights in another file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Ports = Mapping[str, Sequence[Any]]
+"""Sizes of each port's axes by its name: a name is a `dim_param`, None an axis of which the file says nothing."""
+
+
+def write_onnx(
+    path: Path,
+    nodes: Sequence[Any],
+    inputs: Ports,
+    outputs: Ports,
+    known: Mapping[str, Any] | None = None,
+    *,
+    types: Mapping[str, int] | None = None,
+    extra: Sequence[Any] = (),
+) -> Path:
+    """Write a graph with the constants `known`. Ports are f32 unless `types` says else; `extra` are other outputs."""
+    found = types or {}
+
+    def infos(ports: Ports) -> list[Any]:
+        return [
+            helper.make_tensor_value_info(name, found.get(name, TensorProto.FLOAT), sizes)
+            for name, sizes in ports.items()
+        ]
+
+    constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in (known or {}).items()]
+    graph = helper.make_graph(list(nodes), "graph", infos(inputs), [*infos(outputs), *extra], constants)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+def write_classifier(path: Path, *, zipmap: bool) -> Path:
+    """A classifier of scikit-learn, as skl2onnx writes it: its first axis has neither a size nor a name.
+
+    The scores are a table, or with `zipmap` one mapping per row.
+    """
+    table = "scores" if zipmap else "y"
+    classifier = helper.make_node(
+        "LinearClassifier",
+        ["x"],
+        ["label", table],
+        domain="ai.onnx.ml",
+        classlabels_ints=[0, 1],
+        coefficients=[0.5, -1.0, 1.0, 0.3],
+        intercepts=[0.1, 0.0],
+        multi_class=1,
+        post_transform="SOFTMAX",
+    )
+    types = {"label": TensorProto.INT64}
+    if not zipmap:
+        return write_onnx(
+            path, [classifier], {"x": [None, 2]}, {"label": [None], "y": [None, 2]}, types=types
+        )
+    mapping = helper.make_node("ZipMap", [table], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    numbers = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    rows = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, numbers))
+    extra = [helper.make_value_info("y", rows)]
+    return write_onnx(
+        path, [classifier, mapping], {"x": [None, 2]}, {"label": [None]}, types=types, extra=extra
+    )
+
+
+def write_scaling(path: Path, factor: float) -> None:
+    """An ONNX file whose output is the input times `factor`; its weights are in a file beside it.
+
+    Files that are there are replaced as a deployment should: by others of their names, never written into.
+    """
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 64]) for name in ("x", "y")]
+    weights = numpy_helper.from_array(np.full(64, factor, np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"])], "m", ports[:1], ports[1:], [weights]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    folder = path.parent / "new"
+    folder.mkdir()
+    data = f"{path.stem}.weights"
+    onnx.save(model, str(folder / path.name), save_as_external_data=True, location=data, size_threshold=0)
+    for name in (data, path.name):
+        os.replace(folder / name, path.parent / name)
+    folder.rmdir()
