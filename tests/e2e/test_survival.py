@@ -173,6 +173,21 @@ def test_no_worker_outlives_a_server_that_was_killed(workplace: Any) -> None:
         asking.close()
 
 
+def test_a_client_waits_for_a_server_that_is_restarted(workplace: Any) -> None:
+    """The request that was under way is sent again, under the same number, and answered."""
+    served = workplace.serve(ONE_WORKER)
+    with served.client() as client:
+        asking = Asking(client, "gated")
+        future = asking.ask(5)
+        workplace.wait_entered()
+        served.send(signal.SIGKILL)
+        served.wait()
+        workplace.open_gate()
+        workplace.serve(served.config)
+        assert [[10.0, 10.0, 10.0]] == answer(future)
+        asking.close()
+
+
 def test_work_of_a_client_that_disappears_is_dropped(workplace: Any) -> None:
     """Its queued requests never run; everybody else goes on."""
     text = "    server: {listen: [ipc://s.sock], heartbeat_s: 0.2, client_silence_s: 1.5}\n" + ONE_WORKER
