@@ -14,8 +14,9 @@ import pytest
 import yaml
 from openvino import opset13 as ops
 from tests.e2e.conftest import until
+from tests.workers.lab.worlds import write_trace
 
-from shapestream.telemetry.trace import TraceRequest, header_line, request_line
+from shapestream.telemetry.trace import TraceRequest
 
 pytestmark = pytest.mark.e2e
 
@@ -50,14 +51,8 @@ def prepared(workplace: Any) -> Any:
     workplace.write("server: {listen: [ipc://s.sock]}\n" + YAML, "sums.yaml")
     lengths = (8, 8, 8, 24, 24, 100)
     requests = [TraceRequest(n * 0.002, 0, 0, (1, lengths[n % 6])) for n in range(600)]
-    write_trace(workplace.folder / "sums.trace", "sums", requests)
+    write_trace(workplace.folder / "sums.trace", requests, {"sums": ("batch", "seq")})
     return workplace
-
-
-def write_trace(path: Path, model: str, requests: list[TraceRequest]) -> None:
-    """A trace of one model."""
-    lines = [header_line({model: ("batch", "seq")}), *map(request_line, requests)]
-    path.write_text("".join(lines))
 
 
 def test_a_tuned_file_is_written_with_what_justifies_it(prepared: Any) -> None:

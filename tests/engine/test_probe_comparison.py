@@ -103,22 +103,6 @@ def test_every_second_picture_is_blocky() -> None:
     assert len(np.unique(blocks)) > 1
 
 
-def test_a_large_value_in_one_column_excuses_nothing_in_another() -> None:
-    """A banned class, an id or a time stamp stands beside scores, whose tolerance stays their own."""
-    random = np.random.default_rng(0)
-    for large in (np.finfo(np.float32).min, -1e9, 1.7e9):
-        results = [random.normal(size=(1, 4)).astype(np.float32) for _ in range(9)]
-        for result in results:
-            result[0, 2] = large
-        tolerance = tolerance_of("f32", *results)
-        off = results[0].copy()
-        off[0, 1] += 0.01
-        difference = compare(results[0], off, tolerance)
-        assert not difference.within
-        assert difference.allowed < 0.01
-        assert compare(results[0], np.nextafter(results[0], np.float32(0)), tolerance).within
-
-
 def test_a_mark_excuses_nothing_wherever_it_stands() -> None:
     """Without an axis of fixed size, too: the lowest float marks positions of a result of any length."""
     random = np.random.default_rng(0)
@@ -134,15 +118,6 @@ def test_a_mark_excuses_nothing_wherever_it_stands() -> None:
         off[0, 0] = 0.5
         assert not compare(results[0], off, tolerance).within
         assert not tolerance.hides(results[0])
-
-
-def test_a_tolerance_above_the_spread_hides_differences() -> None:
-    """Where results lie closer together than rounding may put them apart, equality shows nothing."""
-    random = np.random.default_rng(0)
-    results = [(1e6 + random.normal(size=(1, 4))).astype(np.float32) for _ in range(9)]
-    assert tolerance_of("f32", *results).hides(results[0])
-    assert not tolerance_of("f64", *results).hides(results[0])
-    assert not tolerance_of("f32", *[result - 1e6 for result in results]).hides(results[0] - 1e6)
 
 
 def test_values_of_every_scale_are_no_marks() -> None:

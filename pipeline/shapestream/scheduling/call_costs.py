@@ -166,13 +166,6 @@ class CallCosts:
             self._learn([shape])
         return tables[shape]
 
-    def least_company_s(self, rows: int, shape: Sizes) -> float:
-        """Return a lower bound of the seconds of a batch in which such a request has company; 0.0 where none is known.
-
-        Seconds never fall where rows are added or a shape grows; where calls are rounded, divided or static they may.
-        """
-        return self.surface.second(rows + 1, shape) if self.grows else 0.0
-
     @property
     def grows(self) -> bool:
         """Whether calls are as large as their batches, not rounded, divided or static: then larger never takes less."""

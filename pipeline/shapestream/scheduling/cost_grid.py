@@ -141,7 +141,8 @@ class Grid:
     def line(self, most: int, shape: Sizes) -> Floats | None:
         """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
 
-        None where it is not prepared: too many rows, axes or elements, or no elements.
+        None where it is not prepared: too many rows, axes or elements, or no elements. A line of 17 calls takes 17 us, and
+        83 us by `seconds`, or 47 us for one call: it is the path of lone requests, whose shapes come one by one.
         """
         elements = prod(shape)
         if not 0 < elements * most < _MOST_EXACT or self._dimensions > MOST_AXES:

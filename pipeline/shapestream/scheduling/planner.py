@@ -359,8 +359,6 @@ def plan_batch(
         most_s=None if most_s is None else most_s / speed,
     )
     bucket = anchor.bucket
-    if limits.most_s is not None and costs.least_company_s(anchor.rows, anchor.shape) > limits.most_s:
-        return batch_of([anchor], costs, bucket)
     delayed = DELAYED * queue.count if costs.surface.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.full_rows(bucket.shape)):
         members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)

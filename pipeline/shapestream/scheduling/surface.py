@@ -47,7 +47,8 @@ _MOST_SECONDS = 1 << 20
 """Predictions remembered per surface and version; when so many are known, all are forgotten."""
 _MOST_SIZE = 1 << 62
 FEW = 4
-"""Requests of new shapes up to which a line for each is priced sooner than all at once."""
+"""Requests of new shapes up to which a line for each is sooner than one prediction of all. For one request a line takes
+33 us and a prediction 88, for 64 requests 1,970 and 770 (2 padded dimensions, 16 rows)."""
 CLOSE = 1.05
 """Factor by which a request may cost more than in the best company: where company hardly pays, it need not be large."""
 

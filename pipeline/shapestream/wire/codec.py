@@ -17,6 +17,7 @@ import msgpack
 from shapestream.errors import ProtocolError, TooLarge
 from shapestream.wire import tensor_entries
 from shapestream.wire.fields import BadEntryError, Fields, Reader, Writer, columns_of, reader_of, writer_of
+from shapestream.wire.layouts import refuse_extension
 from shapestream.wire.limits import CLIENT_LIMITS, MAX_CLIENT_ITEMS, MAX_INTEGER, MAX_PLAIN_ITEMS, Limits
 from shapestream.wire.messages import (
     KINDS,
@@ -145,7 +146,7 @@ def _unpack(frames: Sequence[Buffer], limits: Limits, most_items: int) -> tuple[
             header,
             use_list=False,
             object_pairs_hook=_unique_keys,
-            ext_hook=_refuse_extension,
+            ext_hook=refuse_extension,
             max_str_len=limits.max_header_bytes,
             max_bin_len=limits.max_header_bytes,
             max_array_len=most_items,
@@ -172,10 +173,6 @@ def _unique_keys(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
     if not all(type(key) is str for key in result):
         raise ValueError("a map has a key that is not a string")
     return result
-
-
-def _refuse_extension(code: int, data: bytes) -> Any:
-    raise ValueError(f"msgpack extension type {code} is not part of the protocol")
 
 
 # ---------------------------------------------------------------- writing

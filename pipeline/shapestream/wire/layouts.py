@@ -101,7 +101,7 @@ class LayoutBook:
                 max_array_len=max(MAX_TENSORS, MAX_RANK),
                 max_map_len=0,
                 max_ext_len=0,
-                ext_hook=_refuse_extension,
+                ext_hook=refuse_extension,
             )
         except ValueError as error:
             raise LayoutError(
@@ -126,5 +126,6 @@ class LayoutBook:
         return checked
 
 
-def _refuse_extension(code: int, data: bytes) -> Any:
+def refuse_extension(code: int, data: bytes) -> Any:
+    """Refuse whatever msgpack extension there is."""
     raise ValueError(f"msgpack extension type {code} is not part of the protocol")

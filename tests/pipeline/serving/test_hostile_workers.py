@@ -1,4 +1,4 @@
-"""Forged greetings of workers, over real sockets: names, slots, models, shapes, strategies, costs. See hostile.py."""
+"""Forged greetings of workers, over real sockets: names, slots, models, shapes, strategies; costs: test_worker_costs."""
 
 from __future__ import annotations
 
@@ -91,16 +91,6 @@ FORGED: dict[str, Frames] = {
         name="other",
         inputs=[{"name": "x", "element_type": "f32", "shape": "batch:1..100000, n"}],
         shapes={"strategy": "partitioned", "batch": list(range(1, 4_000))},
-    ),
-    "costs of a model that it does not have": hello(
-        costs={"other": {"key": "", "dimensions": [], "points": []}}
-    ),
-    "costs of other dimensions": hello(costs={"remote": {"key": "", "dimensions": ["n"], "points": []}}),
-    "costs that are not numbers": hello(
-        costs={"remote": {"key": "", "dimensions": ["batch", "n"], "points": [[[1, 1], float("nan"), None]]}}
-    ),
-    "costs below nothing": hello(
-        costs={"remote": {"key": "", "dimensions": ["batch", "n"], "points": [[[1, 1], -1.0, None]]}}
     ),
     "a digest of a model that it does not have": hello(digests={"other": "a" * 64}),
     "a digest of 63 digits": hello(digests={"remote": "a" * 63}),

@@ -9,13 +9,14 @@ import pytest
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE
 from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events
 from shapestream.scheduling.events import Action
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.wire.messages import WORKER_PROTOCOL, Goodbye, WorkerHello
+from shapestream.wire.messages import Goodbye
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 TABLE = CostTable(
@@ -23,12 +24,6 @@ TABLE = CostTable(
     dimensions=SIGNATURE.dimensions,
     points=(CostPoint(sizes=tuple(4 for _ in SIGNATURE.dimensions), seconds=0.25, first_seconds=0.5),),
 )
-
-
-def hello(costs: dict[str, dict[str, Any]]) -> WorkerHello:
-    """A worker with one model, and these costs."""
-    models = {SIGNATURE.name: SIGNATURE.to_dict()}
-    return WorkerHello(protocol=WORKER_PROTOCOL, worker="w", pid=1, slots=2, models=models, costs=costs)
 
 
 def joining(monkeypatch: pytest.MonkeyPatch) -> list[events.SlotJoined]:
@@ -51,7 +46,7 @@ async def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: py
     joined = joining(monkeypatch)
     async with memory_serving() as running:
         worker = running.worker()
-        await worker.greet_as_worker(hello({SIGNATURE.name: TABLE.to_dict()}))
+        await worker.greet_as_worker(hello_of(slots=2, costs={SIGNATURE.name: TABLE.to_dict()}))
         await wait_all_tasks_blocked()
     assert [("w", {SIGNATURE.name: TABLE})] * 2 == [(event.worker, event.costs) for event in joined]
 
@@ -76,7 +71,7 @@ async def test_a_worker_whose_costs_cannot_be_read_is_cut_off(costs: dict[str, d
     """As with a signature: what a worker sends is read strictly, or not at all."""
     async with memory_serving() as running:
         worker = running.worker()
-        worker.say(hello(costs))
+        worker.say(hello_of(costs=costs))
         await worker.hear(Goodbye)
         assert {} == running.server.statistics()["slots"]
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.workers.lab.worlds import write_trace
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import ModelSettings
-from shapestream.telemetry.trace import TraceRequest, header_line, request_line
+from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab import replay
 from shapestream_workers.lab.replay import InputMaker, read_workload
@@ -23,20 +24,11 @@ SIGNATURE = ModelSignature.from_dict(
 )
 
 
-def write(
-    path: Path, requests: list[TraceRequest], models: Mapping[str, tuple[str, ...]] | None = None
-) -> Path:
-    """A trace, by default of the model m alone."""
-    lines = [header_line(models or {"m": ("batch", "seq")}), *map(request_line, requests)]
-    path.write_text("".join(lines))
-    return path
-
-
 def test_one_models_requests_are_read(tmp_path: Path) -> None:
     """In order, with their times; those of other models are left out."""
     requests = [TraceRequest(number / 10, number % 2, 0, (1, 1 + number)) for number in range(10)]
     models = {"other": ("batch", "seq"), "m": ("batch", "seq")}
-    found = read_workload(write(tmp_path / "t", requests, models), "m", SIGNATURE)
+    found = read_workload(write_trace(tmp_path / "t", requests, models), "m", SIGNATURE)
     assert [2, 4, 6, 8, 10] == [request.sizes[1] for request in found.requests]
     assert [0.1, 0.3, 0.5, 0.7, 0.9] == pytest.approx([request.at_s for request in found.requests])
     assert {(1, 2 * size): 1 for size in range(1, 6)} == found.counts()
@@ -56,7 +48,7 @@ def test_a_trace_that_does_not_fit_is_refused(
     tmp_path: Path, models: Mapping[str, tuple[str, ...]], sizes: tuple[int, ...], words: str
 ) -> None:
     """With the file, and what does not fit."""
-    path = write(tmp_path / "t", [TraceRequest(0.0, 0, 0, sizes)], models)
+    path = write_trace(tmp_path / "t", [TraceRequest(0.0, 0, 0, sizes)], models)
     with pytest.raises(ConfigurationError, match=words) as raised:
         read_workload(path, "m", SIGNATURE)
     assert str(path) in str(raised.value)
@@ -65,7 +57,7 @@ def test_a_trace_that_does_not_fit_is_refused(
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
     """Nothing can be learned from it."""
     with pytest.raises(ConfigurationError, match="no request"):
-        read_workload(write(tmp_path / "t", []), "m", SIGNATURE)
+        read_workload(write_trace(tmp_path / "t", []), "m", SIGNATURE)
 
 
 MASKED = ModelSignature.from_dict(

@@ -8,10 +8,11 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from tests.workers.lab.worlds import write_trace
 from typer.testing import CliRunner, Result
 
 from shapestream.errors import ConfigurationError
-from shapestream.telemetry.trace import TraceRequest, header_line, request_line
+from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.cli import app
 from shapestream_workers.lab.commands import SimulateOptions
 from shapestream_workers.lab.simulate import (
@@ -44,11 +45,10 @@ def simulate(*arguments: str, folder: Path | None = None) -> Result:
         return CliRunner().invoke(app, ["simulate", *arguments])
 
 
-def write_trace(path: Path, model: str = "m", dimensions: tuple[str, ...] = ("batch", "seq")) -> Path:
-    """A hundred requests, ten per second."""
-    lines = [request_line(TraceRequest(number / 10, 0, 0, (1, 4 + number % 20))) for number in range(100)]
-    path.write_text(header_line({model: dimensions}) + "".join(lines))
-    return path
+def hundred(path: Path, model: str = "m", dimensions: tuple[str, ...] = ("batch", "seq")) -> Path:
+    """A trace of a hundred requests, ten per second."""
+    requests = [TraceRequest(number / 10, 0, 0, (1, 4 + number % 20)) for number in range(100)]
+    return write_trace(path, requests, {model: dimensions})
 
 
 def test_one_run_is_a_table_for_people_and_json_for_scripts() -> None:
@@ -77,7 +77,7 @@ def test_a_sweep_over_slots_finds_the_fewest() -> None:
 
 def test_a_trace_is_played_with_measured_costs(tmp_path: Path) -> None:
     """At its own times, or at another rate; one table may be for the only model, whatever it is called."""
-    trace = str(write_trace(tmp_path / "t.jsonl"))
+    trace = str(hundred(tmp_path / "t.jsonl"))
     table = FormulaCost(fixed_s=0.003, per_element_s=0.00013).calibration("k", ("batch", "seq"), 16)
     (tmp_path / "one.json").write_text(json.dumps(table.to_dict()))
     (tmp_path / "many.json").write_text(json.dumps([{"model": "m", **table.to_dict()}]))
@@ -92,15 +92,15 @@ def test_a_trace_is_played_with_measured_costs(tmp_path: Path) -> None:
 def test_the_models_of_a_file_are_simulated_as_it_says(tmp_path: Path) -> None:
     """Its allowed shapes: 4..23 elements are padded to 16 or 64."""
     (tmp_path / "server.yaml").write_text(SORT)
-    trace = str(write_trace(tmp_path / "t.jsonl", "sort", ("batch", "n")))
+    trace = str(hundred(tmp_path / "t.jsonl", "sort", ("batch", "n")))
     ran = simulate("server.yaml", "--trace", trace, "--cost", COST, "--json", folder=tmp_path)
     assert 0 == ran.exit_code, ran.stderr
     (run,) = json.loads(ran.stdout)["runs"]
     assert run["padding_ratio"] > 0.2
-    other = str(write_trace(tmp_path / "o.jsonl", "other", ("batch", "n")))
+    other = str(hundred(tmp_path / "o.jsonl", "other", ("batch", "n")))
     ran = simulate("server.yaml", "--trace", other, "--cost", COST, folder=tmp_path)
     assert (3, True) == (ran.exit_code, "no model 'other'" in ran.stderr)
-    wrong = str(write_trace(tmp_path / "w.jsonl", "sort", ("batch", "seq")))
+    wrong = str(hundred(tmp_path / "w.jsonl", "sort", ("batch", "seq")))
     ran = simulate("server.yaml", "--trace", wrong, "--cost", COST, folder=tmp_path)
     assert (3, True) == (ran.exit_code, "has the dimensions batch, n" in ran.stderr)
 
@@ -135,7 +135,7 @@ MADE = ["--sizes", "seq=8", "--rate", "1"]
 )  # fmt: skip
 def test_mistakes_say_what_to_do(tmp_path: Path, arguments: list[str], status: int, words: str) -> None:
     """2 for the command line, 3 for files; nothing on stdout, no traceback, and nothing has run."""
-    write_trace(tmp_path / "t.jsonl")
+    hundred(tmp_path / "t.jsonl")
     ran = simulate(*arguments, folder=tmp_path)
     assert (status, "") == (ran.exit_code, ran.stdout)
     # The frame of a usage error is folded at the terminal's width.

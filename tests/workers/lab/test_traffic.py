@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.workers.lab.worlds import write_trace
 
 from shapestream.errors import ConfigurationError
-from shapestream.telemetry.trace import TraceRequest, header_line, request_line
+from shapestream.telemetry.trace import TraceRequest, header_line
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_workers.lab.traffic import (
     Recorded,
@@ -76,9 +77,7 @@ def trace(path: Path) -> Path:
         TraceRequest(1.0, 1, 0, (7,)),
         TraceRequest(2.0, 0, 1, (2, 5)),
     ]
-    header = header_line({"m": ("batch", "seq"), "n": ("batch",)})
-    path.write_text(header + "".join(map(request_line, requests)))
-    return path
+    return write_trace(path, requests, {"m": ("batch", "seq"), "n": ("batch",)})
 
 
 def test_sizes_can_be_those_of_a_trace(tmp_path: Path) -> None:
@@ -87,9 +86,8 @@ def test_sizes_can_be_those_of_a_trace(tmp_path: Path) -> None:
     assert ("batch", "seq") == model.dimensions
     assert {(1, 9), (2, 5)} == set(model.draw(np.random.default_rng(0), 100))
     assert "n" == parse_sizes(f"n/trace:{tmp_path / 't'}").name
-    (tmp_path / "empty").write_text(header_line({}))
     with pytest.raises(ConfigurationError, match="no request"):
-        parse_sizes(f"trace:{tmp_path / 'empty'}")
+        parse_sizes(f"trace:{write_trace(tmp_path / 'empty', [])}")
 
 
 def test_a_trace_can_be_played_faster(tmp_path: Path) -> None:

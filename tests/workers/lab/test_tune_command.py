@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.workers.lab.worlds import write_trace
 from typer.testing import CliRunner
 
-from shapestream.telemetry.trace import TraceRequest, header_line, request_line
+from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.cli import app
 
 YAML = """\
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 def write(path: Path, models: dict[str, tuple[str, ...]], *sizes: tuple[int, ...]) -> None:
     """A trace of the first of these models."""
     requests = [TraceRequest(0.0, 0, 0, each) for each in sizes]
-    path.write_text(header_line(models) + "".join(map(request_line, requests)))
+    write_trace(path, requests, models)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,25 @@
-"""Small worlds for the tests of the simulator."""
+"""Small worlds for the tests of the lab."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.telemetry.trace import TraceRequest
+from shapestream.telemetry.trace import TraceRequest, header_line, request_line
 from shapestream_workers.lab.simulator import Policy, Scenario, Simulated, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
+
+
+def write_trace(
+    path: Path, requests: Iterable[TraceRequest], models: Mapping[str, tuple[str, ...]] | None = None
+) -> Path:
+    """A trace file, by default of the model m alone."""
+    lines = [header_line(models or {"m": ("batch", "seq")}), *map(request_line, requests)]
+    path.write_text("".join(lines))
+    return path
 
 
 def profile(name: str = "m", **fields: Any) -> ModelProfile:
