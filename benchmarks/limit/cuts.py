@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.limit.engine import Batch, InProcess, Setting
+from benchmarks.limit.engine import Batch, InProcess
 
 Lengths = npt.NDArray[np.intp]
 
@@ -115,8 +115,3 @@ def padding_ratio(batches: Iterable[Batch], lengths: Lengths) -> float:
     """Tokens computed only as padding / tokens computed."""
     computed = sum(len(batch.places) * batch.length for batch in batches)
     return 1.0 - int(lengths.sum()) / computed
-
-
-def settings_of(setting: Setting, cut: str) -> str:
-    """In words."""
-    return f"{cut}; {setting}"

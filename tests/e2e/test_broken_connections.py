@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import zmq
-from tests.e2e.conftest import IMPORTABLE, PATIENCE_S, until
+from tests.e2e.conftest import IMPORTABLE, PATIENCE_S
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
@@ -369,13 +369,3 @@ def test_a_client_and_a_worker_outlive_a_server_that_pings_and_dies(
         server = Raw(listener.accept()[0], b"ROUTER", (message(HEARTBEAT) * 8 + PING) * 200)
         break_all(victim, [server])
     victim.assert_lives()
-
-
-def test_the_fixture_of_this_file_sees_a_process_that_is_aborted(start: Start) -> None:
-    """A victim that ends by a signal fails its test."""
-    victim = start("server")
-    victim.hear()
-    victim.process.send_signal(6)
-    until("its end", lambda: victim.process.poll() is not None)
-    with pytest.raises(AssertionError, match="exit status -6"):
-        victim.assert_lives()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
-from dataclasses import asdict
 
 from tests.e2e.chaos.defective_server import DEFECTS
 from tests.e2e.chaos.performance import perform, perform_defective
@@ -21,7 +19,6 @@ def main() -> int:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds; each kind comes at least once")
     parser.add_argument("--only", action="append", help="a kind of fault; may be repeated")
     parser.add_argument("--mutations", action="store_true", help="instead: can each zero become a number?")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 31) if given.seed is None else given.seed
     if given.mutations:
@@ -29,7 +26,7 @@ def main() -> int:
     outcome = perform(
         seed, given.duration, only=given.only, say=lambda line: print(line, file=sys.stderr, flush=True)
     )
-    print(json.dumps(asdict(outcome)) if given.json else "\n".join(outcome.lines()))
+    print("\n".join(outcome.lines()))
     return 1 if outcome.problems else 0
 
 

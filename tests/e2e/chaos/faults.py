@@ -193,7 +193,7 @@ class Faults:
         self._stage.ledger.tell("killed", client=number, at=at)
         self._ended(client)
         hit = self._ask("in_flight" if moment == "run" else "in_reply", at=at, client=number)
-        self._start_client()
+        self._stage.start_served_clients()
         return at, hit
 
     def _stop_client(self, moment: str) -> tuple[float, int]:
@@ -201,12 +201,6 @@ class Faults:
         self._lie_in_wait(moment, client=number)
         at = self._pause(self._stage.clients[number].pid, (0.3, 1.0, 5.0) if moment == "run" else (0.3, 1.0))
         return at, self._ask("in_flight" if moment == "run" else "in_reply", at=at, client=number)
-
-    def _start_client(self) -> None:
-        self._served(self._stage.start_client())
-
-    def _served(self, number: int) -> None:
-        self._stage.until(f"client {number} is served", lambda: self._ask("runs_of", client=number))
 
     # ---------------------------------------------------------------- what the machine runs out of
 
@@ -231,7 +225,7 @@ class Faults:
         before = self._limit(resource.RLIMIT_FSIZE, 0)
         size = self._stage.log.stat().st_size
         try:
-            self._start_client()
+            self._stage.start_served_clients()
             self._stage.clients.pop(max(self._stage.clients)).send_signal(signal.SIGTERM)
             fixed = self._stage.log.stat().st_size == size
         finally:
@@ -288,8 +282,7 @@ class Faults:
         self._stage.until("all workers are others", lambda: not old & set(self._stage.workers()))
         self._replace_server(signal.SIGTERM)
         old_clients = list(self._stage.clients)
-        for number in [self._stage.start_client() for _ in old_clients]:
-            self._served(number)
+        self._stage.start_served_clients(len(old_clients))
         for number in old_clients:
             client = self._stage.clients.pop(number)
             client.send_signal(signal.SIGTERM)

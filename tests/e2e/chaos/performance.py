@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.e2e.chaos.defective_server import DEFECTS, mark
@@ -30,8 +31,8 @@ class Outcome:
     """What a run has shown."""
 
     seed: int
-    zeros: dict[str, int]
-    summary: dict[str, Any]
+    zeros: dict[str, int] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
     injections: list[Injection] = field(default_factory=list)
     recoveries: list[dict[str, float | None]] = field(default_factory=list)
     """One per injection, as `Book.recovery` says."""
@@ -105,19 +106,18 @@ def perform(
     with staged(seed) as stage:
         faults = Faults(stage, seed)
         kinds = only or list(faults.kinds)
-        injections: list[Injection] = []
-        problems: list[str] = []
+        outcome = Outcome(seed=seed)
         try:
-            _begin(stage, clients)
-            _inject_all(stage, faults, kinds, duration_s, random.Random(f"order {seed}"), injections, say)
+            stage.start_server()
+            stage.start_served_clients(clients)
+            _inject_all(stage, faults, kinds, duration_s, outcome, say)
         except Broken as error:
-            problems.append(str(error))
+            outcome.problems.append(str(error))
             say(stage.tail())
         stage.stop_clients(FAREWELL_S)
-        problems += stage.unexpected_ends()
-        outcome = _reckon(stage, seed)
-        outcome.injections, outcome.problems = injections, problems
-        outcome.recoveries = [stage.ledger.ask("recovery", since=injection.at) for injection in injections]
+        outcome.problems += stage.unexpected_ends()
+        outcome.zeros, outcome.summary = stage.ledger.ask("zeros"), stage.ledger.ask("summary")
+        outcome.recoveries = [stage.ledger.ask("recovery", since=one.at) for one in outcome.injections]
         outcome.judge(kinds)
         if outcome.problems:
             say(stage.tail())
@@ -130,7 +130,8 @@ def perform_defective(seed: int, duration_s: float) -> dict[str, dict[str, int]]
     What was never answered is known at the end only, so the defect that drops replies comes last.
     """
     with staged(seed, defective=True) as stage:
-        _begin(stage, CLIENTS)
+        stage.start_server()
+        stage.start_served_clients(CLIENTS)
         risen: dict[str, dict[str, int]] = {}
         before: dict[str, int] = dict.fromkeys(DEFECTS.values(), 0)
         for defect in ("none", *DEFECTS):
@@ -161,46 +162,26 @@ def _wait_until_it_shows(stage: Stage, defect: str, before: dict[str, int]) -> N
         time.sleep(0.1)
 
 
-def _begin(stage: Stage, clients: int) -> None:
-    stage.start_server()
-    numbers = [stage.start_client() for _ in range(clients)]
-    for number in numbers:
-        stage.until(f"client {number} is served", lambda: stage.ledger.ask("runs_of", client=number))  # noqa: B023
-
-
-def _reckon(stage: Stage, seed: int) -> Outcome:
-    return Outcome(seed=seed, zeros=stage.ledger.ask("zeros"), summary=stage.ledger.ask("summary"))
-
-
 def _inject_all(
-    stage: Stage,
-    faults: Faults,
-    kinds: list[str],
-    duration_s: float,
-    chance: random.Random,
-    injections: list[Injection],
-    say: Say,
+    stage: Stage, faults: Faults, kinds: list[str], duration_s: float, outcome: Outcome, say: Say
 ) -> None:
+    chance = random.Random(f"order {outcome.seed}")
     began = time.monotonic()
     missing = dict.fromkeys(kinds, ATTEMPTS)
     while missing or time.monotonic() - began < duration_s:
         kind = chance.choice(list(missing or kinds))
         injection = faults.inject(kind)
-        injections.append(injection)
+        outcome.injections.append(injection)
         say(f"{injection.until - began:6.1f} s  {kind}: {injection.hit} hit")
         if kind in missing:
             missing[kind] -= 1
             if injection.hit or not missing[kind]:
                 del missing[kind]
-        _recover(stage, injection)
+        stage.until(f"a fresh result after: {kind}", partial(_fresh, stage, injection))
         time.sleep(chance.uniform(0.05, 0.3))
 
 
-def _recover(stage: Stage, injection: Injection) -> None:
-    """The next fault comes when a request that was submitted after this one has its result."""
-
-    def fresh() -> bool:
-        recovery = stage.ledger.ask("recovery", since=injection.until)
-        return recovery["first_result_s"] is not None
-
-    stage.until(f"a fresh result after: {injection.kind}", fresh)
+def _fresh(stage: Stage, injection: Injection) -> bool:
+    """Whether a request that was submitted after this fault has its result."""
+    recovery = stage.ledger.ask("recovery", since=injection.until)
+    return recovery["first_result_s"] is not None

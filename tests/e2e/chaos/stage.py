@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,12 @@ class Stage:
         command = [sys.executable, "-P", "-m", module, address, str(number), str(self._seed), *arguments]
         self.clients[number] = self._start(command, f"client{number}.log")
         return number
+
+    def start_served_clients(self, count: int = 1) -> None:
+        """Starts so many clients together; returns once the model has run a request of each."""
+        for number in [self.start_client() for _ in range(count)]:
+            served = partial(self.ledger.ask, "runs_of", client=number)
+            self.until(f"client {number} is served", served)
 
     def stop_clients(self, patience_s: float) -> None:
         """Lets all clients end; who still waits for an answer then is ended, and its requests count as lost."""

@@ -48,10 +48,6 @@ class Passage:
     def __init__(self, caller: trio.SocketStream, target: trio.SocketStream) -> None:
         self._streams = {UP: (caller, target), DOWN: (target, caller)}
         self.scope = trio.CancelScope()
-        self.passed = {UP: 0, DOWN: 0}
-        """Bytes that came in, by direction."""
-        self.waiting = {UP: 0, DOWN: 0}
-        """Bytes that came in and have not left."""
         self.packets = {UP: 0, DOWN: 0}
         """Pieces that left."""
         self._swallows = {UP: False, DOWN: False}
@@ -91,10 +87,7 @@ class Passage:
                     return
                 if not data:
                     break
-                data = bytes(data)
-                self.passed[direction] += len(data)
-                self.waiting[direction] += len(data)
-                await send.send((conditions.due(trio.current_time()), data))
+                await send.send((conditions.due(trio.current_time()), bytes(data)))
             send.close()
         if not self._swallows[direction]:
             # libzmq does not use a connection whose other half has ended.
@@ -121,7 +114,6 @@ class Passage:
                     except trio.BrokenResourceError:
                         self.reset()
                         return
-                self.waiting[direction] -= len(piece)
 
     def _up_to_the_break(self, direction: Direction, piece: bytes) -> bytes:
         if direction not in self._breaks:
@@ -175,10 +167,6 @@ class Proxy:
     def refuse(self, refuses: bool) -> None:
         """Whether callers are turned away from now on: connected, and reset at once."""
         self._refuses = refuses
-
-    def waiting(self, direction: Direction) -> int:
-        """Bytes that are inside the proxy."""
-        return sum(passage.waiting[direction] for passage in self.passages)
 
     async def _serve(self, caller: trio.SocketStream) -> None:
         self.accepted += 1
