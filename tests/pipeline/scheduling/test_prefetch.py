@@ -128,14 +128,16 @@ def test_a_closing_slot_gives_back_what_is_queued_there(busy, begun):
 
 
 def test_a_slot_that_cannot_run_anything_gives_back_what_is_queued_there(busy):
-    """It is asked at once, and rests when it has answered; the batch loses no attempt."""
+    """It is asked at once, gets no other, and rests when it has answered; the batch loses no attempt."""
     behind = _behind(busy)
     assert RecallBatch(batch=2, slot=0) in busy.play(
         BatchFailed(batch=1, code="unavailable", message="no device")
     )
+    busy.arrive((1, 4), at=1.0)
+    assert [] == busy.starts()
     busy.fail(behind, "recalled", "as asked")
     statistics = busy.scheduler.statistics()
-    assert (1, 2) == (statistics.slots_resting, statistics.queued)
+    assert (1, 3) == (statistics.slots_resting, statistics.queued)
 
 
 @pytest.mark.parametrize("begun", [False, True])
