@@ -37,6 +37,8 @@ class EagerScheduler:
         self.batches: dict[int, tuple[int, events.Arrival]] = {}
         self.unanswered: set[int] = set()
         """Batches that were asked back or cancelled."""
+        self.recalled: set[int] = set()
+        """Those of them that were asked back. Nothing is queued behind one: its report could overtake that of the recall."""
         self.gone: set[int] = set()
         """Requests that have ended before their batch did."""
         self.log: list[events.Event | Action] = []
@@ -95,11 +97,13 @@ class EagerScheduler:
         assert self.slots[slot][0] == batch, "a batch overtook the one before it"
         self.slots[slot].remove(batch)
         self.unanswered.discard(batch)
+        self.recalled.discard(batch)
         return request
 
     def _again(self, batch: int) -> None:
         _, request = self.batches.pop(batch)
         self.unanswered.discard(batch)
+        self.recalled.discard(batch)
         if request.id not in self.gone:
             self.queue.appendleft(request)
 
@@ -117,11 +121,17 @@ class EagerScheduler:
             for batch in batches[1:]:
                 if batch not in self.unanswered and self.random.random() < self.recall_share:
                     self.unanswered.add(batch)
+                    self.recalled.add(batch)
                     actions.append(RecallBatch(batch=batch, slot=slot))
 
     def _start(self, actions: list[Action]) -> None:
         for slot, batches in self.slots.items():
-            while self.queue and len(batches) < 2 and slot not in self.closing:
+            while (
+                self.queue
+                and len(batches) < 2
+                and slot not in self.closing
+                and self.recalled.isdisjoint(batches)
+            ):
                 request = self.queue.popleft()
                 self._numbers += 1
                 self.batches[self._numbers] = (slot, request)
