@@ -135,7 +135,7 @@ def _predicted_s(cut: Cut, costs: CallCosts, speed: float) -> float | None:
     if not surface.measured:
         return None
     rows, shape = cut.call_rows, cut.shape
-    return speed * min(cut.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
+    return speed * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
 class Scheduler:
@@ -520,7 +520,7 @@ class Scheduler:
             speed=speed,
             most_s=most_s,
             max_rows=max_rows,
-            now=slot.free_at(now),
+            starts_at=slot.free_at(now),
         )
         if len(cut.members) > 1 and queue.probation:
             return self._on_probation(anchor, cut, costs)
@@ -552,10 +552,10 @@ class Scheduler:
         try:
             cut = plan()
             predicted_s = _predicted_s(cut, costs, speed)
-            if costs.sizes is not None or cut.shape == cut.largest:  # a larger shape was prepared before
+            if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
                 costs.started(cut.rows, cut.largest)
-            if costs.sizes is not None:
-                costs.sizes.start(cut.call_rows, cut.shape)
+            if costs.rounding is not None:
+                costs.rounding.start(cut.call_rows, cut.shape)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in otherwise])
             actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
@@ -609,7 +609,7 @@ class Scheduler:
         profile = anchor.queue.profile
         try:
             # By a plan of its own: the turn's is for batches that start.
-            cut = plan_batch(anchor, self._costs.call_costs(profile.name), Plan(), now=-inf)
+            cut = plan_batch(anchor, self._costs.call_costs(profile.name), Plan(), starts_at=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
         return cut.rows >= profile.max_batch
