@@ -103,23 +103,8 @@ class ShapeRounding:
         return (*rows, bound) if len(rows) < self._combinations else (*rows[:-1], bound)
 
     @property
-    def row_sizes(self) -> Sizes:
-        """The rows that late calls have."""
-        return self._rows
-
-    @property
-    def boundaries(self) -> tuple[Sizes | None, ...]:
-        """Per dimension of a shape, the sizes that late calls have; None: any, as it may not be rounded."""
-        return tuple([self._learned.per_axis.get(axis) for axis in range(1, len(self._rounded))])
-
-    @property
-    def learned(self) -> int:
-        """How often boundaries were learned."""
-        return self._learned.learned
-
-    @property
     def known(self) -> frozenset[Sizes]:
-        """All call sizes given out, rows first where there is a batch axis; static shapes are not among them."""
+        """All call sizes given out, rows first where there is a batch axis, static shapes apart; for checks only."""
         return frozenset([sizes[self._first :] for group in self._groups.values() for sizes in group.given])
 
     # ------------------------------------------------------------ rounding

@@ -188,13 +188,14 @@ def test_what_may_not_be_rounded_stays(cap: int, has_batch: bool, calls: list[tu
         alone = {"dimensions": ("seq", "width"), "bounds": (90, None), "paddable": (True, False)}
         known = replace(known, has_batch=False, max_batch=1, **alone)
     rounding = ShapeRounding(known)
+    given: dict[int, set[tuple[int, int]]] = {}
     for rows, seq, width in calls:
         rounding.observe((rows, seq, width) if has_batch else (seq, width))
         got_rows, (got_seq, got_width) = rounding.start(rows if has_batch else 1, (seq, width))
         assert (width, True) == (got_width, rows <= got_rows or not has_batch)
         assert seq <= got_seq <= 90
-    for width in (3, 4, 5):
-        assert len([sizes for sizes in rounding.known if sizes[-1] == width]) <= cap
+        given.setdefault(width, set()).add((got_rows, got_seq))
+    assert max(map(len, given.values())) <= cap
     many = np.array([call[0] if has_batch else 1 for call in calls], np.intp)
     shapes = np.array([call[1:] for call in calls], np.intp)
     many_rows, many_shapes = rounding.preview(many, shapes)
@@ -223,14 +224,13 @@ def test_a_preview_says_what_each_call_would_get(
 
     rows = np.array([each[0] for each in asked], np.intp)
     shapes = np.array([each[1:] for each in asked], np.intp)
-    own = rounding()
-    counted = own.known
+    own, other = rounding(), rounding()
     call_rows, call_shapes = own.preview(rows, shapes)
-    assert counted == own.known
     for number, (one, seq) in enumerate(asked[:6]):
         expected = rounding().start(one, (seq,))
         assert expected == own.call_sizes(one, (seq,))
         assert expected == (int(call_rows[number]), tuple(call_shapes[number].tolist()))
+    assert [own.start(one, (seq,)) for one, seq in asked] == [other.start(one, (seq,)) for one, seq in asked]
 
 
 def test_more_rows_than_one_call_may_have_are_divided() -> None:
@@ -262,10 +262,11 @@ def test_boundaries_are_learned_from_the_traffic() -> None:
     """They waste far less than the grid that stands there first."""
     rounding = ShapeRounding(profile(56))
     played = Played(rounding)
-    played.play(lognormal(FIRST_LOOK - 1, 24))
-    before = played.play(lognormal(1, 24)), rounding.learned
-    version = rounding.version
-    assert (1, True) == (before[1], version > 0)
+    for sizes in lognormal(FIRST_LOOK - 1, 24):
+        rounding.observe(sizes)
+    assert 0 == rounding.version
+    rounding.observe((1, 24))
+    assert 1 == rounding.version
     grid = ShapeRounding(profile(56))
     unlearned = 0.0
     for rows, size in lognormal(2000, 24, seed=1):
@@ -282,11 +283,10 @@ def test_other_traffic_is_learned_while_there_is_room() -> None:
     played = Played(rounding)
     played.play(lognormal(3 * LOOK_EVERY, 12))
     used = {rounding.start(2, (size,))[1][0] for size in range(4, 200)}
-    learned, stale = rounding.learned, played.play(lognormal(LOOK_EVERY // 2, 120, seed=2))
+    stale = played.play(lognormal(LOOK_EVERY // 2, 120, seed=2))
     played.play(lognormal(4 * LOOK_EVERY, 120, seed=3))
-    assert rounding.learned > learned
     assert played.play(lognormal(LOOK_EVERY // 2, 120, seed=2)) < stale
-    assert used <= set(rounding.boundaries[0] or ())
+    assert used <= {rounding.call_sizes(3, (size,))[1][0] for size in range(1, 513)}
     assert len(played.given) <= 112
 
 
@@ -295,9 +295,9 @@ def test_boundaries_stay_where_others_would_save_little() -> None:
     rounding = ShapeRounding(profile(56))
     played = Played(rounding)
     played.play(lognormal(8 * LOOK_EVERY, 24))
-    settled = rounding.version, rounding.boundaries
+    settled = rounding.version
     played.play(lognormal(8 * LOOK_EVERY, 24, seed=1))
-    assert settled == (rounding.version, rounding.boundaries)
+    assert settled == rounding.version
 
 
 def test_seconds_decide_where_there_are_any() -> None:
@@ -309,8 +309,9 @@ def test_seconds_decide_where_there_are_any() -> None:
     rounding = ShapeRounding(profile(56), seconds)
     for rows, size in lognormal(FIRST_LOOK, 60):
         rounding.observe((rows, size))
-    (boundaries,) = rounding.boundaries
-    assert boundaries is not None
+    for size in range(1, 15):  # so many run as they come
+        rounding.start(1, (size,))
+    boundaries = {rounding.call_sizes(1, (size,))[1][0] for size in range(15, 513)}
     assert [size for size in boundaries if size < 512] == [max(s for s in boundaries if s <= 100)]
 
 
@@ -320,8 +321,9 @@ def test_two_dimensions_share_the_combinations() -> None:
     random = np.random.default_rng(0)
     sizes = zip(random.integers(4, 256, 4 * LOOK_EVERY), random.integers(60, 66, 4 * LOOK_EVERY), strict=True)
     Played(rounding).play([(1, int(seq), int(width)) for seq, width in sizes])
-    seq, width = rounding.boundaries
-    assert len(seq or ()) > len(width or ()) >= 2
+    seq = {rounding.call_sizes(3, (size, 256))[1][0] for size in range(1, 257)}
+    width = {rounding.call_sizes(3, (256, size))[1][1] for size in range(1, 257)}
+    assert len(seq) > len(width) >= 2
 
 
 def test_whatever_comes_when_nothing_is_left_runs_as_something_known() -> None:
@@ -331,13 +333,14 @@ def test_whatever_comes_when_nothing_is_left_runs_as_something_known() -> None:
     for seed, median in enumerate((8, 200, 40)):
         played.play([(1 + size % 8, size) for _, size in lognormal(2 * LOOK_EVERY, median, seed)])
     version = rounding.version
-    known = rounding.known | {(rows, 512) for rows in rounding.row_sizes}
+    known = played.given | {(rounding.call_sizes(rows, (512,))[0], 512) for rows in range(1, 9)}
     for rows in range(1, 9):
         for size in range(1, 513, 7):
             got_rows, (got,) = rounding.start(rows, (size,))
             best = min(r * s for r, s in known if r >= rows and s >= size)
             assert got_rows * got == best
-    assert len(rounding.known) <= 24
+            known.add((got_rows, got))
+    assert len(known) <= 24
     assert version == rounding.version
 
 
