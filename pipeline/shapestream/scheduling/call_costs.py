@@ -54,16 +54,18 @@ class CallCosts:
         "_tables",
         "bytes",
         "profile",
-        "sizes",
+        "rounding",
         "surface",
         "version",
     )
 
-    def __init__(self, surface: Surface, profile: ModelProfile, sizes: ShapeRounding | None = None) -> None:
+    def __init__(
+        self, surface: Surface, profile: ModelProfile, rounding: ShapeRounding | None = None
+    ) -> None:
         self.surface = surface
         self.profile = profile
-        self.sizes = sizes
-        self.bytes = CallBytes(profile, sizes)
+        self.rounding = rounding
+        self.bytes = CallBytes(profile, rounding)
         self._statics = (
             [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
         )
@@ -78,7 +80,7 @@ class CallCosts:
     def renew(self) -> None:
         """Forget what is out of date; to be called before each batch."""
         surface = self.surface
-        version = surface.version, 0 if self.sizes is None else self.sizes.version
+        version = surface.version, 0 if self.rounding is None else self.rounding.version
         if version != self.version or self._prepares != surface.prepares:
             self.version = version
             self._prepares = surface.prepares
@@ -90,8 +92,8 @@ class CallCosts:
     def call(self, rows: int, shape: Sizes) -> Call:
         """Return the call for a batch of these sizes, with its predicted seconds."""
         call_rows, call_shape = rows, shape
-        if self.sizes is not None:
-            call_rows, call_shape = self.sizes.call_sizes(rows, shape)
+        if self.rounding is not None:
+            call_rows, call_shape = self.rounding.call_sizes(rows, shape)
         surface = self.surface
         seconds = surface.second(call_rows, call_shape)
         static = self._static(rows, shape, seconds)
@@ -124,7 +126,7 @@ class CallCosts:
         new = self._new.get(shape)
         if new is None or rows >= len(new) or not new[rows]:
             return
-        if self.sizes is None:
+        if self.rounding is None:
             new[rows] = 0.0
             self._tables.pop(shape, None)
         else:
@@ -138,7 +140,7 @@ class CallCosts:
     def seconds(self, rows: Integers, shapes: Integers) -> Floats:
         """Return the seconds of many different batches, without first calls: there are too many to ask for."""
         rows = np.maximum(rows, 1)
-        called = (rows, shapes) if self.sizes is None else self.sizes.preview(rows, shapes)
+        called = (rows, shapes) if self.rounding is None else self.rounding.preview(rows, shapes)
         seconds = self.surface.seconds(*called)
         for static_rows, static in self._statics:
             here = rows == static_rows
@@ -169,7 +171,7 @@ class CallCosts:
     @property
     def grows(self) -> bool:
         """Whether calls are as large as their batches, not rounded, divided or static: then larger never takes less."""
-        return self.sizes is None and not self._statics and self.profile.row_calls is None
+        return self.rounding is None and not self._statics and self.profile.row_calls is None
 
     def full_rows(self, shape: Sizes) -> int:
         """Return the number of rows at one shape that cost the least per row, or nearly so."""
@@ -207,7 +209,7 @@ class CallCosts:
 
     def _lines(self, shapes: list[Sizes]) -> list[Floats]:
         """Return the seconds of 0 to `max_batch` rows at each shape, without first calls."""
-        if self.sizes is None and not self._statics:
+        if self.rounding is None and not self._statics:
             return self.surface.row_seconds(shapes)
         count = self.profile.max_batch + 1
         rows = np.tile(np.arange(count), len(shapes))

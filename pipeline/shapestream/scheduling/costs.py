@@ -206,11 +206,6 @@ class CostModel:
         """Return the step that sizes of a model's requests are rounded up to; None where they stay as they come."""
         return self._models[model].steps
 
-    def measured(self, model: str) -> bool:
-        """Whether predictions are seconds, by a table or by what ran."""
-        known = self._models.get(model)
-        return known is not None and self._surface(known).measured
-
     def speed(self, model: str, slot: int) -> float:
         """Return the seconds on this slot / those of its surface; 1.0 as long as nothing is known."""
         known = self._models.get(model)
@@ -252,7 +247,7 @@ class CostModel:
             return None
         rows, shape = known.parted(sizes)
         speed = 1.0 if slot is None else surface.speed
-        return speed * min(surface.second(rows, shape), surface.most_s(rows, shape))
+        return speed * min(surface.second(rows, shape), surface.longest_s(rows, shape))
 
     def company_s(self, model: str, shape: Sizes, rows: int = 1) -> tuple[float, float] | None:
         """Return what a request costs in good company, and how long that call lasts; None while nothing is measured."""

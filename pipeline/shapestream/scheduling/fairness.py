@@ -67,11 +67,6 @@ class FairShares:
     def __repr__(self) -> str:
         return f"<fair shares at {self.virtual_s:.6f}: {len(self._finish)} clients remembered>"
 
-    @property
-    def remembered(self) -> int:
-        """Clients whose past counts."""
-        return len(self._finish)
-
     def rank(self, client: int, priority: int, here: Container[int], clients: int) -> float:
         """The rank that a request of this client would get now; the arguments are those of `stamp`."""
         ahead_s = priority * AGEING_S / clients
@@ -120,14 +115,14 @@ class FairShares:
         self._last[key] = rank
         return tag, rank
 
-    def withdraw(self, client: int, priority: int, rank: float, share_s: float) -> None:
-        """A request of this client ends before it was given to any slot.
+    def withdraw(self, client: int, tag: float, share_s: float) -> None:
+        """End a request of this client, with this start tag, before it was given to any slot.
 
         If it was the client's last, the next one starts where it would have. In the middle of others it stays charged:
-        those behind it have their tags. So does one with a priority, whose rank does not tell its tag.
+        those behind it have their tags.
         """
-        if not priority and self._finish.get(client) == rank + max(share_s, _LEAST_S):
-            self._finish[client] = rank
+        if self._finish.get(client) == tag + max(share_s, _LEAST_S):
+            self._finish[client] = tag
 
     def dispatched(self, tag: float, rank: float, share_s: float, clients: int) -> None:
         """A batch starts for the request with this tag and rank; all its members take `share_s` together.

@@ -109,7 +109,7 @@ class HangWatch:
         due = []
         self.next_look = inf
         for batch in batches:
-            if batch.behind or batch.state is BatchState.STUCK:
+            if batch.is_behind or batch.state is BatchState.STUCK:
                 continue
             if batch.hang_at + STALL_S < now:
                 # This look is late, so this process stood still, and perhaps the worker's as well (a paused machine).

@@ -75,7 +75,7 @@ _HELD = {
     SlotState.IDLE: {(False, False)},
     SlotState.BUSY: {(True, False)},
     SlotState.FULL: {(True, True)},
-    SlotState.REFUSED: {(True, False)},
+    SlotState.UNAVAILABLE: {(True, False)},
     SlotState.RESTING: {(False, False)},
     SlotState.CLOSING: {(False, False), (True, False), (True, True)},
 }
@@ -88,7 +88,7 @@ def _check_slots(slots: SlotTable, now: float) -> None:
     assert slots.resting == {slot.id: slot for slot in every if slot.state is SlotState.RESTING}
     for slot in slots.resting.values():
         assert slot.batch is None, "a slot that is put aside runs something"
-        assert slot.refusals, "a slot is put aside without a reason"
+        assert slot.unavailable_count, "a slot is put aside without a reason"
         assert slot.rests_until > now, "a slot was not taken back"
     assert all(not slot.pools for slot in every if slot.closing), "a closing slot is offered work"
     for slot in every:
@@ -111,7 +111,7 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
     for batch in batches.values():
         assert batch in (batch.slot.batch, batch.slot.behind)
         assert batch.state is not BatchState.CUT
-        assert batch.behind == (batch.slot.behind is batch)
+        assert batch.is_behind == (batch.slot.behind is batch)
         if batch.slot.behind is batch:
             assert batch.state is BatchState.RECALLED or not batch.slot.closing, (
                 "a batch waits on a slot that closes"

@@ -177,9 +177,12 @@ class Ledger:
         return FailRequest(id=request.id, code=code, message=message)
 
     def fail_late(self, request: Request, now: float) -> FailRequest:
-        """Ends a request whose deadline has passed, or cannot be met any more."""
+        """End a request whose deadline has passed, or cannot be met any more.
+
+        A slot leaves out members whose deadline has passed before the call. When they are reported, their batch is over.
+        """
         batch = self._batch_of(request)
-        if request.state is RUNNING and (batch is None or not batch.behind):
+        if batch is not None and not batch.is_behind:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:
             message = "the deadline cannot be met any more: too little time is left to run the request"
@@ -207,7 +210,7 @@ class Ledger:
                     self.unwanted.append(batch)
         else:
             if request.state is QUEUED:
-                request.queue.shares.withdraw(request.client, request.priority, request.rank, request.share_s)
+                request.queue.shares.withdraw(request.client, request.tag, request.share_s)
             request.queue.drop(request)
             self.admission.room.leave(request.client, request.nbytes, request.share_s)
         self._remove(request)

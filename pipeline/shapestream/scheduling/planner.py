@@ -24,7 +24,7 @@ from shapestream.scheduling.slots import Slot, SlotPool
 class Portion(NamedTuple):
     """Upper limits of one batch where other slots are free or will be soon; None: no limit.
 
-    All slots that take part should end at the same time (`SlotPool.free_in_s`): a slot's share reaches from its start to
+    All slots that take part should end at the same time (`SlotPool.free_in_s`): a slot's portion reaches from its start to
     there. It matters when the queue is short; a long one fills the batches of all slots.
     """
 
@@ -53,12 +53,12 @@ def portion(
     rows = sum([max(other.queue.rows, other.queue.count) for other in slot.pools])
     if rows >= pool.count * max_batch:
         return ALL
-    share_s = 0.0
+    portion_s = 0.0
     slots = len(pool.free)
     if costs.surface.measured:
         level_s, slots = pool.free_in_s(sum([other.queue.cost_s for other in slot.pools]), now)
         start_s = 0.0 if slot.batch is None else max(0.0, slot.batch.ends_at - now)
-        share_s = level_s - start_s
+        portion_s = level_s - start_s
     if slots < 2:
         return ALL
     even = max(1, -(-rows // slots))
@@ -66,7 +66,7 @@ def portion(
         return ALL
     if not costs.surface.measured:
         return Portion(max_rows=even)
-    return Portion(most_s=max(share_s, speed * costs.surface.second(even, anchor.shape)))
+    return Portion(most_s=max(portion_s, speed * costs.surface.second(even, anchor.shape)))
 
 
 WINDOW = 32
@@ -88,15 +88,13 @@ class Plan:
     between, so nothing has to be repaired; the next turn plans anew.
     """
 
-    __slots__ = ("_left", "cuts")
+    __slots__ = ("_left",)
 
     def __init__(self) -> None:
         self._left: dict[Lane, list[Segment]] = {}
-        self.cuts = 0
-        """Dynamic programmes that were run."""
 
     def __repr__(self) -> str:
-        return f"<plan: {self.cuts} cuts>"
+        return f"<plan: {sum(map(len, self._left.values()))} segments left>"
 
     def begin_turn(self) -> None:
         """Forget the segments of the last turn."""
@@ -106,7 +104,6 @@ class Plan:
         """The segment of the first request of a bucket: that bucket's requests first. No other slot gets it."""
         left = self._left.get(bucket.lane, [])
         if not any(bucket in segment for segment in left):
-            self.cuts += 1
             left = self._left[bucket.lane] = _optimal_segments(bucket, costs, limits, delayed)
         segment = next(segment for segment in left if bucket in segment)
         left.remove(segment)
@@ -187,7 +184,7 @@ _Number = TypeVar("_Number", np.intp, np.float64)
 
 
 def within_limits(
-    members: list[Request], costs: CallCosts, limits: Limits, speed: float, now: float
+    members: list[Request], costs: CallCosts, limits: Limits, speed: float, starts_at: float
 ) -> list[Request]:
     """Return as many members as limits and deadlines allow, the first among them, nearest deadlines preferred.
 
@@ -195,7 +192,7 @@ def within_limits(
     """
     if len(members) < 2:
         return members
-    latest_s = _latest_s(members, costs, speed, now)
+    latest_s = _latest_s(members, costs, speed, starts_at)
     if latest_s is None and _legal(members, costs, limits):
         return members
     key = members[0].bucket.key
@@ -213,16 +210,16 @@ def within_limits(
     return [members[place] for place in (*others[: right + 1], *smaller[:left])]
 
 
-def _latest_s(members: Sequence[Request], costs: CallCosts, speed: float, now: float) -> Floats | None:
+def _latest_s(members: Sequence[Request], costs: CallCosts, speed: float, starts_at: float) -> Floats | None:
     """Seconds that the batch may last at most for each member, inf for most; None if it is in time for all."""
     if not costs.surface.measured:
         return None
     deadlines = [request.deadline for request in members if request.deadline is not None]
-    if not deadlines or now + _seconds(members, costs) * speed <= min(deadlines):
+    if not deadlines or starts_at + _seconds(members, costs) * speed <= min(deadlines):
         return None
     latest_s = []
     for request in members:
-        left_s = inf if request.deadline is None else (request.deadline - now) / speed
+        left_s = inf if request.deadline is None else (request.deadline - starts_at) / speed
         # A request that would be late even alone delays no other one.
         alone_s = costs.call(request.rows, request.shape).seconds if left_s < inf else 0.0
         latest_s.append(left_s if alone_s <= left_s else inf)
@@ -337,14 +334,14 @@ def plan_batch(
     speed: float = 1.0,
     most_s: float | None = None,
     max_rows: int | None = None,
-    now: float,
+    starts_at: float,
 ) -> Cut:
     """The batch that the anchor goes in, at least cost: its segment of the optimal cuts of the window around it.
 
     The anchor must be the first by rank of its bucket. It is always in the batch, alone if need be. From every bucket
     only the first by rank are taken, so that no request overtakes an equal one. `most_s`: what the batch should last at
     most on its slot, which takes `speed` times the surface's seconds; `max_rows`: rows that it should have at most. No
-    member whose deadline could be met alone is made late: `now + seconds * speed` is not after it, where costs are
+    member whose deadline could be met alone is made late: `starts_at + seconds * speed` is not after it, where costs are
     measured.
     """
     queue = anchor.queue
@@ -364,7 +361,7 @@ def plan_batch(
         members = bucket.prefix(_equal_rows(bucket, costs, limits, delayed), rows)
     else:
         members = plan.take(bucket, costs, limits, delayed)
-    members = within_limits(members or [anchor], costs, limits, speed, now)
+    members = within_limits(members or [anchor], costs, limits, speed, starts_at)
     # Its own bucket comes first, so if the last is of it, all are.
     return batch_of(members, costs, bucket if members[-1].bucket is bucket else None)
 

@@ -310,7 +310,6 @@ class Bucket:
         self.rows += request.rows
         if request.rows != 1:
             self.single_rows = False
-        self.lane.arrivals += 1
 
     def _insert(self, request: Request) -> None:
         chunks = self._chunks
@@ -380,13 +379,11 @@ class Bucket:
 class Lane:
     """The buckets whose requests may share a batch, sorted by the elements of a row."""
 
-    __slots__ = ("arrivals", "buckets", "key")
+    __slots__ = ("buckets", "key")
 
     def __init__(self, key: tuple[int, ...]) -> None:
         self.key = key
         self.buckets: list[Bucket] = []
-        self.arrivals = 0
-        """Requests that were ever put into a bucket of it."""
 
     def __repr__(self) -> str:
         return f"<lane {self.key}: {self.buckets}>"

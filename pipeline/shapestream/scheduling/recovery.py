@@ -216,7 +216,7 @@ class Recovery:
         if batch is None:
             return
         self._end(batch, now)
-        batch.slot.refusals = 0
+        batch.slot.unavailable_count = 0
         self._watch.observe(batch, event.busy_s)
         if event.expired:
             for request in batch.members:
@@ -256,20 +256,20 @@ class Recovery:
         if batch is None:
             return
         slot = batch.slot
-        owes_rest = slot.state is SlotState.REFUSED
+        owes_rest = slot.state is SlotState.UNAVAILABLE
         self._end(batch, now)
         if event.code == ErrorCode.UNAVAILABLE:
-            slot.refusals += 1
+            slot.unavailable_count += 1
             owes_rest = True
             # The batch that was queued behind runs now, or fails in the same way.
             self._slots.stop_prefetch(slot)
             if slot.batch is not None and slot.batch.state is BatchState.RUNNING:
                 actions.append(self.ledger.recall(slot.batch, now, f"slot {slot.id} is unavailable"))
         elif event.code not in (ErrorCode.CANCELLED, ErrorCode.RECALLED):
-            slot.refusals = 0
+            slot.unavailable_count = 0
             owes_rest = False
         if owes_rest and slot.idle:
-            pause_s = rest_s(slot.refusals, self._costs.call_s(batch.queue.profile.name))
+            pause_s = rest_s(slot.unavailable_count, self._costs.call_s(batch.queue.profile.name))
             self._slots.rest(slot, now + pause_s)
             self.ledger.story.note(now, batch.ids, "slot {} rests for {} s", slot.id, pause_s)
         elif owes_rest:

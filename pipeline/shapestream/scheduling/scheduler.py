@@ -135,7 +135,7 @@ def _predicted_s(cut: Cut, costs: CallCosts, speed: float) -> float | None:
     if not surface.measured:
         return None
     rows, shape = cut.call_rows, cut.shape
-    return speed * min(cut.seconds, surface.most_s(rows, shape) + surface.preparation_s(rows, shape))
+    return speed * min(cut.seconds, surface.longest_s(rows, shape) + surface.preparation_s(rows, shape))
 
 
 class Scheduler:
@@ -263,15 +263,13 @@ class Scheduler:
         if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
             first = min(first, back)
         for queue in waiting:
-            if not queue.startable:
+            start_at = -inf if self._has_free(queue, self._now) else self._prefetch_due(queue)
+            if start_at is None or not queue.startable:
                 continue
-            pool = self._slots.pools[queue.profile.name]
-            due = queue.due.first() if queue.delay_s and not queue.rerun_count else None
-            if pool.free:
-                if due is not None:
-                    first = min(first, due[0])
-            elif queue.profile.idempotent and (prefetch := pool.prefetches.first()) is not None:
-                first = min(first, prefetch[0] if due is None else max(prefetch[0], due[0]))
+            if queue.delay_s and not queue.rerun_count and (due := queue.due.first()) is not None:
+                start_at = max(start_at, due[0])
+            if start_at > -inf:
+                first = min(first, start_at)
         return first if first < inf else None
 
     def check_invariants(self) -> None:
@@ -442,42 +440,48 @@ class Scheduler:
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
         return bool(self._slots.pools[queue.profile.name].free)
 
-    def _wants_prefetch(self, queue: ModelQueue, now: float) -> bool:
-        """Whether all slots of a model with queued requests are busy, and it is time to prefetch for one of them."""
+    def _prefetch_due(self, queue: ModelQueue) -> float | None:
+        """When a batch of this model should be queued behind a running one; None where a slot is free, or nothing may be.
+
+        `max_delay_s` may put it off.
+        """
         pool = self._slots.pools[queue.profile.name]
         if pool.free or not queue.startable or not queue.profile.idempotent:
-            return False
+            return None
         first = pool.prefetches.first()
-        return first is not None and first[0] <= now
+        return None if first is None else first[0]
+
+    def _wants_prefetch(self, queue: ModelQueue, now: float) -> bool:
+        due = self._prefetch_due(queue)
+        return due is not None and due <= now
 
     def _shed(self, request: Request, slot: Slot, now: float) -> FailRequest | None:
-        """Shed a request whose turn has come too late for a whole call, where the queue is as long as deadlines allow.
+        """End a request under overload whose turn comes too late for a call in good company on its slot.
 
-        The queue took longer than was estimated, so some request will be late. A call that is cut so that this one is in
-        time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as well, and soon
-        the slots run calls of one row. A request that had little time from the start is kept: this one waited for two
-        thirds of its time at least. Measured in docs/decisions.md.
+        All must hold: a request of this model was refused for its predicted wait after this one came; this one did not run
+        before; and when the slot is free, it has waited for two thirds of its time at least. So a request that had little
+        time from the start is kept.
+
+        Some request will be late in any case, because the queue took longer than was estimated. A call that is cut so that
+        this one is in time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as
+        well, and soon the slots run calls of one row. Measured in docs/decisions.md.
         """
         queue = request.queue
         deadline = request.deadline
-        if (
-            deadline is None
-            or self._ledger.admission.refused_at(queue) < request.arrived
-            or request.state is RERUN
-        ):
+        if deadline is None or self._admission.refused_at(queue) < request.arrived or request.state is RERUN:
             return None
         starts_at = slot.free_at(now)
         left_s = deadline - starts_at
         if starts_at - request.arrived < 2.0 * left_s:
             return None
-        name = queue.profile.name
+        surface = self._costs.surface(queue.profile.name, slot.id)
+        if not surface.measured:
+            return None
         try:
-            company = self._costs.company_s(name, request.shape, request.rows)
+            _, call_s = surface.company_s(request.rows, request.shape)
         except Exception:  # noqa: BLE001 - what cannot be priced is tried
             return None
-        if company is None or left_s >= company[1] * self._costs.speed(name, slot.id):
-            return None
-        return self._ledger.fail_late(request, now)
+        return self._ledger.fail_late(request, now) if left_s < call_s * surface.speed else None
 
     def _dispatch(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> None:
         """Start the batch of the request whose turn it is on a slot, or queue it behind the running one; or shed it."""
@@ -516,7 +520,7 @@ class Scheduler:
             speed=speed,
             most_s=most_s,
             max_rows=max_rows,
-            now=slot.free_at(now),
+            starts_at=slot.free_at(now),
         )
         if len(cut.members) > 1 and queue.probation:
             return self._on_probation(anchor, cut, costs)
@@ -548,10 +552,10 @@ class Scheduler:
         try:
             cut = plan()
             predicted_s = _predicted_s(cut, costs, speed)
-            if costs.sizes is not None or cut.shape == cut.largest:  # a larger shape was prepared before
+            if costs.rounding is not None or cut.shape == cut.largest:  # a larger shape was prepared before
                 costs.started(cut.rows, cut.largest)
-            if costs.sizes is not None:
-                costs.sizes.start(cut.call_rows, cut.shape)
+            if costs.rounding is not None:
+                costs.rounding.start(cut.call_rows, cut.shape)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in otherwise])
             actions.append(ReportFault(error=error, about="plan of a batch", requests=ids))
@@ -605,7 +609,7 @@ class Scheduler:
         profile = anchor.queue.profile
         try:
             # By a plan of its own: the turn's is for batches that start.
-            cut = plan_batch(anchor, self._costs.call_costs(profile.name), Plan(), now=-inf)
+            cut = plan_batch(anchor, self._costs.call_costs(profile.name), Plan(), starts_at=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
         return cut.rows >= profile.max_batch

@@ -72,7 +72,7 @@ class SlotState(Enum):
     """Runs a batch, and may get another, queued behind that one."""
     FULL = "full"
     """Runs a batch, and holds another."""
-    REFUSED = "refused"
+    UNAVAILABLE = "unavailable"
     """Was unavailable while it held another batch, and rests when that one is over and did not run."""
     RESTING = "resting"
     """Gets nothing until it has rested."""
@@ -87,12 +87,12 @@ SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
     "unqueue": {SlotState.FULL: SlotState.BUSY, SlotState.CLOSING: SlotState.CLOSING},
     "end": {
         SlotState.BUSY: SlotState.IDLE,
-        SlotState.REFUSED: SlotState.IDLE,
+        SlotState.UNAVAILABLE: SlotState.IDLE,
         SlotState.CLOSING: SlotState.CLOSING,
     },
-    "refuse": {
-        SlotState.BUSY: SlotState.REFUSED,
-        SlotState.REFUSED: SlotState.REFUSED,
+    "owe rest": {
+        SlotState.BUSY: SlotState.UNAVAILABLE,
+        SlotState.UNAVAILABLE: SlotState.UNAVAILABLE,
         SlotState.CLOSING: SlotState.CLOSING,
     },
     "rest": {SlotState.IDLE: SlotState.RESTING},
@@ -101,7 +101,7 @@ SLOT_TABLE: Final[dict[str, dict[SlotState, SlotState]]] = {
         SlotState.IDLE: SlotState.CLOSING,
         SlotState.BUSY: SlotState.CLOSING,
         SlotState.FULL: SlotState.CLOSING,
-        SlotState.REFUSED: SlotState.CLOSING,
+        SlotState.UNAVAILABLE: SlotState.CLOSING,
         SlotState.RESTING: SlotState.CLOSING,
     },
     "leave": {SlotState.CLOSING: SlotState.GONE},
@@ -208,7 +208,7 @@ class Batch:
         return f"<batch {self.id} on slot {self.slot.id}: {self.wanted} of {len(self.ids)} wanted>"
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether it is queued behind another batch."""
         return self.state in _QUEUED_BEHIND
 
@@ -278,9 +278,9 @@ class Slot:
         "paces",
         "pools",
         "prefetch_s",
-        "refusals",
         "rests_until",
         "state",
+        "unavailable_count",
         "worker",
     )
 
@@ -308,7 +308,7 @@ class Slot:
         """By model: seconds here / seconds on the most common kind of slot, as far as known."""
         self.rests_until = 0.0
         """The end of its rest, while it rests."""
-        self.refusals = 0
+        self.unavailable_count = 0
         """Batches in a row that it answered with `unavailable`."""
 
     def __repr__(self) -> str:
@@ -523,10 +523,10 @@ CALLS_REST = 2.0
 """The first pause in calls of the model: by then another slot has become free and taken what this one refused."""
 
 
-def rest_s(refusals: int, call_s: float | None) -> float:
+def rest_s(unavailable_count: int, call_s: float | None) -> float:
     """Seconds that a slot rests which has answered so many batches in a row with `unavailable`."""
     first_s = max(MIN_REST_S, CALLS_REST * (call_s or 0.0))
-    return float(min(MAX_REST_S, first_s * 2.0 ** min(refusals - 1, 32)))
+    return float(min(MAX_REST_S, first_s * 2.0 ** min(unavailable_count - 1, 32)))
 
 
 class SlotTable:
@@ -677,7 +677,7 @@ class SlotTable:
 
     def owe_rest(self, slot: Slot) -> None:
         """Let a slot rest when the batch that it runs is over and did not run."""
-        self._move(slot, "refuse")
+        self._move(slot, "owe rest")
 
     def end(self, batch: Batch, now: float) -> Batch | None:
         """Take a batch that is over off its slot, which is idle then, or runs the batch that was queued behind.
@@ -691,8 +691,8 @@ class SlotTable:
             worker.suspect = None
         if slot.behind is batch:
             self._unqueue(slot)
-            if slot.batch is not None:
-                slot.list_prefetch(slot.batch)
+            assert slot.batch is not None
+            slot.list_prefetch(slot.batch)
             return None
         slot.unlist_end(batch)
         behind = slot.behind

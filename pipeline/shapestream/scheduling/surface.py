@@ -96,7 +96,7 @@ class Kind:
         self._ran_s = 0.0
         """Seconds of the longest call that ran."""
         self.longest_s = 0.0
-        """Seconds of the longest call that was measured, or ran: see `Surface.most_s`."""
+        """Seconds of the longest call that was measured, or ran: see `Surface.longest_s`."""
         self.version = next(versions)
         self.has_points = bool(points)
         self._table = "" if table is None or not points else table.digest
@@ -459,8 +459,8 @@ class Surface:
         """
         self.expect([(rows, shape)])
         own_s, call_s, _ = self._company[rows, shape]
-        most_s = self.most_s(rows, shape)
-        return min(own_s, most_s), min(call_s, most_s)
+        longest_s = self.longest_s(rows, shape)
+        return min(own_s, longest_s), min(call_s, longest_s)
 
     def _remembered(self) -> dict[Sizes, Floats]:
         """Forget predictions of another version, or all where they are too many; return those by shape and rows."""
@@ -471,7 +471,7 @@ class Surface:
             self._version = self.kind.version
         return self._rows
 
-    def most_s(self, rows: int, shape: Sizes) -> float:
+    def longest_s(self, rows: int, shape: Sizes) -> float:
         """Return the seconds of such a batch if each of its calls were the longest that was measured, or ran.
 
         No price is higher: callers claim sizes, and what lies beyond all that was measured is a guess without end.

@@ -54,7 +54,7 @@ class FormulaSurface:
             for shape in shapes
         ]
 
-    def most_s(self, rows: int, shape: tuple[int, ...]) -> float:
+    def longest_s(self, rows: int, shape: tuple[int, ...]) -> float:
         """No bound."""
         return float("inf")
 

@@ -400,7 +400,7 @@ def test_nothing_is_known_before_the_first_batch_which_is_the_first_estimate():
     for busy_s in (-1.0, math.nan, math.inf):
         costs.observe(0, "m", (1, 1), busy_s)
     costs.observe(0, "other", (1, 1), 1.0)
-    assert not costs.measured("m")
+    assert not costs.surface("m").measured
     assert (None, None) == (costs.batch_s("m", (4, 16)), costs.company_s("m", (16,)))
     assert (None, None, 0) == (costs.request_s("m"), costs.call_s("m"), costs.shapes("m"))
     costs.observe(0, "m", (4, 16), 2.0, requests=4)
@@ -457,7 +457,7 @@ def test_a_table_for_other_dimensions_is_no_table():
     """What does not fit the model is left aside, not misread."""
     wrong = replace(table(), dimensions=("batch", "width"))
     costs = costs_with(("a", wrong))
-    assert not costs.measured("m")
+    assert not costs.surface("m").measured
 
 
 def test_requests_cost_what_they_cost_in_good_company():

@@ -121,6 +121,22 @@ def test_where_it_is_not_the_call_is_cut_for_whoever_is_in_a_hurry(stage):
     assert len(stage.started[-1].requests) < 8
 
 
+def test_a_quick_slot_runs_what_would_be_too_late_for_a_slow_one(stage):
+    """Request 4's turn comes on slot 0, 0.65 s before its deadline: a call of 8 rows takes 0.6 s there, elsewhere 2.4 s."""
+    stage.model(max_batch=8)
+    stage.measured_slots(0, key="quick")
+    stage.measured_slots(1, 2, key="slow", call_s=0.384, token_s=0.004)
+    stage.arrive(*[(8, 64)] * 3)
+    stage.arrive((1, 64), deadline=2.0)
+    stage.arrive(*[(1, 64)] * 9)
+    stage.arrive((1, 64), deadline=1.2)
+    assert ["overloaded"] == [action.code for action in stage.last if isinstance(action, FailRequest)]
+    (first,) = [start for start in stage.started if start.slot == 0]
+    stage.finish(first, at=1.35)
+    assert [] == [action for action in stage.last if isinstance(action, FailRequest)]
+    assert (0, True) == (stage.started[-1].slot, 4 in stage.started[-1].requests)
+
+
 def test_who_had_little_time_from_the_start_is_not_given_up(stage):
     """Its deadline is near because it is short: it did not wait for long."""
     stage.model(max_batch=8)
