@@ -207,12 +207,18 @@ class CostModel:
         return self._models[model].steps
 
     def speed(self, model: str, slot: int) -> float:
-        """Return the seconds on this slot / those of its surface; 1.0 as long as nothing is known."""
+        """Return the seconds on this slot / those that its surface predicts; 1.0 as long as nothing is known.
+
+        It turns predictions of this slot's surface into seconds on this slot; `pace` compares slots of several kinds.
+        """
         known = self._models.get(model)
         return 1.0 if known is None or slot not in known.slots else known.slots[slot].speed
 
     def pace(self, model: str, slot: int, sizes: Sizes) -> float | None:
-        """Return the seconds of a batch on this slot / on the most common kind; None while nothing is measured."""
+        """Return the seconds of a batch on this slot / on the most common kind; None while nothing is measured.
+
+        It compares slots, and turns predictions without a slot (`batch_s`, `company_s`) into seconds on this one.
+        """
         known = self._models[model]
         surface, usual = self._surface(known, slot), self._surface(known)
         if surface.kind is usual.kind:
@@ -250,7 +256,7 @@ class CostModel:
         return speed * min(surface.second(rows, shape), surface.longest_s(rows, shape))
 
     def company_s(self, model: str, shape: Sizes, rows: int = 1) -> tuple[float, float] | None:
-        """Return what a request costs in good company, and how long that call lasts; None while nothing is measured."""
+        """Return `Surface.company_s` of the most common kind; None while nothing is measured."""
         known = self._models.get(model)
         surface = None if known is None else self._surface(known)
         return None if surface is None or not surface.measured else surface.company_s(rows, shape)

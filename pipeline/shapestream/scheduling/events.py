@@ -147,8 +147,8 @@ class SlotJoined:
     costs: Mapping[str, CostTable] = field(default_factory=dict)
     """What its process has measured, by model."""
     prefetch_s: float | None = None
-    """Seconds of the way from the decision to the slot. While all slots are busy, the next batch is sent that long before
-    the running one is predicted to end. None: no prefetch."""
+    """Seconds of the way from the decision to the slot. While all slots are busy, the next batch is sent that long, and a
+    margin (`slots.PREFETCH_MARGIN`), before the running one is predicted to end. None: no prefetch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,16 @@
 A client, here and in all of the scheduler, is one share; the caller numbers them.
 
 **Turns.** This is start-time fair queueing (P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", SIGCOMM 1996). A
-request's *start tag* is the virtual time, or where its client's former requests end on that scale if that is later. The
-client's next request starts where this one ends: at its start tag plus its predicted seconds on all slots of the model.
-Requests go in the order of their *rank*: the start tag less what their priority is worth. So a client that sends much
-queues behind itself, and one that sends little goes at the virtual time. Without contention, order is arrival order.
+request's *start tag* is where its client's last request ends, on the scale of virtual time. A client that has no
+unfinished request starts at the virtual time, if that is later. A client that has some, and is behind virtual time, is
+owed what it did not get, within `OWED_S`. `FairShares._start` is the whole rule. A request ends at its start tag plus its
+predicted seconds on all slots of the model. Requests go in the order of their *rank*: the start tag less what their
+priority is worth. So a client that sends much queues behind itself, and one that sends little goes at the virtual time.
+Without contention, order is arrival order.
 
-Virtual time is the largest start tag that was given a batch. It also passes with all work that is started, divided
-between the clients that are here and one more. The original does not need that, since its flows are known and its
-packets have no priorities. Here it prevents starvation: see `dispatched`.
+Virtual time is the largest start tag that was given a batch; a request whose rank is smaller counts with its rank. It also
+passes with all work that is started, divided between the clients that are here and one more. The original does not need
+that, since its flows are known and its packets have no priorities. Here it prevents starvation: see `dispatched`.
 
 **Room.** The queue is bounded in requests, in bytes and, if asked, in seconds of predicted work. A client's fair share
 is the whole, divided by the clients that asked lately. A client may have more than its share waiting, the whole queue if
@@ -18,8 +20,9 @@ no other client asks, but it leaves one share free: it is refused while there is
 request is dropped to make room. A client that comes when one other fills the queue is refused, and finds room when the
 queue has drained by its share.
 
-A client asked lately if it did since the queue's content was last replaced, or in the time that this took before: as many
-requests were admitted meanwhile as the queue may hold. That also bounds the clients that are remembered.
+The queue's content counts as replaced when as many requests were admitted, or as many clients asked, as it may hold
+requests. A client asked lately if it asked since the last replacement, or between the last two. That also bounds the
+clients that are remembered.
 """
 
 from __future__ import annotations
@@ -73,15 +76,16 @@ class FairShares:
         return self._start(client, here, clients) - ahead_s
 
     def _start(self, client: int, here: Container[int], clients: int) -> float:
-        """The start tag of a client's next request.
+        """Return the start tag of a client's next request, which is never before the client's last one ends.
 
-        Where its last one ends. If that has passed, a client that is here has waited meanwhile, and is owed what it did
-        not get: as much as its share of `OWED_S`. One that is not here starts at the virtual time.
+        A client that is here, with unfinished requests, has waited if virtual time is past that end. It is owed what it did
+        not get: its share of `OWED_S` at most.
 
-        Or beside the first that waits, if that is at most a second of the slots' work before. Virtual time follows all
-        work, also the company that a batch takes from far behind, and so passes other requests of that client; a newcomer
-        should not wait until those have gone, too. But not far before it: with endless newcomers the first that waits could
-        be one of them for ever.
+        A client that is not here starts at the virtual time. If the first request that waits has an earlier tag, the client
+        starts beside it, but at most a second of the slots' work before virtual time. Virtual time follows all work, also
+        the company that batches take out of turn, so it passes requests that wait. A newcomer should not have to wait for
+        all of these. The bound is needed, because with endless newcomers the first that waits could be one of them for
+        ever.
         """
         finish = self._finish.get(client)
         if finish is not None and client in here:
@@ -132,7 +136,8 @@ class FairShares:
         time, so a rank of at least that less `MAX_PRIORITY` steps. Once virtual time is that much past the rank of a
         request that waits, no new client passes it, and those that were here pass it by what they are owed.
 
-        The company that a batch takes along does not count as its start tag: it may have come from far behind.
+        The company that a batch takes along does not count with its start tags: it may have come from far behind. Of the
+        tag and the rank the smaller counts: a priority changes the order, and must not move virtual time ahead.
         """
         self.virtual_s = max(self.virtual_s + share_s / (clients + 1), min(tag, rank))
 
@@ -198,7 +203,7 @@ class QueueRoom:
         self.requests = 0
         self.nbytes = 0
         self.sharing = 0
-        """Clients that asked lately."""
+        """The number of clients that divide the queue: those that asked lately."""
         self._held: dict[int, tuple[int, int, float]] = {}
         """Requests, bytes and predicted seconds of each client that has any waiting."""
         self._asked: set[int] = set()

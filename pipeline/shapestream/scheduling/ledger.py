@@ -179,7 +179,7 @@ class Ledger:
     def fail_late(self, request: Request, now: float) -> FailRequest:
         """End a request whose deadline has passed, or cannot be met any more.
 
-        A slot leaves out members whose deadline has passed before the call. When they are reported, their batch is over.
+        A running request whose batch is over was left out of the call by its slot: it never ran.
         """
         batch = self._batch_of(request)
         if batch is not None and not batch.is_behind:

@@ -29,7 +29,7 @@ class Portion(NamedTuple):
     """
 
     most_s: float | None = None
-    """Seconds on its slot."""
+    """Predicted seconds on its slot."""
     max_rows: int | None = None
 
 
@@ -41,10 +41,11 @@ def portion(
 ) -> Portion:
     """Return the upper limits of a batch with `anchor` on `slot`.
 
-    At least as long as an even part of the rows takes, in calls of the anchor's shape: the cost of a request in
-    good company is less than what a small batch pays for it, so by seconds alone the last slot would be left with
-    too much. While nothing is measured, the even part is all that can be said. A model that waits for company
-    (`max_delay_s`) is not divided: it asked for large batches.
+    At least as long as an even part of the rows takes, in a call of the anchor's shape. The queue's predicted seconds are
+    those of large batches (`Request.cost_s`), and small batches take more for each request. With limits by these seconds
+    alone, the first slots would take too little, and the last slot would be left with the rest. While nothing is measured,
+    the even part is the only limit. A model that waits for company (`max_delay_s`) is not divided: it asked for large
+    batches.
     """
     queue = pool.queue
     max_batch = queue.profile.max_batch
@@ -188,7 +189,7 @@ def within_limits(
 ) -> list[Request]:
     """Return as many members as limits and deadlines allow, the first among them, nearest deadlines preferred.
 
-    Of the members, sorted by size, those from one to another around the first are taken.
+    The members that are kept are neighbours: in the order of sizes, all from the smallest to the largest of them.
     """
     if len(members) < 2:
         return members
@@ -252,10 +253,10 @@ def _best_run(
     costs: CallCosts,
     limits: Limits,
 ) -> tuple[int, int]:
-    """Find how many of the smaller ones, and which last one of the others, run with the anchor.
+    """Return the last index in `smaller`, and the last in `others`, of the best run of neighbours around the anchor.
 
-    Both sequences begin with it. Those runs are best that keep whose deadline is nearest; then those with the most
-    rows; of these the quickest.
+    Both sequences hold places in `members`. They begin with the anchor's, and lead away from it in size. The best run keeps
+    the member with the nearest deadline; of several such runs it has the most rows, and of these it takes the least time.
     """
     rows = np.array([request.rows for request in members], dtype=np.intp)
     shapes = np.array([request.shape for request in members], dtype=np.intp).reshape(len(members), -1)
@@ -340,7 +341,8 @@ def plan_batch(
 
     The anchor must be the first by rank of its bucket. It is always in the batch, alone if need be. From every bucket
     only the first by rank are taken, so that no request overtakes an equal one. `most_s`: what the batch should last at
-    most on its slot, which takes `speed` times the surface's seconds; `max_rows`: rows that it should have at most. No
+    most on its slot, which takes `speed` times the surface's seconds; `max_rows`: rows that it should have at most;
+    `starts_at`: when it is predicted to start, which is later than now for a batch that is queued behind another. No
     member whose deadline could be met alone is made late: `starts_at + seconds * speed` is not after it, where costs are
     measured.
     """

@@ -128,8 +128,8 @@ class Request:
         self.tag = tag
         """Its start tag: the rank without the priority."""
         self.cost_s = cost_s
-        """Predicted seconds of one slot, in good company; of what runs again, its part of its group's call. 0.0 while
-        nothing is measured."""
+        """Predicted seconds of one slot, in good company: its part of a batch with as many of its like as pays
+        (`Surface.company_s`). Of what runs again, its part of its group's call. 0.0 while nothing is measured."""
         self.share_s = share_s
         """The same of all slots of its model; nominal while nothing is measured."""
         self.losses = 0
@@ -175,6 +175,8 @@ SAMPLE = 64
 
 class LazyHeap:
     """Requests by (time, order of admission), for as long as their state is `last_live` or before.
+
+    QUEUED: while they wait in a lane; RUNNING: until they end.
 
     A request that leaves its state is not searched for: it is skipped when it reaches the top, or thrown
     out with all the others once the dead outnumber the living (`shrink`), so that every operation is

@@ -123,11 +123,13 @@ class Isolation:
         return None
 
     def choose(self, queue: ModelQueue, now: float, instead_of: Worker | None = None) -> Worker | None:
-        """The worker to keep for suspects of this model; None if none can be, or enough are kept already.
+        """Return the worker to keep for suspects of this model; None if none can be, or enough are kept already.
 
-        The one that will be empty first. At most half of all are kept at a time, and one after which some model would
-        have no slot left only if there is no other, and alone. `instead_of` one that is still being emptied, only one
-        that is empty now, such as a worker that has just come.
+        It is the one that will be empty first. At most half of all workers are kept at a time. A worker without which some
+        model would have no slot is kept only if no other serves this model, and only while no other is kept.
+
+        `instead_of`: a worker that is kept and still being emptied. Only a worker that is empty now may replace it, such as
+        one that has just joined.
         """
         workers = self._slots.workers
         pool = self._slots.pools[queue.profile.name]

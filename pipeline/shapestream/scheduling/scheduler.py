@@ -363,7 +363,8 @@ class Scheduler:
             due = now
             shape = None
             try:
-                # All that may fail comes before any book is changed.
+                # All that may fail comes before the ledger and the queue change. What the room and the rounding have counted
+                # until then stays: it is about what was asked for.
                 terms = admission.consider(arrival, queue, ledger.clients, now)
                 if queue is not None and not isinstance(terms, Refusal):
                     if queue.delay_s:

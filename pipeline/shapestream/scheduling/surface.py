@@ -453,9 +453,9 @@ class Surface:
         return max(1, (self.profile.max_batch // rows).bit_length())
 
     def company_s(self, rows: int, shape: Sizes) -> tuple[float, float]:
-        """Return the seconds that a request costs where they are least, and those of the smallest call close to that.
+        """Return the seconds that a request costs in good company, and those of the smallest call that is nearly as good.
 
-        A request is batched with as many of its like as pays.
+        Good company is the batch of 1, 2, 4, ... requests like it in which its part of the seconds is the smallest.
         """
         self.expect([(rows, shape)])
         own_s, call_s, _ = self._company[rows, shape]

@@ -238,8 +238,9 @@ def test_members_that_the_slot_left_out_are_deadline_exceeded(stage):
     stage.model()
     stage.slots(0)
     stage.arrive((1, 4), (1, 4), deadline=5.0)
-    stage.finish(stage.started[0], at=4.9, expired=frozenset({1}))
+    actions = stage.finish(stage.started[0], at=4.9, expired=frozenset({1}))
     assert {1: "deadline_exceeded", 2: "delivered"} == stage.ends
+    assert not any("running" in action.message for action in actions if isinstance(action, FailRequest))
 
 
 def test_a_cancelled_request_leaves_the_queue_at_once(stage):
