@@ -4,8 +4,9 @@ The queue is bounded over all models, and divided between clients (`fairness.Que
 refused as `overloaded`, with an estimate of when the queue will have drained. Requests that are to be run again were
 admitted before, and are never refused.
 
-Deadlines need predictions, so they work only where costs are measured. A *hopeless* request is
-refused and never runs: that takes an optimistic prediction. An idle slot with an empty queue tries whatever comes.
+Until costs are measured, only deadlines that have passed refuse anything. After that a request is refused whose deadline
+not even an optimistic prediction meets, and one that would probably wait too long. An idle slot with an empty queue tries
+whatever comes.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class Terms(NamedTuple):
     alone_s: float | None = None
     """Seconds from its start to its end on the fastest slot; None without a deadline, or while nothing is measured."""
     call_s: float = 0.0
-    """Seconds of the call in good company, on the most common slot; 0.0 while nothing is measured."""
+    """Seconds of its call in good company, with as many of its like as pay; 0.0 while nothing is measured.
+
+    On the most common slot; of a request with a deadline, on the fastest."""
 
 
 class Admission:
@@ -265,12 +268,14 @@ class Admission:
         alone_s *= pool.fastest
         left_s = deadline - now
         idle = bool(pool.free) and not queue.waiting
-        if OPTIMISM * (pool.free_in_s(0.0, now)[0] + alone_s) >= left_s:
+        free_s = pool.free_in_s(0.0, now)[0]
+        if OPTIMISM * (free_s + alone_s) >= left_s:
             if idle:
                 # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
                 return terms
             message = (
-                f"the deadline cannot be met: {left_s:.3f} s are left, and it takes about {alone_s:.3f} s"
+                f"the deadline cannot be met: {left_s:.3f} s are left, a slot is free in about {free_s:.3f} s, "
+                f"and then it takes about {alone_s:.3f} s"
             )
             return Refusal("deadline_exceeded", message)
         terms = Terms(terms.cost_s, terms.share_s, alone_s, max(alone_s, terms.call_s * pool.fastest))
@@ -286,26 +291,28 @@ class Admission:
         clients: Mapping[int, int],
         now: float,
     ) -> Terms | Refusal:
-        """Refuses what would probably wait, and then take, longer than what is left."""
+        """Refuse what would probably wait, and then take, longer than what is left.
+
+        It waits for what the slots hold, for reruns and suspects, and for the queued work that goes before it. Its call is
+        one in good company, as far as there is any.
+        """
+        # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
         crowded = now - self.refused_at(queue) < left_s
         pool = self._slots.pools[arrival.model]
-        # Reruns and suspects go before every turn.
-        all_s = sum([other.cost_s / self._slots_of(other) for other in queue.sharing])
-        first_s = sum([other.again_s / self._slots_of(other) for other in queue.sharing])
+        queued_s = sum([other.cost_s / self._slots_of(other) for other in queue.sharing])
+        again_s = sum([other.again_s / self._slots_of(other) for other in queue.sharing])
+        # Its company is queued already, and the planner cuts a call smaller that would take most of the time left.
+        call_s = min(terms.call_s, alone_s + queued_s, max(alone_s, left_s / 2))
 
-        def done_in_s(work_s: float) -> float:
-            return pool.free_in_s((first_s + work_s) * pool.count, now)[0]
+        def wait_for_s(before_s: float) -> float:
+            return pool.free_in_s((again_s + before_s) * pool.count, now)[0]
 
-        # In time means with the whole call that it will be part of, unless that alone would take most of what is left.
-        most_s = terms.call_s - alone_s
-        more_s = min(most_s, all_s if crowded else max(0.0, all_s - most_s))
-        call_s = min(alone_s + more_s, max(alone_s, left_s / 2))
-        if not crowded and SAFETY * (done_in_s(all_s) + call_s) <= left_s:
-            return terms
+        if not crowded and SAFETY * (wait_for_s(queued_s) + call_s) <= left_s:
+            return terms  # whatever its turn, no more goes before it
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, arrival.priority))
         here = len(clients)
         rank = queue.shares.rank(arrival.client, priority, clients, here + (arrival.client not in clients))
-        wait_s = done_in_s(self._ahead_s(queue, rank, here, all_s, crowded=crowded))
+        wait_s = wait_for_s(self._before_s(queue, rank, here, queued_s, crowded=crowded))
         if not wait_s or SAFETY * (wait_s + call_s) <= left_s:
             return terms
         self._refused_at[arrival.model] = now
@@ -315,22 +322,24 @@ class Admission:
         )
         return Refusal("overloaded", message, min(wait_s, MAX_RETRY_AFTER_S))
 
-    def _ahead_s(self, queue: ModelQueue, rank: float, clients: int, all_s: float, *, crowded: bool) -> float:
-        """Predicted seconds that go before a request of this rank, of `all_s` that wait for their turn.
+    def _before_s(
+        self, queue: ModelQueue, rank: float, clients: int, queued_s: float, *, crowded: bool
+    ) -> float:
+        """Return the predicted seconds of queued work that goes before a request of this rank.
 
-        Virtual time has to reach its rank, and passes at 1/clients of the slots' time. Where it is `crowded` it will:
-        newcomers take the turns of what is refused. Otherwise no more goes before than waits. A newcomer is at the virtual
-        time already, and goes behind the other newcomers: so what has no larger rank counts in any case.
+        Virtual time has to come to the rank, at 1/clients of the slots' time. While the queue is `crowded`, newcomers take
+        the turns of what is refused, so that may be more than `queued_s`, which is all that is queued now. What has a
+        smaller rank goes before in any case.
         """
-        turn_s = max(0.0, rank - queue.shares.virtual_s) * clients
-        if turn_s >= all_s:
-            return turn_s if crowded else all_s
-        before_s = [
+        until_rank_s = max(0.0, rank - queue.shares.virtual_s) * clients
+        if until_rank_s >= queued_s:
+            return until_rank_s if crowded else queued_s
+        smaller_s = [
             min(other.cost_s, other.by_rank.cost_until(rank)) / self._slots_of(other)
             for other in queue.sharing
             if other.count
         ]
-        return max(turn_s, sum(before_s))
+        return max(until_rank_s, sum(smaller_s))
 
     def _slots_of(self, queue: ModelQueue) -> int:
         """The slots that serve a model; one may come where there is none."""

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from shapestream.errors import ConfigurationError
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.cli import app
-from shapestream_workers.lab.commands import SimulateOptions
+from shapestream_workers.lab.options import SimulateOptions
 from shapestream_workers.lab.simulate import (
     PLANNED,
     POLICIES,

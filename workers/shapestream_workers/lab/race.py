@@ -21,7 +21,7 @@ import trio
 from shapestream.errors import RequestError
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.candidates import Candidate
-from shapestream_workers.lab.commands import Objective, TuneOptions
+from shapestream_workers.lab.options import Objective, TuneOptions
 from shapestream_workers.lab.replay import InputMaker, Round, Workload, replay_closed, replay_open
 from shapestream_workers.lab.serving import Served, ServerEnded, family_bytes, last_words, serving
 from shapestream_workers.lab.subject import Subject

@@ -29,7 +29,7 @@ from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.cost_table import MAX_ELEMENTS
 from shapestream_engine.errors import EngineError
-from shapestream_workers.lab.commands import SimulateOptions
+from shapestream_workers.lab.options import SimulateOptions
 from shapestream_workers.lab.plain_server import PlainServer
 from shapestream_workers.lab.simulator import (
     DONE,

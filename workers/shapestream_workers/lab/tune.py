@@ -29,7 +29,7 @@ from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.candidates import Candidate, Placement, placements, propose
-from shapestream_workers.lab.commands import Objective, TuneOptions
+from shapestream_workers.lab.options import Objective, TuneOptions
 from shapestream_workers.lab.race import Race, Say, Trial, choose, finalists
 from shapestream_workers.lab.replay import InputMaker, Workload, read_workload
 from shapestream_workers.lab.subject import Subject, require_editor
