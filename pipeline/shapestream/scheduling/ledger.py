@@ -87,7 +87,6 @@ class Ledger:
             own if shape is None else shape,
             arrival.nbytes,
             arrival.deadline,
-            priority,
             now,
             rank,
             self.next_order,

@@ -81,7 +81,6 @@ class Request:
         "nbytes",
         "order",
         "own_shape",
-        "priority",
         "queue",
         "rank",
         "rows",
@@ -102,7 +101,6 @@ class Request:
         shape: tuple[int, ...],
         nbytes: int,
         deadline: float | None,
-        priority: int,
         arrived: float,
         rank: float,
         order: int,
@@ -120,7 +118,6 @@ class Request:
         self.own_shape = shape if own_shape is None else own_shape
         self.nbytes = nbytes
         self.deadline = deadline
-        self.priority = priority
         self.arrived = arrived
         self.rank = rank
         """Its place: the smallest goes first, of equals the first by `order`. See fairness.py."""

@@ -124,7 +124,6 @@ class Waiting:
                 tuple(shape),
                 nbytes,
                 deadline,
-                0,
                 0.0,
                 float(order) if rank is None else rank,
                 order,
