@@ -232,8 +232,9 @@ class SchedulerMachine(Referee):
         for slot in slots:
             self.closing.add(slot)
             self._play(SlotClosing(slot=slot))
+        # Of the process as it was: what is left of it, once the batch that hung is gone, would not be killed any more.
+        condemned = process in self.condemned
         for slot in slots:
-            condemned = process in self.condemned
             self.closing.discard(slot)
             held = [running for running in self._running() if running.start.slot == slot]
             for running in sorted(held, key=lambda running: running.behind is None):
