@@ -170,7 +170,7 @@ class CallCosts:
 
     @property
     def grows(self) -> bool:
-        """Whether calls are as large as their batches, not rounded, divided or static: then larger never takes less."""
+        """True where each batch is one call of its own sizes, so that a larger batch never takes less."""
         return self.rounding is None and not self._statics and self.profile.row_calls is None
 
     def full_rows(self, shape: Sizes) -> int:

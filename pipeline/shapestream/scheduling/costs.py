@@ -1,4 +1,4 @@
-"""What batches cost, by model and slot: tables that workers bring, kept true by every finished batch.
+"""Costs of batches, by model and slot: tables that workers bring, kept true by every finished batch.
 
 The scheduler asks; it decides nothing here. No clock: seconds come with the events.
 """

@@ -177,7 +177,7 @@ class SlotLeft:
 
     slot: int
     died: bool = False
-    """Whether its process died, or was killed because it hung: a request that it ran may be to blame. A broken connection or
+    """True if the process died, or was killed because it hung: a request that it ran may be to blame. A broken connection or
     a silent worker says nothing about the requests."""
 
 

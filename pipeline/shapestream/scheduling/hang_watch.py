@@ -12,14 +12,14 @@ from shapestream.scheduling.slots import Batch, BatchState
 TIMES_P99 = 10.0
 """A batch hangs that takes so many times what all but one of a hundred of its model's batches take."""
 TIMES_PREDICTED = 20.0
-"""And so many times what it was itself predicted to take: predictions are rougher, and wrong for what is new."""
+"""A batch hangs only if it takes so many times its prediction, too: predictions are rough, and wrong for new shapes."""
 TIMES_AT_MOST = 5.0
-"""But no longer than so many times what it should take, and a first call's time besides: what takes minutes by itself is
-late by a factor when others crowd the machine, and by a time when it had to be prepared for; not by twenty times."""
+"""A limit is at most the time of a first call and so many times the expected seconds: a batch of minutes is delayed by a
+crowded machine, which is a factor, and by a preparation, which is a time; neither is twenty times."""
 FIRST_CALL_TIMES = 20.0
 """Times `HangLimits.min_s` that a call may take of which nothing is known: it may have to compile."""
 MOST_FIRST_CALL_S = 600.0
-"""But no longer than this, unless `min_s` is."""
+"""Most seconds of such a call, unless `min_s` is more."""
 ENOUGH = 20
 """Batches, from which on the 99th percentile says something; the largest of fewer than a hundred is taken for it."""
 REMEMBERED = 512
@@ -32,12 +32,12 @@ RECKON_EVERY = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
-    """What is a hang, at least, and how much patience there is."""
+    """Seconds before a batch can hang, and between the steps against one that does."""
 
     min_s: float
     """No batch is said to hang before it has run so long, except where its model has a limit of its own."""
     grace_s: float
-    """From one step to the next."""
+    """Seconds from one step against a hanging batch to the next."""
 
     @property
     def first_call_s(self) -> float:

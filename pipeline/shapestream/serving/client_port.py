@@ -116,9 +116,8 @@ class ClientPort:
         for peer in heard:
             if (session := by_peer.get(peer)) is not None:
                 session.heard_at = now
-                if (
-                    session.peer is None
-                ):  # read late; or a client that chose its routing id is back, and has to greet
+                if session.peer is None:
+                    # Read late; or a client that chose its routing id is back, and has to greet.
                     self.outgoing.say_once(peer, Unknown())
         for peer, why in beyond.items():
             self._turn_away(peer, why, now)
