@@ -509,7 +509,7 @@ class SlotPool:
 PREFETCH_MARGIN = 0.12
 """The share of its predicted time that a batch may end early and still find the next one at its slot.
 
-Measured (docs/performance.md): of a thousand batches of MiniLM four in ten ended before their successor, sent when the
+Measured: of a thousand batches of MiniLM four in ten ended before their successor, sent when the
 prediction said, was there; with this margin one in ten. What is sent earlier is planned with less to choose from.
 """
 MIN_REST_S = 0.1
