@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from tests.workers.lab.worlds import write_trace
 
 from shapestream.errors import ConfigurationError
@@ -144,7 +145,7 @@ def test_a_wrong_description_is_refused_with_the_forms_there_are(
 ) -> None:
     """The error shows how to write one."""
     for text in texts:
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(typer.BadParameter, match=words):
             parse(text)
 
 

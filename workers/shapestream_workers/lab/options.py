@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 import typer
-
-Objective: TypeAlias = Literal["throughput", "latency"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +117,9 @@ class TuneOptions:
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Default: the one that the file and the trace share.")
     ] = None
-    objective: Annotated[
-        Objective, typer.Option(help="Results per second, or the p99 at the trace's own times.")
-    ] = "throughput"
     budget: Annotated[float, typer.Option(min=5.0, metavar="SECONDS", help="For everything.")] = 120.0
     in_flight: Annotated[
-        int, typer.Option(min=1, max=4096, help="Requests under way at a time, for throughput.")
+        int, typer.Option(min=1, max=4096, help="Requests under way at a time; 1: a lone request's latency.")
     ] = 64
     out: Annotated[
         Path | None,

@@ -44,7 +44,7 @@ from shapestream_workers.lab.simulator import (
     calls_of,
     simulate,
 )
-from shapestream_workers.lab.traffic import BadText, Recorded, Traffic, parse_arrivals, parse_sizes
+from shapestream_workers.lab.traffic import Recorded, Traffic, parse_arrivals, parse_sizes
 from shapestream_workers.lab.true_cost import TrueCost, true_costs
 
 PLANNED = "shapestream"
@@ -82,7 +82,7 @@ def varied(scenario: Scenario, what: Swept, value: float) -> Scenario:
             return replace(scenario, slots=int(value))
         case "rate":
             if traffic.rate == inf:
-                raise BadText(["a closed loop has no rate of its own (leave out --in-flight)"])
+                raise typer.BadParameter("a closed loop has no rate of its own (leave out --in-flight)")
             return replace(scenario, in_flight=None, traffic=replace(traffic, rate=value))
         case "in_flight":
             return replace(scenario, in_flight=int(value))
@@ -135,10 +135,14 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
     """The traffic, its models with their dimensions, and the largest sizes of each."""
     deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1000
     if options.rate is not None and options.in_flight is not None:
-        raise BadText(["--rate and --in-flight exclude each other: a closed loop finds its own rate"])
+        raise typer.BadParameter(
+            "--rate and --in-flight exclude each other: a closed loop finds its own rate"
+        )
     if options.trace is not None:
         if options.sizes:
-            raise BadText(["--trace has sizes of its own (leave out --sizes, or write --sizes trace:FILE)"])
+            raise typer.BadParameter(
+                "--trace has sizes of its own (leave out --sizes, or write --sizes trace:FILE)"
+            )
         recorded = Recorded(
             path=options.trace, rate=options.rate, requests=options.requests, deadline_s=deadline_s
         )
@@ -151,12 +155,12 @@ def _traffic(options: SimulateOptions) -> tuple[Traffic | Recorded, Dimensions, 
             raise ConfigurationError([f"{options.trace}: no requests in it"])
         return recorded, reader.models, largest
     if not options.sizes:
-        raise BadText(
-            ["no traffic: --trace FILE, or sizes such as --sizes seq=lognormal:24,0.9,4..256 with --rate 100"]
+        raise typer.BadParameter(
+            "no traffic: --trace FILE, or sizes such as --sizes seq=lognormal:24,0.9,4..256 with --rate 100"
         )
     models = [parse_sizes(text) for text in options.sizes]
     if len({model.name for model in models}) != len(models):
-        raise BadText(["--sizes: two models of one name (write NAME/DIMENSION=..., NAME2/...)"])
+        raise typer.BadParameter("--sizes: two models of one name (write NAME/DIMENSION=..., NAME2/...)")
     traffic = Traffic(
         models=models,
         rate=_rate(options),
@@ -175,7 +179,7 @@ def _rate(options: SimulateOptions) -> float:
     if options.in_flight is not None:
         return inf
     if options.rate is None:
-        raise BadText(["no rate: --rate REQUESTS_PER_SECOND, or --in-flight N for a closed loop"])
+        raise typer.BadParameter("no rate: --rate REQUESTS_PER_SECOND, or --in-flight N for a closed loop")
     return options.rate
 
 
@@ -254,7 +258,9 @@ def _speeds(text: str) -> tuple[float, ...]:
     except ValueError:
         speeds = ()
     if not speeds or not all(0 < speed < inf for speed in speeds):
-        raise BadText([f"--speeds {text}: expected numbers above 0, such as 1,1,2 (2: half as fast)"])
+        raise typer.BadParameter(
+            f"--speeds {text}: expected numbers above 0, such as 1,1,2 (2: half as fast)"
+        )
     return speeds
 
 
@@ -427,7 +433,7 @@ def fewest_slots(runs: Sequence[Run], p99_s: float) -> float | None:
 
 
 def parse_sweep(text: str) -> Sweep:
-    """Read `slots=1..16`, `slots=1,2,4`, `rate=50..400` (eight steps) or `rate=50..400:5`; raises `BadText`."""
+    """Read `slots=1..16`, `slots=1,2,4`, `rate=50..400` (eight steps) or `rate=50..400:5`; raises `BadParameter`."""
     what, _, rest = text.partition("=")
     name = what.strip().replace("-", "_")
     try:
@@ -440,7 +446,7 @@ def parse_sweep(text: str) -> Sweep:
             raise ValueError(f"at most {MAX_SLOTS:,} slots")
     except (ValueError, OverflowError) as error:
         message = f"--sweep {text}: {error} (expected such as slots=1..16, slots=1,2,4 or rate=50..400:8)"
-        raise BadText([message]) from error
+        raise typer.BadParameter(message) from error
     return Sweep(name, values)  # type: ignore[arg-type]  # one of them, as was checked
 
 

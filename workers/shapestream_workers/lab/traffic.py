@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from shapestream.errors import ConfigurationError
@@ -26,16 +27,12 @@ _RESOLUTION_S = 1e-6
 _MOST_IN_BURST = 1 << 31
 
 
-class BadText(ConfigurationError):
-    """A wrong description of traffic or costs on the command line."""
-
-
 Distribution: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.int64]]
 """Function that draws so many sizes of one dimension."""
 
 
 def parse_distribution(text: str) -> Distribution:
-    """Read a distribution; raises `BadText`, which shows the forms.
+    """Read a distribution; raises `BadParameter`, which shows the forms.
 
     Sizes of `lognormal` are exp(N(ln median, sigma)), rounded and clipped, as lengths of texts are often distributed;
     those of `choice` are equally likely.
@@ -55,7 +52,7 @@ def parse_distribution(text: str) -> Distribution:
             case _:
                 raise ValueError("no such distribution")
     except ValueError as error:
-        raise BadText([f"sizes {text!r}: {error} (expected {_FORMS})"]) from error
+        raise typer.BadParameter(f"sizes {text!r}: {error} (expected {_FORMS})") from error
 
 
 def _lognormal(median: float, sigma: float, low: int, high: int) -> Distribution:
@@ -177,7 +174,7 @@ class Recorded:
 
 
 def parse_arrivals(text: str) -> int:
-    """Read `poisson`, `constant` or `bursts:SIZE` as a `Traffic.burst`; raises `BadText`."""
+    """Read `poisson`, `constant` or `bursts:SIZE` as a `Traffic.burst`; raises `BadParameter`."""
     kind, _, size = text.partition(":")
     match kind, size:
         case "poisson", "":
@@ -187,13 +184,13 @@ def parse_arrivals(text: str) -> int:
         case "bursts", size if size.isdecimal() and len(size) < 11 and 0 < int(size) <= _MOST_IN_BURST:
             return int(size)
         case _:
-            raise BadText([f"arrivals {text!r}: expected poisson, constant or bursts:SIZE"])
+            raise typer.BadParameter(f"arrivals {text!r}: expected poisson, constant or bursts:SIZE")
 
 
 def parse_sizes(text: str) -> SizedModel:
     """Read `[MODEL[*WEIGHT]/]DIMENSION=DISTRIBUTION[;...]`, or `[MODEL[*WEIGHT]/]trace:FILE`.
 
-    Unless `batch` is named, every request has one row. Raises `BadText`, and
+    Unless `batch` is named, every request has one row. Raises `BadParameter`, and
     `ConfigurationError` for a trace that cannot be read.
     """
     # A trace's path may have slashes of its own.
@@ -206,9 +203,8 @@ def parse_sizes(text: str) -> SizedModel:
         if not (name and 0 < share < float("inf")):
             raise ValueError
     except ValueError as error:
-        raise ConfigurationError(
-            [f"sizes {text!r}: expected MODEL*WEIGHT/... with a weight above 0"]
-        ) from error
+        message = f"sizes {text!r}: expected MODEL*WEIGHT/... with a weight above 0"
+        raise typer.BadParameter(message) from error
     if rest.startswith("trace:"):
         return _empirical(TraceReader(rest.removeprefix("trace:")), name, share)
     sizes: dict[str, Distribution] = {}
@@ -216,7 +212,7 @@ def parse_sizes(text: str) -> SizedModel:
         dimension, equals, words = part.partition("=")
         dimension = dimension.strip()
         if not equals or not dimension or dimension in sizes:
-            raise BadText([f"sizes {text!r}: expected DIMENSION=DISTRIBUTION, got {part!r}"])
+            raise typer.BadParameter(f"sizes {text!r}: expected DIMENSION=DISTRIBUTION, got {part!r}")
         sizes[dimension] = parse_distribution(words)
     sizes = {"batch": sizes.pop("batch", _choice(["1"])), **sizes}
 

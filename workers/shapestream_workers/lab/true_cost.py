@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from shapestream.errors import ConfigurationError
@@ -21,7 +22,6 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream.settings import LoadedSettings
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.errors import EngineError
-from shapestream_workers.lab.traffic import BadText
 
 _FORMULA_WORDS = ("fixed_ms", "ms_per_row", "ms_per_element", "prepare_ms")
 
@@ -156,7 +156,7 @@ def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray
 
 
 def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] = ()) -> FormulaCost:
-    """Read `fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `BadText`."""
+    """Read `fixed_ms=3,ms_per_element=0.13[,ms_per_row=0.1][,prepare_ms=0]`; raises `BadParameter`."""
     values: dict[str, float] = {}
     for part in text.split(","):
         word, equals, number = part.partition("=")
@@ -167,10 +167,10 @@ def parse_formula(text: str, *, has_batch: bool = True, largest: Sequence[int] =
             value = -1.0
         if word not in _FORMULA_WORDS or not equals or not isfinite(value) or value < 0 or word in values:
             expected = ", ".join(f"{known}=MS" for known in _FORMULA_WORDS)
-            raise BadText([f"cost {text!r}: {part!r} is none of {expected}"])
+            raise typer.BadParameter(f"cost {text!r}: {part!r} is none of {expected}")
         values[word] = value / 1000
     if not any(values.get(word) for word in _FORMULA_WORDS[:3]):
-        raise BadText([f"cost {text!r}: calls that take no time cannot be simulated"])
+        raise typer.BadParameter(f"cost {text!r}: calls that take no time cannot be simulated")
     return FormulaCost(
         fixed_s=values.get("fixed_ms", 0.0),
         per_row_s=values.get("ms_per_row", 0.0),
@@ -214,11 +214,9 @@ def true_costs(
         elif (formula := _formula(formulae, profile, largest[profile.name])) is not None:
             costs[profile.name] = formula
         else:
-            raise BadText(
-                [
-                    f"no costs of model {profile.name!r}: --costs FILE (a measured table), or a formula such as "
-                    f"--cost fixed_ms=3,ms_per_element=0.13"
-                ]
+            raise typer.BadParameter(
+                f"no costs of model {profile.name!r}: --costs FILE (a measured table), or a formula such as "
+                f"--cost fixed_ms=3,ms_per_element=0.13"
             )
     return costs
 
